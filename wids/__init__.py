@@ -1,0 +1,64 @@
+"""Random access to training samples in plain tar shards (the WebDataset format), for PyTorch.
+
+The names below load on first use (PEP 562), so that ``import wids`` costs milliseconds, brings
+neither torch nor PIL nor fsspec, and touches no disk. The original's submodule names
+(``wids.wids``, ``wids.wids_cleanup``, ...) live in ``wids/legacy`` and are found through ``__path__``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "1.0.0.dev0"
+
+if TYPE_CHECKING:
+    from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
+    from wids.dataset import ShardListDataset
+    from wids.decode import register_decoder
+    from wids.errors import WidsError
+    from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+
+__all__ = [
+    "ChunkedSampler",
+    "DistributedChunkedSampler",
+    "ShardListDataset",
+    "ShardListSampler",
+    "ShardedSampler",
+    "WidsError",
+    "create_cleanup_background_process",
+    "errors",
+    "events",
+    "keep_most_recent_files",
+    "register_decoder",
+]
+
+_HOME = {
+    "ChunkedSampler": "wids.samplers",
+    "DistributedChunkedSampler": "wids.samplers",
+    "ShardListDataset": "wids.dataset",
+    "ShardListSampler": "wids.samplers",
+    "ShardedSampler": "wids.samplers",
+    "WidsError": "wids.errors",
+    "create_cleanup_background_process": "wids.cache.cleanup",
+    "keep_most_recent_files": "wids.cache.cleanup",
+    "register_decoder": "wids.decode",
+}
+
+# `import wids.wids_cleanup` looks along this path; the original's modules stay importable by name.
+__path__.append(f"{__path__[0]}/legacy")
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in {"errors", "events"}:
+        return import_module(f"wids.{name}")
+    raise AttributeError(f"module 'wids' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

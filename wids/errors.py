@@ -1,0 +1,147 @@
+"""Every error that wids raises, as one tree.
+
+::
+
+    WidsError
+    ├── SpecError (ValueError)         the shard index is malformed; names the path to the bad value
+    ├── NotAllowedError (PermissionError)  a remote index points at local files, or a `pipe:` URL was not allowed
+    ├── ShardError                     one shard is not what it should be; names the shard
+    │   ├── TarError                   its bytes are not a readable tar; names the byte offset
+    │   │   ├── EmptyShardError        zero bytes
+    │   │   ├── CompressedShardError   gzip, zstd, bz2, xz or lz4 around the tar
+    │   │   ├── TruncatedShardError    it ends inside a member, a header, or before the end marker
+    │   │   ├── CorruptHeaderError     a header that fails its checksum or cannot be parsed
+    │   │   └── UnsupportedMemberError a sparse or multi-volume member
+    │   ├── DuplicateMemberError       two members of one sample have the same extension
+    │   ├── CountMismatchError         the index promises another number of samples than the shard holds
+    │   ├── ChangedShardError          a shard in place changed, or differs from the index in size or digest
+    │   └── TableError                 a saved member table is damaged or of another version
+    ├── FetchError (OSError)           a download failed for good; names the URL
+    │   ├── ShardNotFoundError (FileNotFoundError)
+    │   ├── FetchDeniedError (PermissionError)
+    │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
+    │   └── DigestMismatchError        their md5 is not the one in the index
+    ├── CacheError (OSError)           the cache directory cannot be used
+    └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
+        └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
+
+Rules: each error can be rebuilt from its message alone, because a DataLoader worker re-raises
+``type(e)(message)`` in the main process; each keeps its message and attributes through pickle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WidsError(Exception):
+    """The root of all errors raised by wids.
+
+    Args:
+        message: the whole story in words: what happened, where, and what to do.
+        context: the same facts as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
+            is ``None``, on an error that crossed from a DataLoader worker, where only the message travels.
+    """
+
+    shard: str | None = None
+    offset: int | None = None
+    url: str | None = None
+    path: str | None = None
+    key: str | None = None
+    field: str | None = None
+    expected: Any = None
+    found: Any = None
+
+    def __init__(self, message: str = "", **context: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(context)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),), self.__dict__ or None
+
+
+class SpecError(WidsError, ValueError):
+    """The shard index is malformed; ``path`` names the bad value, like ``shardlist[3].nsamples``."""
+
+
+class NotAllowedError(WidsError, PermissionError):
+    """Refused for safety: a local path or ``pipe:`` from a remote index, or ``pipe:`` without leave."""
+
+
+class ShardError(WidsError):
+    """A shard is not what it should be; ``shard`` names it."""
+
+
+class TarError(ShardError):
+    """The bytes of ``shard`` at ``offset`` are not a readable tar archive."""
+
+
+class EmptyShardError(TarError):
+    """The shard has no bytes at all."""
+
+
+class CompressedShardError(TarError):
+    """The shard is a compressed file; members of a compressed archive cannot be read at random."""
+
+
+class TruncatedShardError(TarError):
+    """The shard ends too early: inside a member or a header, or without the end-of-archive marker."""
+
+
+class CorruptHeaderError(TarError):
+    """A tar header fails its checksum or cannot be parsed."""
+
+
+class UnsupportedMemberError(TarError):
+    """A member is stored in a way that has no single byte range: sparse or multi-volume."""
+
+
+class DuplicateMemberError(ShardError):
+    """Two members of one sample have the same extension, so one would hide the other."""
+
+
+class CountMismatchError(ShardError):
+    """The shard holds ``found`` samples where the index promises ``expected``."""
+
+
+class ChangedShardError(ShardError):
+    """A shard that is read in place changed under its reader, or differs from what the index says."""
+
+
+class TableError(ShardError):
+    """A saved member table is damaged, of another version, or not a member table."""
+
+
+class FetchError(WidsError, OSError):
+    """A download failed for good; ``url`` names what was asked for."""
+
+
+class ShardNotFoundError(FetchError, FileNotFoundError):
+    """There is nothing at that URL or path."""
+
+
+class FetchDeniedError(FetchError, PermissionError):
+    """The server or the file system refused to hand it out."""
+
+
+class SizeMismatchError(FetchError):
+    """``found`` bytes arrived where ``expected`` were promised."""
+
+
+class DigestMismatchError(FetchError):
+    """The md5 of what arrived is ``found``, and the index says ``expected``."""
+
+
+class CacheError(WidsError, OSError):
+    """The cache directory cannot be used."""
+
+
+class DecodeError(WidsError, ValueError):
+    """A member cannot be decoded; ``shard``, ``key`` and ``field`` say which."""
+
+
+class UnsafeFormatError(DecodeError):
+    """Decoding this member could run code (pickle), and that was not allowed."""
