@@ -1,0 +1,96 @@
+"""A contender's process: started once, fed one request at a time, ended with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envs import Entry
+
+REPLY_SECONDS = 300.0
+
+
+class ChildError(Exception):
+    """A contender's process reported an error, died, or took longer than ``REPLY_SECONDS``."""
+
+
+class Child:
+    """One contender at work. ``with`` ends its process.
+
+    Attributes:
+        name: the contender's name.
+        kinds: the kinds of work it can do.
+        versions: of Python and the packages it reports.
+    """
+
+    def __init__(self, entry: Entry, python: str, manifest: str, scratch: str):
+        self.name = entry.name
+        self.python = python
+        home = os.path.join(scratch, entry.name)
+        os.makedirs(home)
+        # Another PYTHONPATH than the contender's own would hand the original our package.
+        kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+        self._log = os.path.join(home, "stderr.log")
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [python, entry.script, manifest, os.path.join(home, "files")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=home,
+                env={**kept, "WIDS_CACHE": os.path.join(home, "cache"), **entry.environ},
+            )
+        self.kinds: list[str] = []
+        self.versions: dict[str, str] = {}
+
+    def __enter__(self) -> Child:  # noqa: PYI034  (typing.Self needs Python 3.11)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def greet(self) -> None:
+        """Ask what the contender can do.
+
+        Raises:
+            ChildError: its environment lacks something.
+        """
+        told = self.ask("hello")
+        self.kinds, self.versions = told["kinds"], told["versions"]
+
+    def ask(self, op: str, **request: object) -> dict:
+        """Send one request and wait for its reply.
+
+        Raises:
+            ChildError: with the contender's error and the end of its stderr.
+        """
+        # A hung contender is killed, which ends the read below; nothing else would.
+        timer = threading.Timer(REPLY_SECONDS, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        reply = json.loads(line) if line else {"error": "the process ended"}
+        if "error" in reply:
+            raise ChildError(f"{self.name}, {op}: {reply['error']}\n{self._stderr_tail()}")
+        return reply
+
+    def _stderr_tail(self) -> str:
+        with open(self._log, encoding="utf-8", errors="replace") as stream:
+            return "".join(stream.readlines()[-15:])

@@ -1,0 +1,68 @@
+"""Where each contender lives: its script, its interpreter, and the environment made for it when there is none.
+
+To add a contender: write ``contenders/NAME.py`` (see ``contenders/worker.py``) and name it in ``CONTENDERS``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPOSITORY = os.path.dirname(HERE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A contender: its requirements, or none when it runs in the interpreter that runs the benchmark."""
+
+    name: str
+    requirements: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def script(self) -> str:
+        """Path of the contender's worker script."""
+        return os.path.join(HERE, "contenders", f"{self.name}.py")
+
+
+CONTENDERS = {
+    entry.name: entry
+    for entry in (
+        Entry(name="ours", environ={"PYTHONPATH": REPOSITORY}),
+        Entry(name="original", requirements=("wids==0.1.11", "torch", "numpy", "pillow", "braceexpand")),
+        Entry(name="bare"),
+    )
+}
+
+
+def default_directory() -> str:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "wids-benchmarks")
+
+
+def interpreter(entry: Entry, directory: str) -> str:
+    """The Python that runs ``entry``; an environment that is not there yet is made under ``directory`` by pip.
+
+    A marker written last tells a finished environment from one whose installation was cut short.
+    """
+    if not entry.requirements:
+        return sys.executable
+    home = os.path.join(directory, entry.name)
+    python = os.path.join(home, "bin", "python")
+    marker = os.path.join(home, "requirements.txt")
+    wanted = "\n".join(entry.requirements) + "\n"
+    if os.path.exists(marker):
+        with open(marker, encoding="utf-8") as stream:
+            if stream.read() == wanted:
+                return python
+    print(f"making {home}: {' '.join(entry.requirements)}", file=sys.stderr)
+    venv.create(home, clear=True, with_pip=True)
+    if subprocess.run([python, "-m", "pip", "install", "--quiet", *entry.requirements], check=False).returncode:
+        raise SystemExit(f"{home} could not be made; give --python {entry.name}=PATH, or --only ours,bare")
+    with open(marker, "w", encoding="utf-8") as stream:
+        stream.write(wanted)
+    return python

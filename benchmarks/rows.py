@@ -1,0 +1,182 @@
+"""The rows: what is measured, in which unit, and what DESIGN.md section 4 asks of it.
+
+A row names a *kind* of work (a method of the contenders) and its parameters; a contender that lacks the kind is left
+out of the row. Every target is about the contender ``ours``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One thing to reach.
+
+    Attributes:
+        kind: ``faster`` than ``against`` at least ``value`` times, ``within`` ``value`` times the cost of ``against``,
+            ``at_most`` ``value`` units, or the fact ``against`` ``absent``.
+    """
+
+    kind: str
+    against: str = ""
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "absent":
+            return f"no {self.against}"
+        return f"{'>=' if self.kind == 'faster' else '<='} {self.value:g}{'' if self.kind == 'at_most' else 'x'}"
+
+
+def faster(against: str, value: float) -> Target:
+    return Target(kind="faster", against=against, value=value)
+
+
+def within(against: str, value: float) -> Target:
+    return Target(kind="within", against=against, value=value)
+
+
+def at_most(value: float) -> Target:
+    return Target(kind="at_most", value=value)
+
+
+def absent(fact: str) -> Target:
+    return Target(kind="absent", against=fact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: what ``--rows`` calls it.
+        title: what the table calls it.
+        kind: the contenders' method that does the work.
+        unit: of the printed figures; ``scale`` times seconds per unit of work gives it.
+        data: which set of shards is read, "" for none.
+        order: "chunked" (shards permuted, samples permuted in each) or "random" (drawn from all, with repeats).
+        draws: samples in one round, 0 for all; ``draws_of`` overrides it for slow contenders.
+        batch, workers: for batched work.
+        tuned: whether an in-memory cache of open shards is made to hold all of them (``lru_size``).
+        max_rounds: fewer rounds for a row that takes long.
+        targets: what to reach.
+    """
+
+    name: str
+    title: str
+    kind: str
+    unit: str = "us/sample"
+    scale: float = 1e6
+    data: str = ""
+    order: str = "chunked"
+    draws: int = 0
+    draws_of: dict[str, int] = field(default_factory=dict)
+    batch: int = 1
+    workers: int = 0
+    tuned: bool = True
+    max_rounds: int = 99
+    targets: tuple[Target, ...] = ()
+
+    def request(self, contender: str) -> dict:
+        """The row as it is sent to a contender's process."""
+        fields = asdict(self)
+        return {
+            **{key: fields[key] for key in ("name", "kind", "data", "order", "batch", "workers", "tuned")},
+            "draws": self.draws_of.get(contender, self.draws),
+        }
+
+
+ROWS = (
+    Row(
+        name="small",
+        title="dataset[i], 2 x 200 B, chunk-shuffled",
+        kind="items",
+        data="small",
+        targets=(faster("original", 3), within("bare", 2.5)),
+    ),
+    Row(
+        name="batch32",
+        title="__getitems__ of 32, 2 x 200 B",
+        kind="batches",
+        data="small",
+        batch=32,
+        targets=(within("bare", 1.8),),
+    ),
+    Row(
+        name="batch256",
+        title="__getitems__ of 256, 2 x 200 B",
+        kind="batches",
+        data="small",
+        batch=256,
+        targets=(within("bare", 1.8),),
+    ),
+    Row(
+        name="large",
+        title="dataset[i], 80 kB, chunk-shuffled",
+        kind="items",
+        data="large",
+        targets=(faster("original", 1.3), within("bare", 1.3)),
+    ),
+    Row(
+        name="random",
+        title="dataset[i], 2 x 200 B, uniformly random, default lru",
+        kind="items",
+        data="small",
+        order="random",
+        draws=20_000,
+        draws_of={"original": 60},
+        tuned=False,
+        targets=(faster("original", 50),),
+    ),
+    Row(
+        name="loader0",
+        title="DataLoader, 0 workers, shuffled, batch 32",
+        kind="loader",
+        data="small",
+        batch=32,
+        targets=(faster("original", 2),),
+    ),
+    Row(
+        name="loader2",
+        title="DataLoader, 2 workers, shuffled, batch 32",
+        kind="loader",
+        data="small",
+        batch=32,
+        workers=2,
+        max_rounds=5,
+    ),
+    Row(
+        name="open",
+        title="open a shard, saved table",
+        kind="open",
+        unit="ms/shard",
+        scale=1e3,
+        data="small",
+        targets=(at_most(0.1),),
+    ),
+    Row(
+        name="build-small",
+        title="build a member table, 200-B members",
+        kind="build",
+        unit="us/member",
+        data="small",
+        targets=(at_most(2),),
+    ),
+    Row(
+        name="build-large",
+        title="build a member table, 80-kB members",
+        kind="build",
+        unit="us/member",
+        data="large",
+        targets=(at_most(2),),
+    ),
+    Row(
+        name="import",
+        title="import wids (less python -c pass)",
+        kind="imports",
+        unit="ms",
+        scale=1e3,
+        max_rounds=7,
+        targets=(at_most(50), absent("torch")),
+    ),
+)
