@@ -1,0 +1,165 @@
+"""Open shards, at most ``capacity`` of them.
+
+Rules: no locks, so a fork cannot inherit a held one: each step is one dictionary operation, and two threads that open
+the same shard at once merely open it twice. Letting go of a reader closes it when its last user is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from wids.events import Closed, emit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
+
+    from wids.cache.reader import ShardReader
+    from wids.cache.store import Store
+    from wids.events import Hook
+    from wids.index.spec import Shard
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_SMALLEST, _LARGEST = 16, 512
+
+
+def default_capacity() -> int:
+    """A quarter of the process's file descriptors, between 16 and 512: open shards are cheap, descriptors are not."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        return _SMALLEST
+    if limit < 0:
+        return _LARGEST
+    return max(_SMALLEST, min(_LARGEST, limit // 4))
+
+
+class LRUCache(Generic[K, V]):
+    """A mapping that forgets the least recently used entry beyond ``capacity``.
+
+    Args:
+        capacity: entries to keep; at least the newest one stays.
+        release_handler: called with (key, value) of each entry that leaves.
+    """
+
+    def __init__(self, capacity: int, release_handler: Callable[[K, V], None] | None = None) -> None:
+        self.capacity = capacity
+        self.release_handler = release_handler
+        self.cache: OrderedDict[K, V] = OrderedDict()
+
+    def __getitem__(self, key: K) -> V | None:
+        value = self.cache.get(key)
+        if value is not None:
+            with contextlib.suppress(KeyError):  # another thread evicted it; the value is still good
+                self.cache.move_to_end(key)
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.cache[key] = value
+        try:
+            self.cache.move_to_end(key)
+            while len(self.cache) > max(1, self.capacity):
+                self._release(*self.cache.popitem(last=False))
+        except KeyError:  # another thread emptied it meanwhile
+            return
+
+    def __delitem__(self, key: K) -> None:
+        value = self.cache.pop(key, None)
+        if value is not None:
+            self._release(key, value)
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.cache
+
+    def keys(self) -> KeysView[K]:
+        """The keys, least recently used first."""
+        return self.cache.keys()
+
+    def values(self) -> ValuesView[V]:
+        """The values, least recently used first."""
+        return self.cache.values()
+
+    def items(self) -> ItemsView[K, V]:
+        """(key, value) pairs, least recently used first."""
+        return self.cache.items()
+
+    def clear(self) -> None:
+        """Release every entry."""
+        for key in list(self.cache):
+            del self[key]
+
+    def _release(self, key: K, value: V) -> None:
+        if self.release_handler is not None:
+            self.release_handler(key, value)
+
+
+class OpenShards:
+    """The pool of open shards of one dataset in one process.
+
+    Attributes:
+        lru: URL -> `ShardReader`, least recently used first; ``lru.capacity`` may be changed.
+        accesses: samples asked for. misses: shards opened.
+    """
+
+    def __init__(self, store: Store, *, capacity: int, find: Callable[[str], Shard], hooks: Sequence[Hook]) -> None:
+        self.store = store
+        self.lru: LRUCache[str, ShardReader] = LRUCache(capacity, self._on_release)
+        self.hooks = hooks
+        self._find = find
+        self.reset_stats()
+
+    def __len__(self) -> int:
+        return len(self.lru)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A reader is a descriptor of this process; the copy opens its own.
+        empty: LRUCache[str, ShardReader] = LRUCache(self.lru.capacity)
+        return {**self.__dict__, "lru": empty, "accesses": 0, "misses": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lru.release_handler = self._on_release
+
+    def get_shard(self, url: str) -> ShardReader:
+        """The open shard at ``url`` (as the index resolves it), opened if it is not.
+
+        Raises:
+            KeyError: the dataset has no shard with this URL.
+            FetchError, CacheError, ShardError: see `wids.cache.store.Store.open`.
+        """
+        self.accesses += 1
+        reader = self.lru[url]
+        return self.open(self._find(url)) if reader is None else reader
+
+    def open(self, shard: Shard) -> ShardReader:
+        """The reader of ``shard``, from the pool or newly opened."""
+        reader = self.lru[shard.url]
+        if reader is None:
+            self.misses += 1
+            self.last_missed = True
+            reader = self.store.open(shard)
+            self.lru[shard.url] = reader
+        else:
+            self.last_missed = False
+        return reader
+
+    def reset_stats(self) -> None:
+        """Count from zero."""
+        self.accesses = 0
+        self.misses = 0
+        self.last_missed = False
+
+    def clear(self) -> None:
+        """Let go of every open shard."""
+        self.lru.clear()
+
+    def _on_release(self, url: str, _: ShardReader) -> None:
+        emit(self.hooks, Closed(url=url))

@@ -1,0 +1,527 @@
+"""ShardListDataset: index + cache + decode as a map-style PyTorch dataset.
+
+Rules: one sample is ``index -> (shard, row) -> reader -> dict -> transformations``. The order of samples is the order
+of the index and never changes. Nothing here holds a lock that a fork would carry along, or an open file that a pickle
+would: readers are opened where they are used. Quiet unless ``$WIDS_VERBOSE`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import logging
+import operator
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from wids.cache.fetch import read_bytes
+from wids.cache.pool import OpenShards, default_capacity
+from wids.cache.store import Store, default_cache_dir
+from wids.decode import SampleDecoder
+from wids.errors import CountMismatchError, SpecError
+from wids.index import urls
+from wids.index.spec import list_shards, parse_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wids.cache.reader import ShardReader
+    from wids.events import Hook
+    from wids.index.spec import Shard, ShardList
+    from wids.index.table import Group, KeyRule
+
+    Sample: TypeAlias = dict[str, Any]
+    Transform: TypeAlias = Callable[[Any], Any]
+
+logger = logging.getLogger("wids")
+
+_FORMATS = ("PIL", "numpy", "torch", "raw")
+# No shard is open: no index lies in it.
+_NOWHERE: tuple[int, int, Any, Any] = (0, 0, None, None)
+
+
+class Location(NamedTuple):
+    """Where a sample is: number of its shard in the index, row in that shard."""
+
+    shard: int
+    row: int
+
+
+class ShardListDataset(Dataset[Any]):
+    """Random access to the samples of a list of tar shards.
+
+    ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
+    plus ``__key__`` (str), ``__index__`` (i), ``__shard__`` (the shard's resolved URL), ``__shardindex__`` (row in the
+    shard) and ``__dataset__`` (the sub-dataset's name or None), after ``transformations``.
+
+    Attributes:
+        lengths: samples in each shard, ints. total_length: their sum, an int.
+        cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
+        cache: the pool of open shards in this process. base, dataset_name, cache_dir, fields: as given or found.
+
+    Args:
+        shards: a JSON index (URL, path, path-like or open file); or a list of ``{"url", "nsamples", ...}`` dicts or
+            ``(url, nsamples)`` pairs; or local tars without an index: a path or brace pattern ending in ``.tar``, or a
+            list of them, whose samples are then counted here.
+        cache_size: bytes that the cache directory may hold. Kept for the cleaners; downloads are not bounded by it yet.
+        cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
+            temporary directory. ``~`` expands. Made on the first download.
+        lru_size: shards kept open; default a quarter of the process's file descriptors, at most 512.
+        dataset_name: default: the index's name, else a digest of ``shards``.
+        localname: a function URL -> path that decides where each shard is, or goes. A file that is there already is
+            read in place.
+        transformations: ``"PIL"``, ``"numpy"``, ``"torch"``, ``"raw"`` (bytes), a function, or a list of these, applied
+            in turn; none (``[]``, ``()``, ``None``) leaves each member an ``io.BytesIO``.
+        keep: this dataset's shards are not to be evicted from the cache.
+        base: what relative URLs are relative to; overrides the index's own ``base`` and its place.
+        options: top-level keys that override those of the JSON index.
+        fields: read only members with these extensions (``(".jpg", ".cls")``); no other bytes are touched.
+        key_rule: how a member path splits into key and extension: ``"first-dot"`` of the basename, ``"last-dot"``, or a
+            function name -> (key, extension) or None.
+        group: ``"adjacent"``: a sample's members stand together; ``"key"``: members anywhere in the shard are merged.
+        allow_pickle: let decoders unpickle (``.pkl``); that runs whatever code the shard's maker chose.
+        allow_pipe: let ``pipe:`` URLs run their program (without a shell).
+        allow_local: let an index from a remote place point at local files.
+        cache_local: copy local shards into the cache too, instead of reading them in place (NAS to NVMe).
+        storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...).
+        hooks: called with every `wids.events` event, in the process where it happens.
+
+    Raises:
+        SpecError: the index is malformed; the message names the path to the bad value.
+        FetchError: the index cannot be read.
+    """
+
+    def __init__(
+        self,
+        shards: Any,
+        *,
+        cache_size: int = int(1e12),
+        cache_dir: str | os.PathLike[str] | None = None,
+        lru_size: int | None = None,
+        dataset_name: str | None = None,
+        localname: Callable[[str], str] | None = None,
+        transformations: Any = "PIL",
+        keep: bool = False,
+        base: str | os.PathLike[str] | None = None,
+        options: dict[str, Any] | None = None,
+        fields: str | Sequence[str] | None = None,
+        key_rule: KeyRule = "first-dot",
+        group: Group = "adjacent",
+        allow_pickle: bool = False,
+        allow_pipe: bool = False,
+        allow_local: bool = False,
+        cache_local: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        super().__init__()
+        self.cache_size = cache_size
+        self.keep = keep
+        self.base, self._list = _load(
+            shards,
+            base=None if base is None else os.fspath(base),
+            options=options,
+            allow_local=allow_local,
+            storage_options=storage_options,
+        )
+        self.localname = localname
+        self.cache_dir = _choose_cache_dir(cache_dir, localname)
+        self.fields = _parse_fields(fields)
+        self._allow_pickle = allow_pickle
+        self._group = group
+        self._shards: list[dict[str, Any]] | None = None
+        store = Store(
+            cache_dir=self.cache_dir,
+            localname=localname,
+            cache_local=cache_local,
+            storage_options=storage_options,
+            allow_pipe=allow_pipe,
+            rule=key_rule,
+            group=group,
+            hooks=hooks,
+        )
+        capacity = default_capacity() if lru_size is None else lru_size
+        self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
+        self.transformations = transformations
+        self.dataset_name = dataset_name or self._list.header.get("name") or _digest(shards)
+        self._here = _NOWHERE
+        self._has_warned = False
+        self._count_unindexed()
+        self.lengths: list[int] = self._list.nsamples
+        self._sum_lengths()
+        self._announce(shards)
+
+    # --- what the index says
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards as dicts: ``url`` (resolved), ``nsamples``, and whatever else the index said of them."""
+        if self._shards is None:
+            self._shards = [self._list.describe(k) for k in range(len(self._list))]
+        return self._shards
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The index as a dict, its shards resolved."""
+        return {**self._list.header, "shardlist": self.shards}
+
+    def __len__(self) -> int:
+        return self.total_length
+
+    def __repr__(self) -> str:
+        return f"<ShardListDataset {self.dataset_name!r}: {len(self)} samples in {len(self._list)} shards>"
+
+    def locate(self, index: int) -> Location:
+        """Shard and row of sample ``index``, without opening anything; negative counts from the end.
+
+        Raises:
+            IndexError: out of range. TypeError: not an integer.
+        """
+        index = self._plain(index)
+        k = bisect_right(self._ends, index)
+        return Location(k, index - (self._ends[k - 1] if k else 0))
+
+    @property
+    def keys(self) -> Keys:
+        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``."""
+        return Keys(self)
+
+    # --- samples
+
+    def __getitem__(self, index: Any) -> Any:
+        lo, hi, reader, name = self._here
+        if type(index) is not int or not lo <= index < hi:
+            index, (lo, hi, reader, name) = self._enter(index)
+        self.cache.accesses += 1
+        row = index - lo
+        sample = reader.read(row) if self.fields is None else reader.read_fields(row, self.fields)
+        sample["__dataset__"] = name
+        sample["__index__"] = index
+        sample["__shard__"] = reader.url
+        sample["__shardindex__"] = row
+        for transform in self._transformations:
+            sample = transform(sample)
+        return sample
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        """The samples at ``indices``, in that order; read shard by shard, in offset order. torch's batch fetch."""
+        cls = type(self)
+        if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
+            return [self[index] for index in indices]  # a subclass's own access must not be bypassed
+        wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        samples: list[Any] = [None] * len(wanted)
+        at = 0
+        while at < len(order):
+            index, (lo, hi, reader, name) = self._enter(wanted[order[at]])
+            first = at
+            while at < len(order) and wanted[order[at]] < hi:
+                at += 1
+            places = order[first:at]
+            found = reader.read_many([wanted[place] - lo for place in places], self.fields)
+            for place, sample in zip(places, found, strict=True):
+                index = wanted[place]
+                sample["__dataset__"] = name
+                sample["__index__"] = index
+                sample["__shard__"] = reader.url
+                sample["__shardindex__"] = index - lo
+                samples[place] = sample
+        self.cache.accesses += len(wanted)
+        if self._transformations:
+            samples = [self._transform(sample) for sample in samples]
+        return samples
+
+    def get_shard(self, index: int) -> tuple[ShardReader, int, dict[str, Any]]:
+        """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
+        k, row = self.locate(index)
+        return self.open_shard(k), row, self.shards[k] if self._shards else self._list.describe(k)
+
+    def open_shard(self, k: int) -> ShardReader:
+        """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
+
+        Raises:
+            CountMismatchError: it does not hold as many samples as the index says.
+            FetchError, CacheError, ShardError: it cannot be had or read.
+        """
+        reader = self.cache.open(self._list[k])
+        if len(reader) != self.lengths[k]:
+            self._raise_mismatch(k, len(reader), reader.table.nrepeated)
+        return reader
+
+    @property
+    def transformations(self) -> list[Transform]:
+        """What samples go through, in turn. Assign a format name, a function, a list of these, or nothing."""
+        return self._transformations
+
+    @transformations.setter
+    def transformations(self, value: Any) -> None:
+        self._transformations = self._parse_transformations(value)
+
+    def add_transform(self, transform: Any) -> ShardListDataset:
+        """Append a transformation; returns the dataset."""
+        self._transformations.extend(self._parse_transformations(transform))
+        return self
+
+    # --- the pool of open shards
+
+    def get_stats(self) -> tuple[int, int]:
+        """(samples asked for, shards opened for them) in this process."""
+        return self.cache.accesses, self.cache.misses
+
+    def check_cache_misses(self) -> None:
+        """Warn, once, if more than 30 % of accesses had to open a shard: the order has no locality."""
+        accesses, misses = self.get_stats()
+        if not self._has_warned and accesses > 100 and misses > 0.3 * accesses:
+            self._has_warned = True
+            logger.warning(
+                "%s: %.1f%% of accesses opened a shard; use a sampler with locality (DistributedChunkedSampler), "
+                "or raise lru_size (%d)",
+                self.dataset_name,
+                100.0 * misses / accesses,
+                self.cache.lru.capacity,
+            )
+
+    def close(self) -> None:
+        """Close all open shards. The dataset stays usable; they open again when needed."""
+        self._here = _NOWHERE
+        self.cache.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sum_lengths()
+
+    # --- inside
+
+    def _sum_lengths(self) -> None:
+        self.cum_lengths = np.cumsum(self.lengths, dtype=np.int64)
+        self._ends: list[int] = self.cum_lengths.tolist()
+        self.total_length: int = self._ends[-1] if self._ends else 0
+
+    def _plain(self, index: Any) -> int:
+        """``index`` as an int in range."""
+        try:
+            plain = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"dataset indices are integers, not {type(index).__name__}; for a range use Subset"
+            ) from None
+        total = self.total_length
+        if not -total <= plain < total:
+            raise IndexError(f"sample {plain} of a dataset of {total}")
+        return plain + total if plain < 0 else plain
+
+    def _enter(self, index: Any) -> tuple[int, tuple[int, int, Any, Any]]:
+        """The plain index, and (lo, hi, reader, sub-dataset's name) of its shard, opened if need be."""
+        plain = self._plain(index)
+        if type(self).get_shard is ShardListDataset.get_shard:
+            return self._enter_shard(plain)
+        shard, row, desc = self.get_shard(plain)
+        reader = shard if hasattr(shard, "read_fields") else _Foreign(shard, desc["url"])
+        return plain, (plain - row, plain - row + len(shard), reader, desc.get("dataset"))
+
+    def _enter_shard(self, plain: int) -> tuple[int, tuple[int, int, Any, Any]]:
+        here = self._here
+        if here[0] <= plain < here[1]:
+            return plain, here
+        k = bisect_right(self._ends, plain)
+        lo = self._ends[k - 1] if k else 0
+        reader = self.open_shard(k)
+        self._here = here = (lo, self._ends[k], reader, self._list.describe(k).get("dataset"))
+        self.check_cache_misses()
+        return plain, here
+
+    def _raise_mismatch(self, k: int, found: int, nrepeated: int) -> None:
+        url, expected = self._list.urls[k], self._list.nsamples[k]
+        hint = f"; {nrepeated} of its keys come back later, so group='key' may be what it needs" if nrepeated else ""
+        self.cache.lru.cache.pop(url, None)
+        raise CountMismatchError(
+            f"{url}: holds {found} samples, and the index says {expected} (shard {k} of {len(self._list)}){hint}. "
+            "Write the index again (wids index create), or give the key_rule and group it was made with",
+            shard=url,
+            expected=expected,
+            found=found,
+        )
+
+    def _transform(self, sample: Any) -> Any:
+        for transform in self._transformations:
+            sample = transform(sample)
+        return sample
+
+    def _find(self, url: str) -> Shard:
+        try:
+            return self._list[self._list.urls.index(url)]
+        except ValueError:
+            raise KeyError(f"{url} is not a shard of this dataset") from None
+
+    def _parse_transformations(self, value: Any) -> list[Transform]:
+        if value is None:
+            return []
+        steps = list(value) if isinstance(value, (list, tuple)) else [value]
+        return [self._parse_transformation(step) for step in steps]
+
+    def _parse_transformation(self, step: Any) -> Transform:
+        if isinstance(step, str):
+            return SampleDecoder(cast("Any", step), allow_pickle=self._allow_pickle)
+        if not callable(step):
+            raise TypeError(f"transformation {step!r} is neither one of {_FORMATS} nor callable")
+        return step  # type: ignore[no-any-return]
+
+    def _count_unindexed(self) -> None:
+        """Plain local tars bring no counts: take them from the shards themselves."""
+        for k, count in enumerate(self._list.nsamples):
+            if count < 0:
+                url = self._list.urls[k]
+                if not self.cache.store.place(url)[1]:
+                    raise SpecError(
+                        f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
+                        "make an index (wids index create) or give (url, nsamples) pairs",
+                        path=f"shards[{k}]",
+                    )
+                self._list.nsamples[k] = len(self.cache.open(self._list[k]))
+        self.cache.reset_stats()
+
+    def _announce(self, shards: Any) -> None:
+        if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
+            _log_to_stderr()
+        logger.info(
+            "%.50s: base %s, name %s, %d shards, %d bytes, %d samples, cache %s",
+            shards,
+            self.base,
+            self.dataset_name,
+            len(self._list),
+            sum(size for size in self._list.filesizes if size > 0),
+            len(self),
+            self.cache_dir,
+        )
+
+
+class Keys:
+    """The keys of a dataset's samples, read from the shards' member tables.
+
+    Shards are opened as needed: free for local and cached ones, a download for others.
+    """
+
+    def __init__(self, dataset: ShardListDataset) -> None:
+        self._dataset = dataset
+
+    def __call__(self) -> Keys:
+        """As a method it gives itself, so ``dataset.keys()`` reads as with a dict."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> str:
+        k, row = self._dataset.locate(index)
+        return self._dataset.open_shard(k).table.key(row)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    def __contains__(self, key: object) -> bool:
+        return next(self._occurrences(key), None) is not None
+
+    def index(self, key: str) -> int:
+        """The first sample with this key.
+
+        Raises:
+            KeyError: there is none.
+        """
+        found = next(self._occurrences(key), None)
+        if found is None:
+            raise KeyError(f"no sample has the key {key!r} in {self._dataset!r}")
+        return found
+
+    def find(self, key: str) -> list[int]:
+        """Every sample with this key: shards may share keys."""
+        return list(self._occurrences(key))
+
+    def _occurrences(self, key: object) -> Iterator[int]:
+        first = 0
+        for k, count in enumerate(self._dataset.lengths if isinstance(key, str) else ()):
+            for row in self._dataset.open_shard(k).table.rows_of(str(key)):
+                yield first + row
+            first += count
+
+
+class _Foreign:
+    """What a subclass's own ``get_shard`` returned, read like one of our shards."""
+
+    def __init__(self, shard: Any, url: str) -> None:
+        self.shard, self.url = shard, url
+
+    def read(self, row: int) -> Sample:
+        return dict(self.shard[row])
+
+    def read_fields(self, row: int, fields: Sequence[str]) -> Sample:
+        return {name: value for name, value in self.read(row).items() if name in fields or name.startswith("__")}
+
+
+def _load(
+    shards: Any,
+    *,
+    base: str | None,
+    options: dict[str, Any] | None,
+    allow_local: bool,
+    storage_options: dict[str, Any] | None,
+) -> tuple[str | None, ShardList]:
+    """(base, shard list) from any of the forms that ``shards`` may have."""
+    if isinstance(shards, os.PathLike):
+        shards = os.fspath(shards)
+    place: str | None = None
+    shown = base
+    if isinstance(shards, str):
+        if urls.basename_of(shards).endswith(".tar"):
+            return base, list_shards([shards], base=base)
+        place, data = shards, read_bytes(shards, storage_options=storage_options)
+        shown = base if base is not None else urls.directory_of(shards)
+    elif isinstance(shards, io.IOBase) or hasattr(shards, "read"):
+        data = shards.read()
+    elif isinstance(shards, dict):
+        raise SpecError("shards is a dict; give the index's path, or its list of shards (index['shardlist'])", path="")
+    else:
+        return base, list_shards(shards, base=base)
+    found = parse_index(
+        data,
+        place=place,
+        load=lambda url: read_bytes(url, storage_options=storage_options),
+        base=base,
+        options=options,
+        allow_local=allow_local,
+    )
+    return shown, found
+
+
+def _choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None) -> str | None:
+    if cache_dir is not None:
+        return os.path.expanduser(os.fspath(cache_dir))
+    return None if localname is not None else default_cache_dir()
+
+
+def _parse_fields(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if fields is None:
+        return None
+    names = [fields] if isinstance(fields, str) else list(fields)
+    return tuple(name if name.startswith(".") else f".{name}" for name in names)
+
+
+def _digest(shards: Any) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(str(shards).encode("utf-8", "replace")).digest())[:16].decode()
+
+
+def _log_to_stderr() -> None:
+    """Let the ``wids`` logger speak without the program having set up logging."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)

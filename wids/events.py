@@ -1,0 +1,118 @@
+"""What wids tells those who watch: frozen events, the hook protocol, a hook that logs.
+
+Rules: an event is a value that pickles; a hook is called in the process and thread where the thing happened (also
+in DataLoader workers, so a hook must pickle too), must be quick, and an exception from it is its own bug: it is
+logged and goes no further.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger("wids")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """The root of all events."""
+
+
+class Fetched(Event, frozen=True, kw_only=True):
+    """A shard was downloaded, verified and published in the cache."""
+
+    url: str
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+class Hit(Event, frozen=True, kw_only=True):
+    """A remote shard was found in the cache, whole and current, when it was opened."""
+
+    url: str
+    path: str
+
+
+class Opened(Event, frozen=True, kw_only=True):
+    """A shard was opened for reading. ``has_saved_table``: its headers did not have to be scanned."""
+
+    url: str
+    path: str
+    nsamples: int
+    has_saved_table: bool
+    seconds: float
+
+
+class Closed(Event, frozen=True, kw_only=True):
+    """A shard left the pool of open shards."""
+
+    url: str
+
+
+class Retried(Event, frozen=True, kw_only=True):
+    """An attempt at a download failed and another one follows."""
+
+    url: str
+    attempt: int
+    cause: str
+
+
+class Rejected(Event, frozen=True, kw_only=True):
+    """A cached shard was not used: it is damaged, changed, or not what the index says. It is fetched again."""
+
+    url: str
+    path: str
+    cause: str
+
+
+class Waited(Event, frozen=True, kw_only=True):
+    """Another process held the lock of a shard, and this one waited for it."""
+
+    path: str
+    seconds: float
+
+
+class RepeatedKeys(Event, frozen=True, kw_only=True):
+    """Keys came back later in a shard, not adjacent, so these members became samples of their own."""
+
+    url: str
+    count: int
+
+
+class Hook(Protocol):
+    """Anything that can be called with an event."""
+
+    def __call__(self, event: Event) -> None:
+        """Take note of ``event``."""
+
+
+_LEVELS: dict[type[Event], int] = {
+    Fetched: logging.INFO,
+    Retried: logging.WARNING,
+    Rejected: logging.WARNING,
+    RepeatedKeys: logging.WARNING,
+    Waited: logging.INFO,
+}
+
+
+def log_event(event: Event) -> None:
+    """The hook that is always there: events go to the ``wids`` logger, most at DEBUG."""
+    level = _LEVELS.get(type(event), logging.DEBUG)
+    if logger.isEnabledFor(level):
+        facts = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
+        logger.log(level, "%s: %s", type(event).__name__, facts)
+
+
+def emit(hooks: Iterable[Hook], event: Event) -> None:
+    """Log ``event`` and hand it to each hook."""
+    log_event(event)
+    for hook in hooks:
+        try:
+            hook(event)
+        except Exception:
+            logger.exception("hook %r failed on %r", hook, event)

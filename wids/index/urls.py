@@ -1,0 +1,127 @@
+"""URLs and paths of shards and indexes: split, join, name.
+
+Rules: pure text, no ``~`` or working directory (whoever opens them resolves those). Only http(s) and ftp have a
+query part: in a local or bucket name, ``?`` and ``#`` are letters. What a server signed is never re-quoted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import braceexpand
+
+from wids.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
+_WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
+_LOCAL = frozenset({"", "file", "local"})
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_NAME_TAIL = 80
+
+
+def scheme_of(url: str) -> str:
+    """The scheme in lower case; ``""`` for a plain path, ``"pipe"`` for ``pipe:command``."""
+    if url.startswith("pipe:"):
+        return "pipe"
+    match = _SCHEME.match(url)
+    return match[0].lower() if match else ""
+
+
+def is_local(url: str) -> bool:
+    """Whether the URL is a plain path or a ``file:`` URL on this machine."""
+    return scheme_of(url) in _LOCAL and "::" not in url
+
+
+def reaches_local(url: str) -> bool:
+    """Whether opening this URL could touch local files or run a program, also behind fsspec's ``a::b`` chains."""
+    return any(scheme_of(part) in _LOCAL | {"pipe"} for part in url.split("::")[-1:]) or scheme_of(url) == "pipe"
+
+
+def local_path(url: str) -> str:
+    """The path behind a local URL; a ``file:`` URL is unquoted, a path is taken as it stands."""
+    scheme = scheme_of(url)
+    if not scheme:
+        return url
+    path = url[len(scheme) + 3 :]
+    return unquote(path.removeprefix("localhost") if path.startswith("localhost/") else path)
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """(scheme and host with what separates them, path, query); joined they give the URL back."""
+    scheme = scheme_of(url)
+    if scheme == "pipe" or not scheme:
+        return "", url, ""
+    body = len(scheme) + 3
+    cut = len(url)
+    if scheme in _WITH_QUERY:
+        cut = min((at for at in (url.find("?", body), url.find("#", body)) if at >= 0), default=cut)
+    slash = url.find("/", body, cut)
+    if slash < 0:
+        slash = cut
+    return url[:slash], url[slash:cut], url[cut:]
+
+
+def directory_of(url: str) -> str:
+    """What relative URLs in a file at ``url`` are relative to: its directory, without query."""
+    head, path, _ = _split(url)
+    return head + posixpath.dirname(path)
+
+
+def basename_of(url: str) -> str:
+    """The last component of the path, without query."""
+    return posixpath.basename(_split(url)[1].rstrip("/"))
+
+
+def join(base: str | None, url: str) -> str:
+    """Resolve ``url`` against the directory ``base``; an absolute ``url`` wins, ``..`` is folded.
+
+    ``/x`` against a URL keeps its scheme and host, as a browser has it.
+    """
+    if not base or scheme_of(url) or url.startswith("~") or "::" in url:
+        return url
+    head, path, _ = _split(base)
+    if url.startswith("/"):
+        return head + url if head else url
+    name, query = url, ""
+    if scheme_of(base) in _WITH_QUERY:
+        name, mark, rest = url.partition("?")
+        query = mark + rest
+    root = "/" if head else ""
+    joined = posixpath.normpath(posixpath.join(path or root, name))
+    if head:
+        joined = "/" + joined.lstrip("/")
+    return head + joined + query
+
+
+def expand(pattern: str) -> Iterator[str]:
+    """Expand a brace pattern such as ``train-{000000..000099}.tar``; other text gives itself.
+
+    Raises:
+        SpecError: the braces do not match.
+    """
+    if "{" not in pattern:
+        yield pattern
+        return
+    try:
+        yield from braceexpand.braceexpand(pattern)
+    except ValueError as error:
+        raise SpecError(f"brace pattern {pattern!r}: {error}; write it like 'train-{{000000..000099}}.tar'") from error
+
+
+def cache_name(url: str) -> str:
+    """A file name for the shard at ``url``: a digest of the whole URL, then as much of its basename as fits.
+
+    Two URLs never share a name, whatever their basenames.
+    """
+    digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    if scheme_of(url) == "pipe":
+        return f"{digest}-pipe.tar"
+    tail = _UNSAFE.sub("_", basename_of(url))[-_NAME_TAIL:]
+    return f"{digest}-{tail or 'shard.tar'}"

@@ -1,0 +1,25 @@
+"""Permutations that are a function of their arguments for good.
+
+Rules: `numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
+may not (NEP 19), nor may a stable sort. So a permutation here is the stable argsort of raw Philox words, whose 128-bit
+key is (seed, stream) and whose counter is (epoch, position).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+_WORD = 1 << 64
+# Streams keep permutations that serve different purposes apart, whatever their seed and position.
+CHUNKS, SAMPLES = 1, 2
+
+
+def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:
+    """A permutation of ``0 .. n-1``, int64, a pure function of its arguments."""
+    counter = np.array([0, position % _WORD, epoch % _WORD, epoch // _WORD % _WORD], dtype=np.uint64)
+    key = np.array([seed % _WORD, stream], dtype=np.uint64)
+    words = np.random.Philox(counter=counter, key=key).random_raw(n)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
