@@ -1,4 +1,4 @@
-"""The rows: what is measured, in which unit, and what DESIGN.md section 4 asks of it.
+"""The rows: what is measured, in which unit, and what it has to reach.
 
 A row names a *kind* of work (a method of the contenders) and its parameters; a contender that lacks the kind is left
 out of the row. Every target is about the contender ``ours``.
@@ -57,7 +57,7 @@ class Row:
         order: "chunked" (shards permuted, samples permuted in each) or "random" (drawn from all, with repeats).
         draws: samples in one round, 0 for all; ``draws_of`` overrides it for slow contenders.
         batch, workers: for batched work.
-        tuned: whether an in-memory cache of open shards is made to hold all of them (``lru_size``).
+        open_shards: how many a package keeps open (``lru_size``): a number, "all", or "default" to leave it alone.
         max_rounds: fewer rounds for a row that takes long.
         targets: what to reach.
     """
@@ -73,7 +73,7 @@ class Row:
     draws_of: dict[str, int] = field(default_factory=dict)
     batch: int = 1
     workers: int = 0
-    tuned: bool = True
+    open_shards: int | str = "all"
     max_rounds: int = 99
     targets: tuple[Target, ...] = ()
 
@@ -81,7 +81,7 @@ class Row:
         """The row as it is sent to a contender's process."""
         fields = asdict(self)
         return {
-            **{key: fields[key] for key in ("name", "kind", "data", "order", "batch", "workers", "tuned")},
+            **{key: fields[key] for key in ("name", "kind", "data", "order", "batch", "workers", "open_shards")},
             "draws": self.draws_of.get(contender, self.draws),
         }
 
@@ -125,8 +125,18 @@ ROWS = (
         order="random",
         draws=20_000,
         draws_of={"original": 60},
-        tuned=False,
+        open_shards="default",
         targets=(faster("original", 50),),
+    ),
+    Row(
+        name="random10",
+        title="dataset[i], 2 x 200 B, uniformly random, 10 shards open",
+        kind="items",
+        data="small",
+        order="random",
+        draws=4_000,
+        draws_of={"original": 60},
+        open_shards=10,
     ),
     Row(
         name="loader0",

@@ -1,6 +1,6 @@
 """The benchmark: every contender in its own process, all of them in turn within each round, one table at the end.
 
-    python benchmarks/run.py                      everything (about three minutes once the environments are there)
+    python benchmarks/run.py                      everything (one to two minutes once the environments are there)
     python benchmarks/run.py --quick --only ours,bare
 
 See README.md beside this file for what the rows mean.
@@ -39,7 +39,7 @@ def main(
     environments: Annotated[str, typer.Option("--envs", help="Where environments are made and found again.")] = "",
     python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the interpreter of a contender.")] = None,
 ) -> None:
-    """Measure the rows of DESIGN.md section 4 and print medians, ratios and targets with the machine."""
+    """Measure the rows and print medians, ratios and targets with the machine."""
     chosen = _choose(rows, [row.name for row in ROWS], "row")
     names = _choose(only, list(envs.CONTENDERS), "contender")
     given = dict(pair.split("=", 1) for pair in python or [])

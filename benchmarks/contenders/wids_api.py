@@ -11,18 +11,19 @@ class WidsApi(Contender):
     packages = ("wids", "torch", "numpy")
 
     def dataset(self, row: dict):
-        """The set's shards read in place, undecoded; ``tuned`` keeps all of them open."""
+        """The set's shards read in place, undecoded; ``open_shards`` of them are kept open."""
         import wids
 
         shardlist = self.sets[row["data"]]["shardlist"]
-        options = {"lru_size": max(10, len(shardlist))} if row["tuned"] else {}
+        count = {"all": max(10, len(shardlist)), "default": None}.get(row["open_shards"], row["open_shards"])
+        options = {} if count is None else {"lru_size": count}
         return wids.ShardListDataset(
             [dict(shard) for shard in shardlist], localname=_in_place, transformations=[], **options
         )
 
     def sample(self, name: str, index: int) -> tuple[str, dict[str, bytes]]:
         """See `Contender.sample`."""
-        got = self.dataset({"data": name, "tuned": True})[index]
+        got = self.dataset({"data": name, "open_shards": "all"})[index]
         return got["__key__"], {member: got[member].getvalue() for member in self.sets[name]["members"]}
 
     def items(self, row: dict):

@@ -1,0 +1,84 @@
+"""The benchmark runs from end to end on tiny data, and its verdicts follow from its figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmark's own modules ``rows`` and ``report``, gone from the interpreter afterwards."""
+    monkeypatch.syspath_prepend(HERE)
+    yield importlib.import_module("rows"), importlib.import_module("report")
+    for name in ("rows", "report"):
+        del sys.modules[name]
+
+
+@pytest.mark.timeout(300)
+def test_quick_run_reports_every_row(tmp_path):
+    """`--quick` prints and saves all rows with figures of both contenders, and leaves no files behind."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    figures = tmp_path / "figures.json"
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "run.py"), "--quick", "--only", "ours,bare", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    rows = {row["name"]: row for row in told["rows"]}
+    assert list(rows) == [
+        *("small", "batch32", "batch256", "large", "random", "random10"),
+        *("loader0", "loader2", "open", "build-small", "build-large", "import"),
+    ]
+    for row in rows.values():
+        assert row["errors"] == {}
+        expected = {"ours"} if row["name"] == "import" else {"ours", "bare"}
+        assert set(row["figures"]) == expected
+        assert all(len(figure["rounds"]) == 2 for figure in row["figures"].values())
+        assert row["title"].split(",")[0] in run.stdout
+    assert told["machine"]["cores"] == os.cpu_count()
+    assert set(told["verified"]) == {"small", "large"}
+    assert os.listdir(scratch) == []
+
+
+def test_unknown_row_is_refused_by_name():
+    """A misspelt row is an error that lists the rows, not an empty run."""
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "run.py"), "--rows", "smal"], capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert "batch256" in run.stderr
+
+
+def test_verdicts_follow_from_the_rounds(modules):
+    """Ratios are medians of the rounds' ratios; targets are met, missed or left open by them."""
+    rows, report = modules
+    row = rows.Row(
+        name="r",
+        title="r",
+        kind="items",
+        targets=(
+            rows.faster("original", 3),
+            rows.within("bare", 1.8),
+            rows.within("absentee", 2),
+            rows.at_most(2.5),
+            rows.absent("torch"),
+        ),
+    )
+    seconds = {"ours": [2e-6, 2e-6, 9e-6], "original": [6e-6, 8e-6, 9e-6], "bare": [1e-6, 1e-6, 9e-6]}
+    told = report.summarise(row, seconds, {"torch": True}, {})
+    assert told["ratios"] == pytest.approx({"original": 3.0, "bare": 0.5})
+    assert told["figures"]["ours"]["median"] == pytest.approx(2.0)
+    assert [target["met"] for target in told["targets"]] == [True, False, None, True, False]
+    assert [target["text"] for target in told["targets"]] == [">= 3x", "<= 1.8x", "<= 2x", "<= 2.5", "no torch"]
