@@ -211,26 +211,21 @@ class ShardListDataset(Dataset[Any]):
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """The samples at ``indices``, in that order; read shard by shard, in offset order. torch's batch fetch."""
         cls = type(self)
-        if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
+        is_own = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
+        if not is_own or self.fields is not None:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         samples: list[Any] = [None] * len(wanted)
         at = 0
         while at < len(order):
-            index, (lo, hi, reader, name) = self._enter(wanted[order[at]])
+            _, (lo, hi, reader, name) = self._enter(wanted[order[at]])
             first = at
+            if wanted[order[-1]] < hi:
+                at = len(order)
             while at < len(order) and wanted[order[at]] < hi:
                 at += 1
-            places = order[first:at]
-            found = reader.read_many([wanted[place] - lo for place in places], self.fields)
-            for place, sample in zip(places, found, strict=True):
-                index = wanted[place]
-                sample["__dataset__"] = name
-                sample["__index__"] = index
-                sample["__shard__"] = reader.url
-                sample["__shardindex__"] = index - lo
-                samples[place] = sample
+            reader.read_into(samples, order[first:at], wanted, lo, name)
         self.cache.accesses += len(wanted)
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
@@ -332,10 +327,11 @@ class ShardListDataset(Dataset[Any]):
         if here[0] <= plain < here[1]:
             return plain, here
         k = bisect_right(self._ends, plain)
-        lo = self._ends[k - 1] if k else 0
-        reader = self.open_shard(k)
-        self._here = here = (lo, self._ends[k], reader, self._list.describe(k).get("dataset"))
-        self.check_cache_misses()
+        reader = self.cache.lru[self._list.urls[k]]
+        if reader is None or reader.table.nsamples != self.lengths[k]:
+            reader = self.open_shard(k)
+            self.check_cache_misses()
+        self._here = here = (self._ends[k - 1] if k else 0, self._ends[k], reader, self._list.dataset_of(k))
         return plain, here
 
     def _raise_mismatch(self, k: int, found: int, nrepeated: int) -> None:

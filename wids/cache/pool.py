@@ -10,6 +10,7 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from wids.cache.reader import Blocks
 from wids.events import Closed, emit
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class OpenShards:
         self.lru: LRUCache[str, ShardReader] = LRUCache(capacity, self._on_release)
         self.hooks = hooks
         self._find = find
+        self._blocks = Blocks()
         self.reset_stats()
 
     def __len__(self) -> int:
@@ -122,11 +124,12 @@ class OpenShards:
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
         empty: LRUCache[str, ShardReader] = LRUCache(self.lru.capacity)
-        return {**self.__dict__, "lru": empty, "accesses": 0, "misses": 0}
+        return {**self.__dict__, "lru": empty, "_blocks": None, "accesses": 0, "misses": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.lru.release_handler = self._on_release
+        self._blocks = Blocks()
 
     def get_shard(self, url: str) -> ShardReader:
         """The open shard at ``url`` (as the index resolves it), opened if it is not.
@@ -146,6 +149,7 @@ class OpenShards:
             self.misses += 1
             self.last_missed = True
             reader = self.store.open(shard)
+            reader.share(self._blocks)
             self.lru[shard.url] = reader
         else:
             self.last_missed = False

@@ -14,7 +14,8 @@ JSON form (``wids_version`` 1)::
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 
@@ -77,7 +78,7 @@ class ShardList:
         urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown.
     """
 
-    __slots__ = ("_defaults", "_extras", "filesizes", "header", "md5sums", "nsamples", "urls")
+    __slots__ = ("_defaults", "_extras", "_starts", "filesizes", "header", "md5sums", "nsamples", "urls")
 
     def __init__(self, header: dict[str, Any] | None = None) -> None:
         self.header: dict[str, Any] = header or {}
@@ -86,7 +87,8 @@ class ShardList:
         self.filesizes: list[int] = []
         self.md5sums: list[str] = []
         self._extras: dict[int, dict[str, Any]] = {}
-        self._defaults: list[tuple[int, dict[str, Any]]] = []  # (first shard, keys for all shards from there on)
+        self._starts: list[int] = []  # first shard of each component, and
+        self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -108,24 +110,32 @@ class ShardList:
         if shard.md5sum is not None:
             desc["md5sum"] = shard.md5sum
         desc.update(self._extras.get(k, {}))
-        for first, defaults in reversed(self._defaults):
-            if first <= k:
-                desc.update((key, value) for key, value in defaults.items() if key not in desc)
-                break
-        return desc
+        at = bisect_right(self._starts, k)
+        return {**self._defaults[at - 1], **desc} if at else desc
+
+    def dataset_of(self, k: int) -> str | None:
+        """The name of the sub-dataset that shard ``k`` came from; what ``describe(k).get("dataset")`` says."""
+        own = self._extras.get(k)
+        if own is not None and "dataset" in own:
+            return cast("str | None", own["dataset"])
+        at = bisect_right(self._starts, k)
+        return self._defaults[at - 1].get("dataset") if at else None
 
     def __getstate__(self) -> tuple[Any, ...]:
         columns = tuple("\0".join(column) for column in (self.urls, self.md5sums))
-        return self.header, len(self), columns, self.nsamples, self.filesizes, self._extras, self._defaults
+        rest = (self.nsamples, self.filesizes, self._extras, self._starts, self._defaults)
+        return self.header, len(self), columns, rest
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.header, count, (names, digests), self.nsamples, self.filesizes, self._extras, self._defaults = state
+        self.header, count, (names, digests), rest = state
+        self.nsamples, self.filesizes, self._extras, self._starts, self._defaults = rest
         self.urls = names.split("\0") if count else []
         self.md5sums = digests.split("\0") if count else []
 
     def begin_component(self, defaults: dict[str, Any]) -> None:
         """All shards appended from here on have these keys, unless they bring their own."""
-        self._defaults.append((len(self.urls), defaults))
+        self._starts.append(len(self.urls))
+        self._defaults.append(defaults)
 
     def append(self, url: str, row: _Row, raw: dict[str, Any]) -> None:
         """Add one checked row; ``raw`` is the row as it was written, whose unknown keys are kept."""

@@ -161,15 +161,17 @@ class MemberTable:
         starts: ``starts[r] .. starts[r + 1]`` are the members of sample ``r``; indexable, gives ints.
         offsets, sizes: of each member's data in the shard, in bytes; indexable, give ints.
         extension_ids: of each member, into ``extensions``.
+        key_text: the keys one after another: str if all are ASCII (a byte offset is then a position), else raw bytes.
+        key_ends: sample ``r``'s key is ``key_text[key_ends[r] : key_ends[r + 1]]``.
     """
 
     __slots__ = (
-        "_key_ends",
-        "_keys",
         "_rows",
         "extension_ids",
         "extensions",
         "identity",
+        "key_ends",
+        "key_text",
         "nmembers",
         "nrepeated",
         "nsamples",
@@ -188,9 +190,10 @@ class MemberTable:
         nrepeated: int,
     ) -> None:
         self.identity = identity
-        self.offsets, self.sizes, self.extension_ids, self.starts, self._key_ends = columns
+        self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends = columns
         self.extensions = extensions
-        self._keys = keys
+        raw = bytes(keys)
+        self.key_text: str | bytes = raw.decode("ascii") if raw.isascii() else raw
         self.nmembers = len(self.offsets)
         self.nsamples = len(self.starts) - 1
         self.nrepeated = nrepeated
@@ -205,12 +208,13 @@ class MemberTable:
     @property
     def nbytes(self) -> int:
         """Memory that the columns and keys take, in bytes."""
-        columns = (self.offsets, self.sizes, self.extension_ids, self.starts, self._key_ends)
-        return len(self._keys) + sum(column.nbytes for column in columns)
+        columns = (self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends)
+        return len(self.key_text) + sum(column.nbytes for column in columns)
 
     def key(self, row: int) -> str:
         """The key of sample ``row`` (0 <= row < nsamples)."""
-        return str(self._keys[self._key_ends[row] : self._key_ends[row + 1]], "utf-8", "surrogateescape")
+        key = self.key_text[self.key_ends[row] : self.key_ends[row + 1]]
+        return key if isinstance(key, str) else decode_name(key)
 
     def keys(self) -> Iterator[str]:
         """All keys, in sample order."""
@@ -234,18 +238,21 @@ class MemberTable:
         """The same table, tied to another description of the same bytes."""
         return MemberTable(
             identity=identity,
-            columns=(self.offsets, self.sizes, self.extension_ids, self.starts, self._key_ends),
+            columns=(self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends),
             extensions=self.extensions,
-            keys=self._keys,
+            keys=self._raw_keys(),
             nrepeated=self.nrepeated,
         )
+
+    def _raw_keys(self) -> bytes:
+        return self.key_text.encode("ascii") if isinstance(self.key_text, str) else self.key_text
 
     def to_bytes(self) -> bytes:
         """The on-disk form."""
         extensions = b"".join(encode_name(extension) + b"\0" for extension in self.extensions)
-        etag = (self.identity.etag or "").encode()
-        columns = (self.offsets, self.sizes, self.extension_ids, self.starts, self._key_ends)
-        parts = [_little(column) for column in columns] + [extensions, bytes(self._keys), etag]
+        etag, keys = (self.identity.etag or "").encode(), self._raw_keys()
+        columns = (self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends)
+        parts = [_little(column) for column in columns] + [extensions, keys, etag]
         body = b"".join(part + bytes(-len(part) % 8) for part in parts)
         md5 = bytes.fromhex(self.identity.md5) if self.identity.md5 else _UNKNOWN_MD5
         header = _HEADER.pack(
@@ -262,14 +269,14 @@ class MemberTable:
             self.nrepeated,
             len(etag),
             len(extensions),
-            len(self._keys),
+            len(keys),
         )
         checksum = crc32(body, crc32(header[16:]))
         return header[:12] + checksum.to_bytes(4, "little") + header[16:] + body
 
 
 def parse_table(data: bytes, *, shard: str) -> MemberTable:
-    """Read a table from its on-disk form; the result keeps ``data`` alive and copies none of it.
+    """Read a table from its on-disk form; the result keeps ``data`` alive and copies only the keys.
 
     Args:
         data: the whole file.
