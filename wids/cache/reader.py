@@ -29,7 +29,7 @@ BLOCK_SHIFT = 19
 BLOCK_BYTES = 1 << BLOCK_SHIFT
 # A block costs as much to read as some 60 samples. It is read once it had this many; a block of small samples has
 # hundreds more, and one that does not get there within _MEMORY_READS reads was not worth it.
-_WORTH_READS, _MEMORY_READS = 16, 2048
+_WORTH_READS, _MEMORY_READS = 8, 512
 _MAX_BLOCKS = 64
 _TAG_SHIFT = 44
 
@@ -65,10 +65,11 @@ class Blocks:
             return reader.pread(lo, hi - lo), lo
         counts.pop(number, None)
         base = lo & -BLOCK_BYTES
-        block = reader.pread(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
         with suppress(KeyError, StopIteration, RuntimeError):  # another thread is making room too
+            # Room first: the allocator then hands the old block's pages out again, already faulted in.
             while len(self.kept) >= _MAX_BLOCKS:
                 del self.kept[next(iter(self.kept))]
+        block = reader.pread(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
         self.kept[number] = block
         return block, base
 

@@ -1,0 +1,175 @@
+"""``wids.wids`` of the original: datasets, samplers, and the pieces that programs took from it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from wids.cache import fetch, store
+from wids.cache.pool import OpenShards
+from wids.cache.reader import ShardReader
+from wids.dataset import ShardListDataset
+from wids.errors import CountMismatchError, DigestMismatchError
+from wids.index import table, urls
+from wids.index.spec import Shard
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+from wids.wids_mmtar import MMIndexedTar  # the name it has for users; wids.legacy.wids_mmtar would be a second module
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+__all__ = [
+    "CacheLocalname",
+    "ChunkedSampler",
+    "DefaultLocalname",
+    "DistributedChunkedSampler",
+    "IndexedTarSamples",
+    "LRUShards",
+    "ShardListDataset",
+    "ShardListSampler",
+    "ShardedSampler",
+    "cache_localname",
+    "compute_file_md5sum",
+    "compute_num_samples",
+    "default_localname",
+    "group_by_key",
+    "hash_localname",
+    "iterate_ranges",
+    "lengths_to_ranges",
+    "splitname",
+]
+
+
+class DefaultLocalname:
+    """URL -> path in a directory. One URL, one path: also for shards that share a basename."""
+
+    def __init__(self, dldir: str | os.PathLike[str] | None = None) -> None:
+        self.directory = store.default_cache_dir() if dldir is None else os.path.expanduser(os.fspath(dldir))
+
+    def __call__(self, shard: str) -> str:
+        return os.path.join(self.directory, urls.cache_name(shard))
+
+
+CacheLocalname = cache_localname = default_localname = hash_localname = DefaultLocalname
+
+
+class LRUShards(OpenShards):
+    """A pool of open shards for any URL."""
+
+    def __init__(self, lru_size: int, keep: bool = False, localname: Callable[[str], str] | None = None) -> None:
+        self.keep = keep
+        place = localname or DefaultLocalname()
+        super().__init__(
+            store.Store(cache_dir=None, localname=place), capacity=lru_size, find=_shard_without_count, hooks=()
+        )
+
+
+class IndexedTarSamples:
+    """The samples of one local tar; ``reader.by_index`` holds (name, header offset, size) of each member."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        stream: BinaryIO | None = None,
+        md5sum: str | None = None,
+        expected_size: int | None = None,
+    ) -> None:
+        if path is None and stream is None:
+            raise TypeError("IndexedTarSamples needs a path or a stream")
+        self.path = os.fspath(path) if path is not None else str(getattr(stream, "name", stream))
+        self.reader = MMIndexedTar(self.path if stream is None else stream)
+        self.stream = self.reader.stream
+        if md5sum and (found := compute_file_md5sum(self.stream)) != md5sum:
+            self.close()
+            raise DigestMismatchError(f"{self.path}: its md5 is {found}, not {md5sum}", expected=md5sum, found=found)
+        fd = os.dup(self.stream.fileno())
+        try:
+            members = table.build_table(
+                self.reader.members,
+                identity=table.Identity(size=os.fstat(fd).st_size),
+                shard=self.path,
+            )
+        except BaseException:
+            os.close(fd)
+            self.close()
+            raise
+        self._samples = ShardReader(fd, table=members, url=self.path, path=self.path)
+        if expected_size is not None and len(self) != expected_size:
+            self.close()
+            raise CountMismatchError(
+                f"{self.path}: holds {len(members)} samples, not {expected_size}",
+                shard=self.path,
+                expected=expected_size,
+                found=len(members),
+            )
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        return self._samples[idx]
+
+    def close(self) -> None:
+        self.reader.close()
+        if hasattr(self, "_samples"):
+            self._samples.close()
+
+
+def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int = 1 << 20) -> str:
+    if isinstance(fname, (str, os.PathLike)):
+        return fetch.file_md5(os.fspath(fname))
+    digest = hashlib.md5(usedforsecurity=False)
+    fname.seek(0)
+    while block := fname.read(chunksize):
+        digest.update(block)
+    fname.seek(0)
+    return digest.hexdigest()
+
+
+def compute_num_samples(fname: str | os.PathLike[str]) -> int:
+    return len(LRUShards(1).store.open(_shard_without_count(os.fspath(fname))))
+
+
+def splitname(fname: str) -> tuple[str, str]:
+    parts = table.first_dot(table.encode_name(fname))
+    if parts is None:
+        raise ValueError(f"{fname!r} has no extension, so it belongs to no sample")
+    return table.decode_name(parts[0]), table.decode_name(parts[1])
+
+
+def group_by_key(names: Iterable[str]) -> list[list[int]]:
+    groups: list[list[int]] = []
+    last: bytes | None = None
+    for i, name in enumerate(names):
+        parts = table.first_dot(table.encode_name(name))
+        if parts is None:
+            continue
+        if parts[0] != last:
+            last = parts[0]
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
+def lengths_to_ranges(lengths: Iterable[int]) -> list[tuple[int, int]]:
+    return ShardListSampler(None, lengths=list(lengths)).ranges
+
+
+def iterate_ranges(
+    ranges: Sequence[tuple[int, int]], rng: random.Random, indexshuffle: bool = True, shardshuffle: bool = True
+) -> Iterator[int]:
+    order = list(range(len(ranges)))
+    if shardshuffle:
+        rng.shuffle(order)
+    for k in order:
+        indices = list(range(*ranges[k]))
+        if indexshuffle:
+            rng.shuffle(indices)
+        yield from indices
+
+
+def _shard_without_count(url: str) -> Shard:
+    return Shard(url=url, nsamples=None)

@@ -1,0 +1,195 @@
+"""``widsindex create | update | info | sample`` of the original, with its flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from wids.cache.fetch import read_bytes
+from wids.cache.files import write_atomically
+from wids.cache.survey import survey_shard
+from wids.errors import SpecError, WidsError
+from wids.index import urls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args) or 0)
+    except (WidsError, OSError, IndexError, KeyError) as error:
+        print(f"widsindex: {error}", file=sys.stderr)
+        return 1
+
+
+def _create(args: argparse.Namespace) -> None:
+    sources = [line.strip() for line in sys.stdin if line.strip()] if args.files == ["-"] else args.files
+    names = [name for source in sources for name in urls.expand(source)]
+    if not names:
+        raise SpecError("no shards to index")
+    name = _shorten(os.path.splitext(names[0])[0]) if args.name is None else args.name
+    shards = []
+    for shard in names:
+        print(shard)
+        shards.append(survey_shard(shard))
+    index: dict[str, Any] = {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "shardlist": sorted(shards, key=lambda shard: str(shard["url"])),
+    }
+    if name:
+        index["name"] = name
+    if args.base is not None:
+        index["base"] = args.base
+    if args.info is not None:
+        with open(args.info, encoding="utf-8") as file:
+            index["info"] = file.read()
+    _write(args.output, index)
+
+
+def _update(args: argparse.Namespace) -> None:
+    index = _read(args.filename)
+    for key in ("name", "info", "base"):
+        if getattr(args, key):
+            index[key] = getattr(args, key)
+    if args.keep or args.nokeep:
+        index["keep"] = args.keep
+    shards = index["shardlist"]
+    if args.rebase:
+        bases = {urls.directory_of(shard["url"]) for shard in shards}
+        if len(bases) != 1:
+            raise SpecError(f"{args.filename}: --rebase needs shards in one directory, they are in {sorted(bases)}")
+        index["base"] = bases.pop()
+        print(f"rebasing to {index['base']}")
+    if args.dir or args.nodir or args.rebase:
+        for shard in shards:
+            shard["url"] = os.path.join("" if args.nodir else args.dir, urls.basename_of(shard["url"]))
+        shards.sort(key=lambda shard: str(shard["url"]))
+    index.setdefault("name", os.path.splitext(os.path.basename(args.filename))[0])
+    os.replace(args.filename, f"{args.filename}.bak")
+    _write(args.filename, index)
+
+
+def _info(args: argparse.Namespace) -> None:
+    if args.table:
+        print("file\tname\tnbytes\tnsamples\tbase\tlast\tdatasets")
+    for filename in args.filenames:
+        index = _read(filename)
+        shards = index.get("shardlist") or []
+        nbytes, nsamples = (sum(shard.get(key) or 0 for shard in shards) for key in ("filesize", "nsamples"))
+        parts = index.get("datasets") or []
+        last = shards[-1]["url"] if shards else ""
+        if args.table:
+            print(filename, index.get("name"), nbytes, nsamples, index.get("base"), last, len(parts), sep="\t")
+            continue
+        facts = {
+            "name": index.get("name"),
+            "info": index.get("info"),
+            "base": f"{index.get('base')} (assumed: {urls.directory_of(filename)})",
+            "total size": _short(nbytes),
+            "total samples": _short(nsamples),
+            "avg sample size": _short(nbytes // max(1, nsamples)),
+            "avg shard size": _short(nbytes // max(1, len(shards))),
+            "first shard": shards[0]["url"] if shards else "",
+            "last shard": last,
+        }
+        print("filename:", filename)
+        for name, value in facts.items():
+            print(f"{name:>16}: {value}")
+        for part in parts:
+            print(f"{'dataset':>16}: {part.get('name')} {part.get('source_url', '')}")
+        print()
+
+
+def _sample(args: argparse.Namespace) -> None:
+    from wids.dataset import ShardListDataset
+
+    is_raw = args.raw or args.cat is not None
+    dataset = ShardListDataset(args.filename, transformations="raw" if is_raw else "PIL")
+    print("dataset size:", len(dataset), file=sys.stderr)
+    sample = dataset[args.index]
+    if args.cat is not None:
+        if args.cat not in sample:
+            raise SpecError(f"sample {args.index} has no field {args.cat!r}; it has {sorted(sample)}")
+        sys.stdout.buffer.write(sample[args.cat])
+        return
+    width = max(map(len, sample))
+    for name, value in sorted(sample.items()):
+        print(name.ljust(width), repr(value)[: args.width - width - 1])
+
+
+def _read(filename: str) -> dict[str, Any]:
+    try:
+        index = json.loads(read_bytes(filename))
+    except ValueError as error:
+        raise SpecError(f"{filename}: not valid JSON ({error})") from error
+    if not isinstance(index, dict) or not isinstance(index.get("shardlist"), list):
+        raise SpecError(f"{filename}: not a shard index, it has no shardlist")
+    return index
+
+
+def _write(filename: str, index: dict[str, Any]) -> None:
+    write_atomically(filename, json.dumps(index, indent=2).encode())
+
+
+def _shorten(name: str) -> str:
+    """The words of a path, each once, numbers left out: ``gs://b/train-000`` -> ``gs-b-train``."""
+    words = [word for word in re.split(r"\W+", name) if word and not word.isdigit()]
+    return "-".join(dict.fromkeys(words))
+
+
+def _short(number: float) -> str:
+    for suffix in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.1f}{suffix}"
+        number /= 1000
+    return f"{number:.1f}P"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="widsindex", description="Make, change and look into shard indexes.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    create = commands.add_parser("create", help="write the index of a list of shards")
+    create.add_argument("files", nargs="+", help="shards: paths, URLs, brace patterns; '-' reads them from stdin")
+    create.add_argument("-o", "--output", default="shardindex.json", help="the index to write")
+    create.add_argument("-n", "--name", help="name of the dataset")
+    create.add_argument("-i", "--info", help="file that describes the dataset")
+    create.add_argument("-b", "--base", help="what relative URLs are relative to")
+    create.set_defaults(run=_create)
+
+    update = commands.add_parser("update", help="change an index; the old one stays as .bak")
+    update.add_argument("filename")
+    update.add_argument("-n", "--name", default="", help="set the name")
+    update.add_argument("-k", "--keep", action="store_true", help="set the keep flag")
+    update.add_argument("-K", "--nokeep", action="store_true", help="clear the keep flag")
+    update.add_argument("-i", "--info", default="", help="set the description")
+    update.add_argument("-D", "--nodir", action="store_true", help="strip the directory from the URLs")
+    update.add_argument("-d", "--dir", default="", help="set the directory of the URLs")
+    update.add_argument("-b", "--base", default="", help="set the base")
+    update.add_argument("-B", "--rebase", action="store_true", help="move the shards' common directory to base")
+    update.set_defaults(run=_update)
+
+    info = commands.add_parser("info", help="what an index holds")
+    info.add_argument("filenames", nargs="*")
+    info.add_argument("-t", "--table", action="store_true", help="one line each")
+    info.set_defaults(run=_info)
+
+    sample = commands.add_parser("sample", help="one sample of a dataset")
+    sample.add_argument("filename")
+    sample.add_argument("index", type=int, nargs="?", default=0)
+    sample.add_argument("-p", "-r", "--python", "--raw", dest="raw", action="store_true", help="undecoded")
+    sample.add_argument("-c", "--cat", help="write the bytes of this field to stdout")
+    sample.add_argument("-w", "--width", type=int, default=250, help="characters in a line")
+    sample.set_defaults(run=_sample)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
