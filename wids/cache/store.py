@@ -52,6 +52,7 @@ class Store:
         localname: URL -> path, the caller's own choice of where each shard is or goes; wins over ``cache_dir``.
         cache_local: copy local shards to the cache directory too (NAS to NVMe).
         storage_options, allow_pipe: see `wids.cache.fetch.fetch_to`.
+        use_mmap: read through memory maps; see `wids.cache.reader`.
         rule, group: see `wids.index.table.build_table`.
         hooks: told of every event.
     """
@@ -64,6 +65,7 @@ class Store:
         cache_local: bool = False,
         storage_options: dict[str, Any] | None = None,
         allow_pipe: bool = False,
+        use_mmap: bool = False,
         rule: KeyRule = "first-dot",
         group: Group = "adjacent",
         hooks: Sequence[Hook] = (),
@@ -74,6 +76,7 @@ class Store:
         self.cache_local = cache_local
         self.storage_options = storage_options
         self.allow_pipe = allow_pipe
+        self.use_mmap = use_mmap
         self.rule: KeyRule = rule
         self.group: Group = group
         self.hooks = hooks
@@ -110,6 +113,8 @@ class Store:
             # Saved tables count samples the standard way; the dataset compares the count that this grouping gives.
             shard = msgspec.structs.replace(shard, nsamples=None)
         reader, has_saved = self._open_in_place(shard, path) if is_in_place else self._open_cached(shard, path)
+        if self.use_mmap:
+            reader.map_file()
         table = reader.table
         if table.nrepeated:
             emit(self.hooks, RepeatedKeys(url=shard.url, count=table.nrepeated))
