@@ -1,0 +1,181 @@
+"""The house rules that code review would otherwise have to hold: imports go one way, the face stays light."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wids
+
+ROOT = Path(wids.__file__).parent
+# What each part may import of the others, from DESIGN.md: errors, events < index, order < cache < dataset, samplers < cli.
+LAYERS = {
+    "errors": set(),
+    "events": {"errors"},
+    "index": {"errors", "events"},
+    "order": {"errors", "events"},
+    "decode": {"errors", "events", "index"},
+    "cache": {"errors", "events", "index", "order"},
+    "dataset": {"errors", "events", "index", "order", "cache", "decode"},
+    "samplers": {"errors", "events", "index", "order", "cache"},
+    "cli": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},
+    "legacy": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},
+}
+IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
+# decode.py loads .pt members and the demo trains: inside functions, when it comes to it.
+LAZY_TORCH = re.compile(r"decode\.py|cli/demo_\w+\.py")
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
+    """Absolute names of the modules that a file imports; what only type checkers see is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if is_top_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if isinstance(child, ast.Import):
+                found.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: imports are absolute"
+                found.update(f"{child.module}.{alias.name}" for alias in child.names)
+            visit(child)
+
+    visit(tree)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    """A module imports only from its own part and from those below it."""
+    part = part_of(path)
+    for name in imports_of(path, is_top_only=False):
+        words = name.split(".")
+        if words[0] == "wids" and len(words) > 1 and words[1] != part:
+            other = "legacy" if words[1].startswith("wids") else words[1]
+            allowed = LAYERS[part] | {part}
+            assert other in allowed or other == "__version__", f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("part", ["index", "order"])
+def test_pure_parts_do_no_io(part):
+    """index/ and order/ import nothing that reaches files, processes or the network, not even inside a function."""
+    for path in sorted((ROOT / part).glob("*.py")):
+        tops = {name.split(".")[0] for name in imports_of(path, is_top_only=False)}
+        assert not tops & IMPURE, path
+        calls = {node.func.id for node in ast.walk(ast.parse(path.read_text())) if is_plain_call(node)}
+        assert not calls & {"open", "print", "input", "exec", "eval"}, path
+
+
+def is_plain_call(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def test_torch_only_in_dataset_and_samplers():
+    """torch is imported at module level in dataset.py and samplers.py alone, and lazily where a user asks for it."""
+    at_top, anywhere = set(), set()
+    for path in modules():
+        name = path.relative_to(ROOT).as_posix()
+        if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=True)):
+            at_top.add(name)
+        if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
+            anywhere.add(name)
+    assert at_top == {"dataset.py", "samplers.py"}
+    assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
+
+
+def test_only_the_command_line_prints():
+    """print() stands in cli/ and in the original's widsindex only."""
+    for path in modules():
+        if part_of(path) in ("cli", "legacy"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not [node for node in ast.walk(tree) if is_plain_call(node) and node.func.id == "print"], path
+
+
+def test_public_names():
+    """The names that users build on; adding one is a decision, losing one breaks programs."""
+    assert sorted(wids.__all__) == [
+        "ChunkedSampler",
+        "DistributedChunkedSampler",
+        "ShardListDataset",
+        "ShardListSampler",
+        "ShardedSampler",
+        "WidsError",
+        "create_cleanup_background_process",
+        "errors",
+        "events",
+        "keep_most_recent_files",
+        "register_decoder",
+    ]
+    for name in wids.__all__:
+        assert getattr(wids, name) is not None
+    assert wids.__version__
+    assert set(wids.__all__) <= set(dir(wids))
+
+
+def test_unknown_name_is_an_attribute_error():
+    """A misspelt name fails as everywhere in Python, so hasattr and getattr defaults work."""
+    with pytest.raises(AttributeError, match="'wids' has no attribute 'ShardListDataSet'"):
+        _ = wids.ShardListDataSet
+
+
+def run_fresh(code: str) -> dict:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_brings_no_heavy_module_and_touches_no_disk():
+    """`import wids` loads neither torch nor PIL nor fsspec nor numpy, and opens no file but Python's own modules."""
+    seen = run_fresh(
+        "import sys, json\n"
+        "import importlib.util  # the machinery itself opens files once\n"
+        "opened = []\n"
+        "def hook(event, args):\n"
+        "    if event in ('open', 'os.mkdir', 'os.listdir', 'os.scandir', 'socket.connect', 'subprocess.Popen'):\n"
+        "        opened.append((event, str(args[0])))\n"
+        "sys.addaudithook(hook)\n"
+        "import wids\n"
+        "heavy = [m for m in ('torch', 'PIL', 'fsspec', 'numpy', 'msgspec', 'typer') if m in sys.modules]\n"
+        "print(json.dumps({'heavy': heavy, 'opened': opened}))\n"
+    )
+    assert seen["heavy"] == []
+    # The import system itself lists directories and reads modules; nothing else may happen.
+    others = [
+        (event, name)
+        for event, name in seen["opened"]
+        if not (event == "open" and name.endswith((".py", ".pyc"))) and event != "os.listdir"
+    ]
+    assert others == []
+
+
+def test_legacy_names_import_as_submodules():
+    """The original's submodules import by their old names, as one module each."""
+    seen = run_fresh(
+        "import json, wids.wids, wids.wids_cleanup, wids.wids_decode, wids.wids_dl, wids.wids_index\n"
+        "import wids.wids_lru, wids.wids_mmtar, wids.wids_specs\n"
+        "same = wids.wids.ShardListDataset is wids.ShardListDataset\n"
+        "print(json.dumps({'same': same, 'name': wids.wids_mmtar.MMIndexedTar.__module__}))\n"
+    )
+    assert seen == {"same": True, "name": "wids.wids_mmtar"}
+
+
+def test_modules_say_what_they_are_for():
+    """Every module opens with a docstring."""
+    for path in modules():
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
