@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from wids import decode
+from wids import decode, decoders
 from wids.decode import SampleDecoder, register_decoder
 from wids.errors import DecodeError, UnsafeFormatError
 
@@ -163,7 +163,7 @@ def test_every_built_in_extension_is_tested_here():
     """The tables above and the decoders know the same extensions, so none goes untested."""
     tested = {row[0][1:].lower() for row in PLAIN + IMAGES} - {"seg.png"}
     elsewhere = {"npy", "npz", "pt", "pth", "safetensors"}
-    assert tested | elsewhere == set(decode._PLAIN) | set(decode._WITH_OPTIONS)
+    assert tested | elsewhere == set(decoders._PLAIN) | set(decoders._WITH_OPTIONS)
 
 
 def test_first_frame_of_an_animation():
