@@ -2,8 +2,7 @@
 
 Rules: pure; bytes come through ``read(offset, size)``. Only regular members are yielded, names stay bytes.
 What cannot be served from one byte range, or ends too early, is a typed error with shard and byte offset,
-never a silently shorter list. Where dialects leave room, stdlib ``tarfile`` is followed; sources:
-POSIX.1-2017 ``pax``, the GNU tar manual ("Basic Tar Format"), and star(5) for its prefix field.
+never a silently shorter list. Where dialects leave room, stdlib ``tarfile`` is followed.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ from wids.errors import (
     CompressedShardError,
     CorruptHeaderError,
     EmptyShardError,
-    TarError,
     TruncatedShardError,
     UnsupportedMemberError,
 )
+from wids.index import headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int, int], bytes]
 
-BLOCK = 512
+BLOCK = headers.BLOCK
 _ZERO_BLOCK = bytes(BLOCK)
 _BLANK, _BLANK_SUM = b"\0 ", 8 * 32
+# No checksum: the largest sum of 512 bytes is far below.
+_NO_SUM = 1 << 30
 _REGULAR = frozenset(b"0\x007")
 # Their size field says nothing about data that follows: hard and symbolic links, devices, directories, FIFOs.
 _WITHOUT_DATA = frozenset(b"123456")
 _LONG_NAME, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LxXg"
 _EXTENDED = frozenset(b"LKxXg")
 _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
+# PAX keys that say the same; `GNU.volume.label` alone is a title.
+_SPARSE_KEY, _VOLUME_KEY = b"GNU.sparse.", b"GNU.volume.filename"
 # An extended header longer than this is damage or an attack, not a name.
 _MAX_EXTENDED_BYTES = 16 << 20
 _WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, 4 << 10, 16 << 10
@@ -48,6 +51,14 @@ _COMPRESSIONS = {
     b"\x1f\x9d": "compress",
     b"LZIP": "lzip",
 }
+_ERROR_PAGE = "an HTML or XML page: probably an error or login page of the server; check the URL and its credentials"
+# Texts that stand where an archive was meant, in lower case.
+_TEXTS = {
+    b"<!doctype": _ERROR_PAGE,
+    b"<html": _ERROR_PAGE,
+    b"<?xml": _ERROR_PAGE,
+    b"version https://git-lfs": "a Git LFS pointer, which stands for the file; fetch the file itself (git lfs pull)",
+}
 
 
 # One regular file in an archive: (raw name, header offset, data offset, size in bytes). A plain tuple, because
@@ -56,22 +67,37 @@ Member: TypeAlias = tuple[bytes, int, int, int]
 
 
 class _Extended:
-    """What extended headers (GNU L/K, PAX x/g) say about the next member."""
+    """What extended headers (GNU L/K, PAX x/g) say about the next member.
 
-    __slots__ = ("global_records", "is_empty", "long_name", "records")
+    Attributes:
+        is_empty: nothing at all. is_open: there was one, and its member has not come yet.
+    """
+
+    __slots__ = ("_global_records", "_long_name", "_records", "is_empty", "is_open")
 
     def __init__(self) -> None:
-        self.is_empty = True
-        self.global_records: dict[bytes, bytes] = {}
-        self.records: dict[bytes, bytes] = {}
-        self.long_name: bytes | None = None
+        self.is_empty, self.is_open = True, False
+        self._global_records: dict[bytes, bytes] = {}
+        self._records: dict[bytes, bytes] = {}
+        self._long_name: bytes | None = None
+
+    def add(self, kind: int, body: bytes, shard: str, pos: int) -> None:
+        """Take in one extended header; a later one of its kind wins."""
+        self.is_empty = False
+        self.is_open = self.is_open or kind != _PAX_GLOBAL
+        if kind == _LONG_NAME:
+            self._long_name = headers.until_nul(body)
+        elif kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL):
+            records, broken_at = headers.parse_records(body)
+            if broken_at is not None:
+                _raise_corrupt(shard, pos, f"the PAX header has a broken record at byte {pos + BLOCK + broken_at}")
+            (self._global_records if kind == _PAX_GLOBAL else self._records).update(records)
 
     def take(self) -> tuple[bytes | None, dict[bytes, bytes]]:
         """Return (GNU long name, PAX records) for this member and forget those that hold for one member only."""
-        long_name = self.long_name
-        records = {**self.global_records, **self.records} if self.global_records else self.records
-        self.long_name, self.records = None, {}
-        self.is_empty = not self.global_records
+        long_name, records = self._long_name, {**self._global_records, **self._records}
+        self._long_name, self._records, self.is_open = None, {}, False
+        self.is_empty = not self._global_records
         return long_name, records
 
 
@@ -89,43 +115,44 @@ def scan(read: Read, size: int, *, shard: str) -> Iterator[Member]:  # noqa: C90
     if size == 0:
         raise EmptyShardError(f"{shard}: the file is empty (0 bytes); write or fetch it again", shard=shard, offset=0)
     extended = _Extended()
-    window, start, pos, headers = b"", 0, 0, 0
+    window, start, pos, count = b"", 0, 0, 0
     while True:
         at = pos - start
         if at + BLOCK > len(window):
             # Small members: many headers in one wide read. Large ones: skip over the payload.
-            window = read(pos, _WIDE_WINDOW if pos <= _SHORT_HOP * headers else _NARROW_WINDOW)
+            window = read(pos, _WIDE_WINDOW if pos <= _SHORT_HOP * count else _NARROW_WINDOW)
             start, at = pos, 0
         header = window[at : at + BLOCK]
         if len(header) < BLOCK:
-            _raise_no_end(shard, pos, size)
+            _raise_no_end(header, shard, pos, size)
         if header[0] == 0 and header == _ZERO_BLOCK:
+            if extended.is_open:
+                _raise_corrupt(shard, pos, "an extended header is followed by the end-of-archive marker, not a member")
             return
-        headers += 1
+        count += 1
         # The common form of both numbers is read in line, two calls a member fewer; the rest goes to functions.
         try:
-            stored = int(header[148:154], 8)
+            stored = int(header[148:154], 8) if header[154] in _BLANK else _NO_SUM
             length = int(header[124:135], 8) if header[135] in _BLANK else -1
         except ValueError:
-            stored = length = -1
+            stored, length = _NO_SUM, -1
         # Adler-32's low half is 1 + the byte sum (modulo 65521), at a tenth of what a sum costs in Python.
-        if stored < 0 or (adler32(header) - adler32(header[148:156]) + _BLANK_SUM - stored) & 0xFFFF:
-            _check_sum(header, shard, pos)
+        sum_ = (adler32(header) & 0xFFFF) - (adler32(header[148:156]) & 0xFFFF) + _BLANK_SUM
+        if sum_ != stored and not headers.is_sum_right(header):
+            _raise_not_header(header, shard, pos)
         if length < 0:
-            length = _size(header, shard, pos)
+            length = _size_of(header, shard, pos)
         kind = header[156]
         data = pos + BLOCK
         if kind in _EXTENDED:
-            if length > _MAX_EXTENDED_BYTES or data + length > size:
-                _raise_long_extended(shard, pos, length, size)
-            _read_extended(kind, read(data, length), extended, shard, pos)
+            extended.add(kind, _read_body(read, length, shard, pos, size), shard, pos)
             pos = data + (length + 511 & -512)
             continue
         if kind in _REGULAR and extended.is_empty:
             end = header.find(0, 0, 100)
             name = header[: end if end >= 0 else 100]
             if header[345]:
-                name = _with_prefix(name, header)
+                name = headers.join_prefix(name, header)
             is_file = kind != 0 or not name.endswith(b"/")
         else:
             name, length, is_file = _resolve(header, kind, length, extended, shard, pos)
@@ -141,118 +168,74 @@ def _resolve(
 ) -> tuple[bytes, int, bool]:
     """Name, data length and is-a-regular-file of a member that is not a plain file with a plain name."""
     long_name, records = extended.take()
-    name = _with_prefix(_until_nul(header[:100]), header)
-    is_directory = kind == 0 and name.endswith(b"/")
-    if long_name is not None:
-        name = long_name
+    name = long_name
+    if name is None:
+        name = headers.join_prefix(headers.until_nul(header[:100]), header)
     if path := records.get(b"path"):
-        name = _until_nul(path).rstrip(b"/")
-    if kind in _UNSUPPORTED or any(record.startswith(b"GNU.sparse.") for record in records):
-        raise UnsupportedMemberError(
-            f"{shard}: member {_show(name)} at byte {pos} is {_UNSUPPORTED.get(kind, 'sparse')}; "
-            "its bytes are not stored in one piece. Pack the shard again without --sparse and --multi-volume",
-            shard=shard,
-            offset=pos,
-        )
+        if 0 in path:
+            _raise_corrupt(shard, pos, f"the PAX path {_show(path)} of this member has a NUL in it")
+        name = path
+    # The whole name decides: what is left of a long one in the header may be cut behind a slash.
+    is_directory = kind == 0 and name.endswith(b"/")
+    if path:
+        name = name.rstrip(b"/")
+    _check_supported(kind, name, records, shard, pos)
     if text := records.get(b"size"):
-        if not text.isdigit():
-            raise CorruptHeaderError(
-                f"{shard}: PAX size {text!r} of the member at byte {pos} is not a number; write the shard again",
-                shard=shard,
-                offset=pos,
-            )
-        length = int(text)
+        found = headers.parse_decimal(text)
+        if found is None:
+            _raise_corrupt(shard, pos, f"the PAX size {text[:40]!r} of member {_show(name)} is not a size")
+        length = found
     if kind in _WITHOUT_DATA:
         length = 0
     return name, length, kind in _REGULAR and not is_directory
 
 
-def _read_extended(kind: int, body: bytes, extended: _Extended, shard: str, pos: int) -> None:
-    extended.is_empty = False
-    if kind == _LONG_NAME:
-        extended.long_name = _until_nul(body)
-    elif kind == _PAX_GLOBAL:
-        extended.global_records.update(_pax_records(body, shard, pos))
-    elif kind in (_PAX, _PAX_SOLARIS):
-        extended.records.update(_pax_records(body, shard, pos))
-
-
-def _pax_records(body: bytes, shard: str, pos: int) -> dict[bytes, bytes]:
-    """Parse ``<length> <key>=<value><newline>`` records; an empty value deletes the key: it is as if absent."""
-    records: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(body) and body[at] != 0:
-        space = body.find(b" ", at, at + 21)
-        digits = body[at:space] if space > at else b""
-        end = at + int(digits) if digits.isdigit() else 0
-        key, equals, value = body[space + 1 : end - 1].partition(b"=")
-        if end <= space + 1 or end > len(body) or body[end - 1] != 0x0A or not equals or not key:
-            raise CorruptHeaderError(
-                f"{shard}: the PAX header at byte {pos} has a broken record at byte {pos + BLOCK + at}; "
-                "write or fetch the shard again",
-                shard=shard,
-                offset=pos,
-            )
-        records[key] = value
-        at = end
-    return records
-
-
-def _check_sum(header: bytes, shard: str, pos: int) -> None:
-    """Compare the stored checksum with the sum of the header's bytes, its own field counted as blanks.
-
-    Some old writers summed signed bytes; both sums are accepted, as everywhere.
-    """
-    field = header[148:156]
-    try:
-        stored = int(_until_nul(field), 8)
-    except ValueError:
-        stored = -1
-    unsigned = sum(header) - sum(field) + 8 * 32
-    signed = unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
-    if stored not in (unsigned, signed):
-        _raise_bad_header(header, shard, pos)
-
-
-def _size(header: bytes, shard: str, pos: int) -> int:
-    """Parse the size field: octal digits, or base-256 when its first bit is set."""
-    field = header[124:136]
-    if field[0] & 0x80:
-        value = int.from_bytes(field, "big") - (0x80 << 88)
-        if value < 1 << 63:
-            return value
-    else:
-        try:
-            value = int(_until_nul(field).strip() or b"0", 8)
-        except ValueError:
-            value = -1
-        if value >= 0:
-            return value
-    raise CorruptHeaderError(
-        f"{shard}: the size field {field!r} of the header at byte {pos} is not a size; write or fetch the shard again",
+def _check_supported(kind: int, name: bytes, records: dict[bytes, bytes], shard: str, pos: int) -> None:
+    what = _UNSUPPORTED.get(kind)
+    for key in records:
+        if key.startswith((_SPARSE_KEY, _VOLUME_KEY)):
+            what = "sparse" if key.startswith(_SPARSE_KEY) else "multi-volume"
+    if what is None:
+        return
+    name = records.get(b"GNU.sparse.name") or records.get(_VOLUME_KEY) or name
+    raise UnsupportedMemberError(
+        f"{shard}: member {_show(name)} at byte {pos} is {what}; "
+        "its bytes are not stored in one piece. Pack the shard again without --sparse and --multi-volume",
         shard=shard,
         offset=pos,
     )
 
 
-def _with_prefix(name: bytes, header: bytes) -> bytes:
-    """Put ustar's prefix before a name; GNU tar ("ustar  ") and V7 keep other things in those bytes."""
-    if header[345] == 0 or header[257:263] != b"ustar\0":
-        return name
-    # star keeps access and change times in the last 24 bytes of the prefix field.
-    return _until_nul(header[345 : 476 if header[508:512] == b"tar\0" else 500]) + b"/" + name
+def _read_body(read: Read, length: int, shard: str, pos: int, size: int) -> bytes:
+    """The data of an extended header; the limits come first, so that no bad length is ever asked for."""
+    left = max(0, size - pos - BLOCK)
+    if length > _MAX_EXTENDED_BYTES:
+        _raise_corrupt(shard, pos, f"the extended header says it is {length} bytes long, and {left} are left")
+    body = read(pos + BLOCK, length) if length <= left else b""
+    if len(body) != length:
+        raise TruncatedShardError(
+            f"{shard}: truncated at byte {size}: the extended header at byte {pos} is {length} bytes long, and "
+            f"{len(body) or left} are left; fetch or write the shard again",
+            shard=shard,
+            offset=pos,
+        )
+    return body
 
 
-def _until_nul(field: bytes) -> bytes:
-    end = field.find(0)
-    return field if end < 0 else field[:end]
+def _size_of(header: bytes, shard: str, pos: int) -> int:
+    size = headers.parse_size(header)
+    if size is None:
+        _raise_corrupt(shard, pos, f"its size field {header[124:136]!r} is not a size")
+    return size
 
 
 def _show(name: bytes) -> str:
     return repr(name.decode("utf-8", "backslashreplace"))
 
 
-def _raise_no_end(shard: str, pos: int, size: int) -> NoReturn:
+def _raise_no_end(start: bytes, shard: str, pos: int, size: int) -> NoReturn:
+    if pos == 0:
+        _raise_if_known(start, shard)
     raise TruncatedShardError(
         f"{shard}: truncated at byte {size}: there is no end-of-archive marker where the next header should be "
         f"(byte {pos}). Fetch or write the shard again; if it is known to be whole, append 1,024 zero bytes",
@@ -270,37 +253,34 @@ def _raise_short_member(shard: str, name: bytes, pos: int, end: int, size: int) 
     )
 
 
-def _raise_long_extended(shard: str, pos: int, length: int, size: int) -> NoReturn:
-    error: type[TarError] = TruncatedShardError if length <= _MAX_EXTENDED_BYTES else CorruptHeaderError
-    raise error(
-        f"{shard}: the extended header at byte {pos} says it is {length} bytes long, "
-        f"and {max(0, size - pos - BLOCK)} are left in the file; fetch or write the shard again",
-        shard=shard,
-        offset=pos,
+def _raise_corrupt(shard: str, pos: int, what: str) -> NoReturn:
+    raise CorruptHeaderError(
+        f"{shard}: corrupt header at byte {pos}: {what}; write or fetch the shard again", shard=shard, offset=pos
     )
 
 
-def _raise_bad_header(header: bytes, shard: str, pos: int) -> NoReturn:
+def _raise_not_header(header: bytes, shard: str, pos: int) -> NoReturn:
     if pos == 0:
-        for magic, name in _COMPRESSIONS.items():
-            if header.startswith(magic):
-                raise CompressedShardError(
-                    f"{shard}: byte 0 starts a {name} stream; a compressed archive has no random access. "
-                    f"Decompress it to a plain .tar first (compress members, not shards)",
-                    shard=shard,
-                    offset=0,
-                )
-        start = header.lstrip()[:15].lower()
-        if start.startswith((b"<!doctype", b"<html", b"<?xml")):
-            raise CorruptHeaderError(
-                f"{shard}: byte 0 starts an HTML or XML page, not a tar archive: probably an error or login page "
-                "of the server; check the URL and its credentials",
-                shard=shard,
-                offset=0,
-            )
+        _raise_if_known(header, shard)
     raise CorruptHeaderError(
         f"{shard}: the 512 bytes at byte {pos} are not a tar header (checksum mismatch); "
         "the shard is damaged or is not a tar archive. Fetch or write it again",
         shard=shard,
         offset=pos,
     )
+
+
+def _raise_if_known(start: bytes, shard: str) -> None:
+    """Say so where a file is known not to be a tar archive by how it starts."""
+    for magic, name in _COMPRESSIONS.items():
+        if start.startswith(magic):
+            raise CompressedShardError(
+                f"{shard}: byte 0 starts a {name} stream; a compressed archive has no random access. "
+                f"Decompress it to a plain .tar first (compress members, not shards)",
+                shard=shard,
+                offset=0,
+            )
+    text = start[:80].lstrip().lower()
+    for opening, what in _TEXTS.items():
+        if text.startswith(opening):
+            raise CorruptHeaderError(f"{shard}: byte 0 starts {what}; this is not a tar archive", shard=shard, offset=0)
