@@ -1,63 +1,47 @@
-"""Shard list: which shards make up a dataset, and its JSON form.
+"""What a program or an index says of its shards -> shard list.
 
-Rules: pure; the bytes of an index, and of the sub-datasets it names, come from the caller. Shards are held as
-columns, because an index of a million shards is pickled into every worker. Unknown keys are kept. An error names
-the path to the bad value.
+Rules: pure; the bytes of an index, and of the sub-datasets it names, come from the caller. An error names the path
+to the bad value, and the index it stands in.
 
 JSON form (``wids_version`` 1)::
 
     {"wids_version": 1, "name": ..., "info": ..., "base": DIRECTORY,          base, name, info: optional
      "shardlist": [{"url": ..., "nsamples": N, "filesize": BYTES, "md5sum": HEX, ...}, ...],
      "datasets": [{"source_url": URL | "shardlist": [...], "name": ..., "weight": ..., "base": ...}, ...]}
+
+A sub-dataset's shards have its name as ``dataset``, its ``weight``, and the ``source_url`` it was loaded from, unless
+they bring their own; a nested one's keys win over those around it. An index's own ``name`` and ``weight`` hold for the
+shards it lists itself.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from bisect import bisect_right
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from wids.errors import NotAllowedError, SpecError
 from wids.index import urls
+from wids.index.shardlist import KNOWN_KEYS, MAX_COUNT, Row, Shard, ShardList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Load = Callable[[str], bytes]
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+__all__ = ["Shard", "ShardList", "list_shards", "parse_index", "parse_json"]
+
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
-_KNOWN = frozenset({"url", "nsamples", "filesize", "md5sum"})
+_FIELD = re.compile(r"required field `(\w+)`")
+# Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard as an index describes it.
-
-    Attributes:
-        url: resolved; what ``sample["__shard__"]`` says.
-        nsamples: samples promised; None where no index says (plain lists of local tars).
-        filesize: bytes promised, or None.
-        md5sum: hexadecimal digest promised, or None.
-    """
-
-    url: str
-    nsamples: Count | None
-    filesize: Count | None = None
-    md5sum: str | None = None
-
-
-class _Row(msgspec.Struct):
-    url: str
-    nsamples: Count
-    filesize: Count | None = None
-    md5sum: str | None = None
-
-
 class _Component(msgspec.Struct):
-    shardlist: list[_Row] | None = None
+    shardlist: list[Row] | None = None
     source_url: str | None = None
     name: str | None = None
     weight: float | None = None
@@ -70,81 +54,23 @@ class _Index(_Component):
     wids_version: int | None = None
 
 
-class ShardList:
-    """The shards of a dataset, in order, as columns.
+class _Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a component stands.
 
     Attributes:
-        header: the index's top-level keys but its shards: name, info, base, and whatever else it held.
-        urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown.
+        place: URL or path of the JSON text it is in; None when that came from an open file.
+        base: what its relative URLs are relative to.
+        keys: what its sub-datasets' shards have, unless something nearer says otherwise.
+        path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
+        chain: the places that led here. depth: components around it.
     """
 
-    __slots__ = ("_defaults", "_extras", "_starts", "filesizes", "header", "md5sums", "nsamples", "urls")
-
-    def __init__(self, header: dict[str, Any] | None = None) -> None:
-        self.header: dict[str, Any] = header or {}
-        self.urls: list[str] = []
-        self.nsamples: list[int] = []
-        self.filesizes: list[int] = []
-        self.md5sums: list[str] = []
-        self._extras: dict[int, dict[str, Any]] = {}
-        self._starts: list[int] = []  # first shard of each component, and
-        self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
-
-    def __len__(self) -> int:
-        return len(self.urls)
-
-    def __getitem__(self, k: int) -> Shard:
-        return Shard(
-            url=self.urls[k],
-            nsamples=None if self.nsamples[k] < 0 else self.nsamples[k],
-            filesize=None if self.filesizes[k] < 0 else self.filesizes[k],
-            md5sum=self.md5sums[k] or None,
-        )
-
-    def describe(self, k: int) -> dict[str, Any]:
-        """Shard ``k`` as the dict that the original's ``ds.shards`` held: known keys, then unknown ones."""
-        shard = self[k]
-        desc: dict[str, Any] = {"url": shard.url, "nsamples": shard.nsamples}
-        if shard.filesize is not None:
-            desc["filesize"] = shard.filesize
-        if shard.md5sum is not None:
-            desc["md5sum"] = shard.md5sum
-        desc.update(self._extras.get(k, {}))
-        at = bisect_right(self._starts, k)
-        return {**self._defaults[at - 1], **desc} if at else desc
-
-    def dataset_of(self, k: int) -> str | None:
-        """The name of the sub-dataset that shard ``k`` came from; what ``describe(k).get("dataset")`` says."""
-        own = self._extras.get(k)
-        if own is not None and "dataset" in own:
-            return cast("str | None", own["dataset"])
-        at = bisect_right(self._starts, k)
-        return self._defaults[at - 1].get("dataset") if at else None
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        columns = tuple("\0".join(column) for column in (self.urls, self.md5sums))
-        rest = (self.nsamples, self.filesizes, self._extras, self._starts, self._defaults)
-        return self.header, len(self), columns, rest
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.header, count, (names, digests), rest = state
-        self.nsamples, self.filesizes, self._extras, self._starts, self._defaults = rest
-        self.urls = names.split("\0") if count else []
-        self.md5sums = digests.split("\0") if count else []
-
-    def begin_component(self, defaults: dict[str, Any]) -> None:
-        """All shards appended from here on have these keys, unless they bring their own."""
-        self._starts.append(len(self.urls))
-        self._defaults.append(defaults)
-
-    def append(self, url: str, row: _Row, raw: dict[str, Any]) -> None:
-        """Add one checked row; ``raw`` is the row as it was written, whose unknown keys are kept."""
-        self.urls.append(url)
-        self.nsamples.append(row.nsamples)
-        self.filesizes.append(-1 if row.filesize is None else row.filesize)
-        self.md5sums.append((row.md5sum or "").lower())
-        if not _KNOWN.issuperset(raw):
-            self._extras[len(self.urls) - 1] = {key: value for key, value in raw.items() if key not in _KNOWN}
+    place: str | None
+    base: str | None
+    keys: dict[str, Any]
+    path: str
+    chain: tuple[str, ...]
+    depth: int
 
 
 def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
@@ -156,26 +82,26 @@ def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
     shards = ShardList()
     for k, item in enumerate(items):
         path = f"shards[{k}]"
-        if isinstance(item, str) or hasattr(item, "__fspath__"):
-            for name in urls.expand(str(item)):
-                _check_url(name, path)
-                shards.append(urls.join(base, name), _Row(url=name, nsamples=-1), {})
+        name = _plain(item)
+        if isinstance(name, str):
+            for url in _expand(name, path):
+                shards.append(_resolve(base, url, path), Row(url=url, nsamples=-1), {})
             continue
-        raw = item
-        if isinstance(item, (tuple, list)) and len(item) == 2:
-            raw = {"url": str(item[0]), "nsamples": item[1]}
-        if not isinstance(raw, dict):
-            raise SpecError(
-                f"{path} is {item!r}; each shard is a dict with url and nsamples, a (url, nsamples) pair, or a path",
-                path=path,
+        if isinstance(item, Mapping):
+            raw = dict(item)
+        elif isinstance(item, Sequence) and len(item) == 2 and not isinstance(item, bytes):
+            raw = {"url": item[0], "nsamples": item[1]}
+        else:
+            _fail(
+                None,
+                path,
+                f"is {item!r}; each shard is a dict with url and nsamples, a (url, nsamples) pair, or a path",
             )
-        if hasattr(raw.get("url"), "__fspath__"):
-            raw = {**raw, "url": str(raw["url"])}
-        if hasattr(raw.get("nsamples"), "__index__"):
-            raw = {**raw, "nsamples": raw["nsamples"].__index__()}  # numpy integers count as integers
-        row = _convert(raw, _Row, where="", path=path)
-        _check_row(row, path)
-        shards.append(urls.join(base, row.url), row, raw)
+        for key in KNOWN_KEYS & raw.keys():
+            raw[key] = _plain(raw[key])
+        row = _convert(raw, Row, path=path)
+        _check_md5(row, path)
+        shards.append(_resolve(base, row.url, f"{path}.url"), row, raw)
     return shards
 
 
@@ -202,16 +128,40 @@ def parse_index(
         SpecError: malformed; ``path`` names the value, ``url`` the index.
         NotAllowedError: a remote index points at local files or at a program.
     """
-    raw = _decode(data, place)
-    if not isinstance(raw, dict):
-        raise SpecError(f"{_where(place)}the index is a JSON {type(raw).__name__}; it is an object", path="", url=place)
-    raw = {**raw, **(options or {})}
-    header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
-    shards = ShardList(header)
-    _Reader(shards, load, allow_local=allow_local).read(raw, place, base, chain=(place or "",))
+    raw = {**parse_json(data, place), **(options or {})}
+    shards = ShardList({key: value for key, value in raw.items() if key not in ("shardlist", "datasets")})
+    _Reader(shards, load, allow_local=allow_local).read(raw, place, base)
     if not shards.urls:
-        raise SpecError(f"{_where(place)}the index lists no shards", path="shardlist", url=place)
+        _fail(place, "shardlist", "lists no shards")
+    if sum(shards.nsamples) > MAX_COUNT:
+        _fail(place, "shardlist", f"promises {sum(shards.nsamples)} samples in all, more than can be counted")
     return shards
+
+
+def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
+    """The JSON object that an index is.
+
+    Raises:
+        SpecError: not JSON, or not an object.
+    """
+    try:
+        raw = _decode(data)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{_where(place)}not valid JSON ({error}); an index is made by `wids index create`", path="", url=place
+        ) from error
+    if not isinstance(raw, dict):
+        _fail(place, "", f"is a JSON {type(raw).__name__}; it is an object")
+    return raw
+
+
+def _decode(data: bytes | str) -> Any:
+    """JSON as Python's own json reads it, at msgspec's speed where the text is strictly JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError):
+        # A byte order mark, UTF-16, NaN, a lone surrogate in a file's name: json.dump writes some, editors the others.
+        return json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data)
 
 
 class _Reader:
@@ -220,66 +170,66 @@ class _Reader:
     def __init__(self, shards: ShardList, load: Load, *, allow_local: bool) -> None:
         self.shards, self.load, self.allow_local = shards, load, allow_local
 
-    def read(self, raw: Any, place: str | None, base: str | None, *, chain: tuple[str, ...]) -> None:
-        index = _convert(raw, _Index, where=_where(place), path="")
+    def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
+        """Read the top-level index."""
+        index = _convert(raw, _Index, place=place)
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
-            raise SpecError(f"{_where(place)}wids_version {found}; this wids reads version 1", path="wids_version")
-        defaults = {"weight": index.weight, "name": index.name}
-        self.take(raw, index, place, _base_of(index, place, base), {}, defaults, "", chain)
+            _fail(place, "wids_version", f"{found}; this wids reads version 1")
+        if base is None:
+            base = _base_of(index, None if place is None else urls.directory_of(place))
+        scope = _Scope(place=place, base=base, keys={}, path="", chain=(place or "",), depth=0)
+        self.take(raw, index, scope, _known(weight=index.weight, name=index.name))
 
-    def take(
-        self,
-        raw: dict[str, Any],
-        component: _Component,
-        place: str | None,
-        base: str | None,
-        inherited: dict[str, Any],
-        defaults: dict[str, Any],
-        path: str,
-        chain: tuple[str, ...],
-    ) -> None:
-        """Append a component's own shards, then those of its sub-datasets."""
-        shards = self.shards
-        merged = {key: value for key, value in {**defaults, **inherited}.items() if value is not None}
-        shards.begin_component(merged)
+    def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
+        """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
+        self.shards.begin_component(keys)
         for k, row in enumerate(component.shardlist or ()):
-            where = f"{path}shardlist[{k}]"
-            _check_row(row, where, place)
-            url = urls.join(base, row.url)
-            self.check_allowed(url, place, f"{where}.url")
-            shards.append(url, row, raw["shardlist"][k])
+            path = f"{scope.path}shardlist[{k}]"
+            _check_md5(row, path, scope.place)
+            url = _resolve(scope.base, row.url, f"{path}.url", scope.place)
+            self.check_allowed(url, scope.place, f"{path}.url")
+            self.shards.append(url, row, raw["shardlist"][k])
         for k, part in enumerate(component.datasets or ()):
-            self.take_part(raw["datasets"][k], part, place, base, inherited, f"{path}datasets[{k}]", chain)
+            self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
-    def take_part(
-        self,
-        raw: dict[str, Any],
-        part: _Component,
-        place: str | None,
-        base: str | None,
-        inherited: dict[str, Any],
-        path: str,
-        chain: tuple[str, ...],
-    ) -> None:
-        if part.source_url is None:
-            if part.shardlist is None and part.datasets is None:
-                raise SpecError(f"{_where(place)}{path} has neither source_url nor shardlist", path=path, url=place)
-            own = {**inherited, **_known(weight=part.weight, dataset=part.name)}
-            self.take(raw, part, place, _base_of(part, None, None, base), own, {}, f"{path}.", chain)
+    def take_part(self, raw: dict[str, Any], part: _Component, scope: _Scope, path: str) -> None:
+        """Append one sub-dataset, whose shards are listed in place or behind its ``source_url``."""
+        if scope.depth >= _MAX_DEPTH:
+            _fail(scope.place, path, f"is a sub-dataset within {_MAX_DEPTH} others; list its shards further up")
+        if part.source_url is not None:
+            self.take_source(part, part.source_url, scope, path)
             return
-        source = urls.join(urls.directory_of(place) if place else base, part.source_url)
-        self.check_allowed(source, place, f"{path}.source_url")
-        if source in chain or len(chain) >= _MAX_DEPTH:
-            raise SpecError(f"{_where(place)}{path}.source_url leads back to {source}", path=path, url=place)
-        raw = _decode(self.load(source), source)
-        index = _convert(raw, _Index, where=_where(source), path="")
-        own = _known(weight=part.weight, dataset=part.name or index.name, source_url=source)
+        if part.shardlist is None and part.datasets is None:
+            _fail(scope.place, path, "has neither source_url nor shardlist")
+        keys = {**scope.keys, **_known(weight=part.weight, dataset=part.name)}
+        inner = msgspec.structs.replace(
+            scope, base=_base_of(part, scope.base), keys=keys, path=f"{path}.", depth=scope.depth + 1
+        )
+        self.take(raw, part, inner, keys)
+
+    def take_source(self, part: _Component, source_url: str, scope: _Scope, path: str) -> None:
+        """Load the index behind a sub-dataset's ``source_url`` and append its shards."""
+        home = scope.base if scope.place is None else urls.directory_of(scope.place)
+        source = _resolve(home, source_url, f"{path}.source_url", scope.place)
+        self.check_allowed(source, scope.place, f"{path}.source_url")
+        if source in scope.chain:
+            _fail(scope.place, f"{path}.source_url", f"leads back to {source}")
+        raw = parse_json(self.load(source), source)
+        index = _convert(raw, _Index, place=source)
         # Sub-indexes written by other tools leave the version out; what is there must be one that is understood.
         if index.wids_version not in (None, 1):
-            raise SpecError(f"{_where(source)}wids_version is {index.wids_version}; this wids reads version 1")
-        own = {**own, **inherited}
-        self.take(raw, index, source, _base_of(index, source, part.base), own, {}, "", (*chain, source))
+            _fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
+        if index.shardlist is None and index.datasets is None:
+            _fail(source, "shardlist", "is missing")
+        # As in the original: the name in the index itself wins, and the weight is the reference's.
+        own = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
+        keys = {**scope.keys, **own}
+        has_base = bool(part.base or part.base_path)
+        base = _base_of(part, scope.base) if has_base else _base_of(index, urls.directory_of(source))
+        chain = (*scope.chain, source)
+        inner = _Scope(place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1)
+        self.take(raw, index, inner, keys)
 
     def check_allowed(self, url: str, place: str | None, path: str) -> None:
         if self.allow_local or place is None or urls.is_local(place) or not urls.reaches_local(url):
@@ -292,54 +242,64 @@ class _Reader:
         )
 
 
+def _plain(value: Any) -> Any:
+    """A path-like as text, a numpy integer as int; anything else as it is, for the type check to judge."""
+    if hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    if hasattr(value, "__index__") and not isinstance(value, int):  # bool is an int, and no count
+        try:
+            return value.__index__()
+        except TypeError:
+            return value
+    return value
+
+
 def _known(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _base_of(component: _Component, place: str | None, override: str | None, default: str | None = None) -> str | None:
-    """What a component's relative URLs are relative to: the caller's word, its own base, its place, its parent's."""
-    home = urls.directory_of(place) if place is not None else default
-    if override is not None:
-        return override
+def _base_of(component: _Component, home: str | None) -> str | None:
+    """What a component's relative URLs are relative to: its own base, as seen from ``home``, else ``home``."""
     own = component.base or component.base_path
     return urls.join(home, own) if own else home
 
 
-def _decode(data: bytes | str, place: str | None) -> Any:
+def _expand(pattern: str, path: str) -> Iterable[str]:
     try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"{_where(place)}not valid JSON ({error}); an index is made by `wids index create`", path="", url=place
-        ) from error
+        yield from urls.expand(pattern)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}", path=path) from error
 
 
-def _convert(raw: Any, kind: type[Any], *, where: str, path: str) -> Any:
+def _resolve(base: str | None, url: str, path: str, place: str | None = None) -> str:
+    """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
+    full = urls.join(base, url)
+    if not url or "\0" in full:
+        _fail(place, path, f"is {full!r}; it is a URL or a path")
+    return full
+
+
+def _convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = None) -> Any:
     """Check types with msgspec, and say where a bad value stands in terms of the JSON text."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at `$")
         name = (path + at.rstrip("`")).lstrip(".")
-        field = re.search(r"required field `(\w+)`", what)
-        if field:
+        if field := _FIELD.search(what):
             name = f"{name}.{field[1]}".lstrip(".")
-        raise SpecError(f"{where}{name or 'the index'}: {what}", path=name) from error
+        raise SpecError(f"{_where(place)}{name or 'the index'}: {what}", path=name, url=place) from error
+    except RecursionError as error:
+        raise SpecError(f"{_where(place)}{path or 'the index'} is nested too deeply", path=path, url=place) from error
 
 
-def _check_row(row: _Row, path: str, place: str | None = None) -> None:
-    _check_url(row.url, f"{path}.url", place)
+def _check_md5(row: Row, path: str, place: str | None = None) -> None:
     if row.md5sum and not _MD5.fullmatch(row.md5sum):
-        raise SpecError(
-            f"{_where(place)}{path}.md5sum is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits",
-            path=f"{path}.md5sum",
-            url=place,
-        )
+        _fail(place, f"{path}.md5sum", f"is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits")
 
 
-def _check_url(url: str, path: str, place: str | None = None) -> None:
-    if not url or "\0" in url:
-        raise SpecError(f"{_where(place)}{path} is {url!r}; it is a URL or a path", path=path, url=place)
+def _fail(place: str | None, path: str, what: str) -> NoReturn:
+    raise SpecError(f"{_where(place)}{path or 'the index'} {what}", path=path, url=place)
 
 
 def _where(place: str | None) -> str:

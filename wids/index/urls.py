@@ -2,6 +2,7 @@
 
 Rules: pure text, no ``~`` or working directory (whoever opens them resolves those). Only http(s) and ftp have a
 query part: in a local or bucket name, ``?`` and ``#`` are letters. What a server signed is never re-quoted.
+fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
 _WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
+_QUERY = re.compile(r"[?#]")
 _LOCAL = frozenset({"", "file", "local"})
+# Through these, fsspec reads local files, or files that the text behind the URL names.
+_REACHES_LOCAL = _LOCAL | {"pipe", "asynclocal", "dvc", "generic", "git", "reference"}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _NAME_TAIL = 80
 
@@ -40,8 +44,13 @@ def is_local(url: str) -> bool:
 
 
 def reaches_local(url: str) -> bool:
-    """Whether opening this URL could touch local files or run a program, also behind fsspec's ``a::b`` chains."""
-    return any(scheme_of(part) in _LOCAL | {"pipe"} for part in url.split("::")[-1:]) or scheme_of(url) == "pipe"
+    """Whether opening this URL could touch local files or run a program, also anywhere in an ``a::b`` chain."""
+    if scheme_of(url) == "pipe":
+        return True
+    *outer, last = url.split("::")
+    # Before the last one, a part without a scheme is one: `simplecache::` is `simplecache://::`.
+    schemes = [scheme_of(part) or part.lower() for part in outer]
+    return not _REACHES_LOCAL.isdisjoint([*schemes, scheme_of(last)])
 
 
 def local_path(url: str) -> str:
@@ -50,18 +59,23 @@ def local_path(url: str) -> str:
     if not scheme:
         return url
     path = url[len(scheme) + 3 :]
-    return unquote(path.removeprefix("localhost") if path.startswith("localhost/") else path)
+    path = path.removeprefix("localhost") if path.startswith("localhost/") else path
+    return unquote(path, errors="surrogateescape")
 
 
 def _split(url: str) -> tuple[str, str, str]:
     """(scheme and host with what separates them, path, query); joined they give the URL back."""
     scheme = scheme_of(url)
+    if not scheme and "::" in url:
+        wrappers, mark, wrapped = url.rpartition("::")
+        head, path, query = _split(wrapped)
+        return wrappers + mark + head, path, query
     if scheme == "pipe" or not scheme:
         return "", url, ""
     body = len(scheme) + 3
     cut = len(url)
-    if scheme in _WITH_QUERY:
-        cut = min((at for at in (url.find("?", body), url.find("#", body)) if at >= 0), default=cut)
+    if scheme in _WITH_QUERY and (mark_at := _QUERY.search(url, body)):
+        cut = mark_at.start()
     slash = url.find("/", body, cut)
     if slash < 0:
         slash = cut
@@ -87,17 +101,27 @@ def join(base: str | None, url: str) -> str:
     if not base or scheme_of(url) or url.startswith("~") or "::" in url:
         return url
     head, path, _ = _split(base)
+    if not head:
+        return url if url.startswith("/") else posixpath.normpath(posixpath.join(path, url))
+    has_query = scheme_of(head.rpartition("::")[2]) in _WITH_QUERY
+    if has_query and url.startswith("//"):
+        return head.partition("//")[0] + url
     if url.startswith("/"):
-        return head + url if head else url
-    name, query = url, ""
-    if scheme_of(base) in _WITH_QUERY:
-        name, mark, rest = url.partition("?")
-        query = mark + rest
-    root = "/" if head else ""
-    joined = posixpath.normpath(posixpath.join(path or root, name))
-    if head:
-        joined = "/" + joined.lstrip("/")
-    return head + joined + query
+        return head + url
+    mark = _QUERY.search(url) if has_query else None
+    cut = mark.start() if mark else len(url)
+    return head + _fold(posixpath.join(path or "/", url[:cut])) + url[cut:]
+
+
+def _fold(path: str) -> str:
+    """Fold ``.`` and ``..`` in an absolute path. Unlike in a file system, ``a//b`` in a URL is not ``a/b``."""
+    kept: list[str] = []
+    for part in path.split("/"):
+        if part != "..":
+            kept += [part] if part != "." else []
+        elif len(kept) > 1:
+            kept.pop()
+    return "/".join(kept)
 
 
 def expand(pattern: str) -> Iterator[str]:
@@ -118,9 +142,9 @@ def expand(pattern: str) -> Iterator[str]:
 def cache_name(url: str) -> str:
     """A file name for the shard at ``url``: a digest of the whole URL, then as much of its basename as fits.
 
-    Two URLs never share a name, whatever their basenames.
+    Two URLs never share a name, whatever their basenames. The name is ASCII, of at most 120 bytes.
     """
-    digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if scheme_of(url) == "pipe":
         return f"{digest}-pipe.tar"
     tail = _UNSAFE.sub("_", basename_of(url))[-_NAME_TAIL:]

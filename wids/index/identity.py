@@ -1,0 +1,37 @@
+"""What ties a member table to the bytes of one shard.
+
+Rules: pure; a fact that is not known never counts for or against.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the bytes of one shard. ``None`` is unknown.
+
+    Attributes:
+        size: bytes.
+        mtime_ns: modification time in nanoseconds of the file that was read.
+        md5: hexadecimal digest of the whole shard.
+        etag: the server's entity tag, as sent.
+    """
+
+    size: int
+    mtime_ns: int | None = None
+    md5: str | None = None
+    etag: str | None = None
+
+    def is_same(self, other: Identity) -> bool:
+        """Whether both describe the same bytes: equal size, one more fact known to both, and none that differs.
+
+        A digest known to both decides alone; mtime only stands in where there is none.
+        """
+        if self.size != other.size:
+            return False
+        if self.md5 and other.md5:
+            return self.md5 == other.md5
+        facts = [(self.mtime_ns, other.mtime_ns), (self.etag or None, other.etag or None)]
+        known = [a == b for a, b in facts if a is not None and b is not None]
+        return bool(known) and all(known)

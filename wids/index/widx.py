@@ -1,0 +1,178 @@
+"""On-disk form of a member table (``.widx``).
+
+Rules: pure. Little-endian, no pickle in it, and it may be memory-mapped: every section starts at a multiple of 8.
+Nothing is allocated by a count that the file states; what it states is first held against its length.
+
+Version 1::
+
+    offset  size  field
+         0     8  magic: 89 57 49 44 58 0D 0A 1A  (a text-mode transfer breaks it)
+         8     4  version = 1                                 u32
+        12     4  CRC-32 of all bytes from 16 to the end      u32
+        16     8  length of the whole table in bytes          u64
+        24     8  shard size in bytes                         u64
+        32     8  shard mtime in nanoseconds, -1 = unknown    i64
+        40    16  shard md5, all zero = unknown
+        56     8  nmembers                                    u64
+        64     8  nsamples                                    u64
+        72     4  nextensions                                 u32
+        76     4  nrepeated: samples whose key came before    u32
+        80     4  length of the etag section in bytes         u32
+        84     4  length of the extensions section in bytes   u32
+        88     8  length of the keys section in bytes         u64
+        96        sections, each padded with zeros to 8 bytes:
+                    data offsets   u64 x nmembers       byte offset of a member's data in the shard
+                    sizes          u64 x nmembers       bytes
+                    extension ids  u32 x nmembers
+                    starts         u32 x (nsamples+1)   sample r is members starts[r] .. starts[r+1]
+                    key ends       u64 x (nsamples+1)   sample r's key is keys[ends[r] .. ends[r+1]]
+                    extensions     each with its leading dot, raw bytes, NUL after each
+                    keys           raw bytes (UTF-8 with whatever else the archive held)
+                    etag           UTF-8, the server's entity tag for the shard
+
+Within a sample, members stand in archive order and do not overlap.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from zlib import crc32
+
+import numpy as np
+
+from wids.errors import TableError
+from wids.index.identity import Identity
+from wids.index.keys import decode_name, encode_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUFFIX = ".widx"
+_MAGIC = b"\x89WIDX\r\n\x1a"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQq16sQQIIIIQ")
+_UNKNOWN_MD5 = bytes(16)
+_UNKNOWN_MTIME = -1
+
+
+class Content(NamedTuple):
+    """What a saved table holds.
+
+    Attributes:
+        identity: the shard it belongs to.
+        columns: data offsets, sizes, extension ids, starts, key ends.
+        extensions: the distinct ones.
+        keys: all keys, one after another.
+        nrepeated: samples whose key had appeared before.
+    """
+
+    identity: Identity
+    columns: Sequence[memoryview]
+    extensions: tuple[str, ...]
+    keys: bytes | memoryview
+    nrepeated: int
+
+
+def pack(content: Content) -> bytes:
+    """The on-disk form."""
+    identity = content.identity
+    extensions = b"".join(encode_name(extension) + b"\0" for extension in content.extensions)
+    etag = encode_name(identity.etag or "")
+    parts = [_little(column) for column in content.columns] + [extensions, content.keys, etag]
+    body = b"".join(part for section in parts for part in (section, bytes(-len(section) % 8)))
+    mtime_ns = identity.mtime_ns
+    if mtime_ns is None or not -(1 << 63) <= mtime_ns < 1 << 63:  # some file systems date files past the year 2262
+        mtime_ns = _UNKNOWN_MTIME
+    header = _HEADER.pack(
+        _MAGIC,
+        _VERSION,
+        0,
+        _HEADER.size + len(body),
+        identity.size,
+        mtime_ns,
+        bytes.fromhex(identity.md5) if identity.md5 else _UNKNOWN_MD5,
+        len(content.columns[0]),
+        len(content.columns[3]) - 1,
+        len(content.extensions),
+        content.nrepeated,
+        len(etag),
+        len(extensions),
+        len(content.keys),
+    )
+    checksum = crc32(body, crc32(header[16:]))
+    return header[:12] + checksum.to_bytes(4, "little") + header[16:] + body
+
+
+def unpack(data: bytes, *, shard: str) -> Content:
+    """Read the on-disk form; the columns and keys are views of ``data``.
+
+    Raises:
+        TableError: not a table, another version, cut short, or damaged.
+    """
+
+    def broken(what: str) -> TableError:
+        return TableError(
+            f"{shard}: its saved member table {what}; delete the {SUFFIX} file to rebuild it", shard=shard
+        )
+
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        raise broken("is not a member table")
+    (_, version, checksum, length, size, mtime_ns, md5, nmembers, nsamples, nextensions, nrepeated, *lengths) = (
+        _HEADER.unpack_from(data)
+    )
+    if version != _VERSION:
+        raise broken(f"has version {version}, and this wids reads version {_VERSION}")
+    view = memoryview(data)
+    if length != len(data) or crc32(view[16:]) != checksum:
+        raise broken(f"is damaged ({len(data)} of {length} bytes, or a wrong checksum)")
+    etag_bytes, extension_bytes, key_bytes = lengths
+    widths = (8 * nmembers, 8 * nmembers, 4 * nmembers, 4 * nsamples + 4, 8 * nsamples + 8)
+    at, sections = _HEADER.size, []
+    for width in (*widths, extension_bytes, key_bytes, etag_bytes):
+        sections.append(view[at : at + width])
+        at += width + -width % 8
+    if at != length:
+        raise broken("contradicts its own header")
+    columns = [_native(section, code) for section, code in zip(sections[:5], "QQIIQ", strict=True)]
+    *extensions, rest = bytes(sections[5]).split(b"\0")
+    is_list_sound = not rest and len(set(extensions)) == len(extensions) == nextensions
+    if not is_list_sound or nrepeated > nsamples or not _is_consistent(columns, size, nextensions, key_bytes):
+        raise broken("points outside its shard or itself")
+    identity = Identity(
+        size=size,
+        mtime_ns=None if mtime_ns == _UNKNOWN_MTIME else mtime_ns,
+        md5=None if md5 == _UNKNOWN_MD5 else md5.hex(),
+        etag=str(sections[7], "utf-8", "surrogateescape") or None,
+    )
+    names = tuple(sys.intern(decode_name(raw)) for raw in extensions)
+    return Content(identity, columns, names, sections[6], nrepeated)
+
+
+def _is_consistent(columns: Sequence[memoryview], size: int, nextensions: int, key_bytes: int) -> bool:
+    """Whether every sample can be read without leaving the shard, the keys or the extensions."""
+    offsets, sizes, ids, starts, ends = (np.asarray(column) for column in columns)
+    if starts[0] != 0 or starts[-1] != len(offsets) or ends[0] != 0 or ends[-1] != key_bytes:
+        return False
+    if not ((starts[1:] > starts[:-1]).all() and (ends[1:] >= ends[:-1]).all() and (ids < nextensions).all()):
+        return False
+    if not ((sizes <= size).all() and (offsets <= np.uint64(size) - sizes).all()):
+        return False
+    # A reader takes a sample's bytes from its first member's start to its last one's end.
+    is_after = offsets[1:] >= offsets[:-1] + sizes[:-1]
+    is_after[starts[1:-1] - 1] = True  # the next sample may lie anywhere
+    return bool(is_after.all())
+
+
+def _little(column: memoryview) -> bytes:
+    if sys.byteorder == "little":
+        return column.tobytes()
+    return np.asarray(column).byteswap().tobytes()
+
+
+def _native(section: memoryview, code: str) -> memoryview:
+    if sys.byteorder == "little":
+        return section.cast(cast("Literal['Q', 'I']", code))
+    return memoryview(array(code, np.frombuffer(section, np.dtype(code)).byteswap().tobytes()))
