@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import logging
 import operator
 import os
@@ -17,22 +16,22 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
-from wids.cache.fetch import read_bytes
+from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards, default_capacity
+from wids.cache.reader import ShardReader
+from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
 from wids.decode import SampleDecoder
 from wids.errors import CountMismatchError, SpecError
 from wids.index import urls
-from wids.index.spec import list_shards, parse_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wids.cache.reader import ShardReader
     from wids.events import Hook
-    from wids.index.spec import Shard, ShardList
+    from wids.index.spec import Shard
     from wids.index.table import Group, KeyRule
 
     Sample: TypeAlias = dict[str, Any]
@@ -126,12 +125,8 @@ class ShardListDataset(Dataset[Any]):
         super().__init__()
         self.cache_size = cache_size
         self.keep = keep
-        self.base, self._list = _load(
-            shards,
-            base=None if base is None else os.fspath(base),
-            options=options,
-            allow_local=allow_local,
-            storage_options=storage_options,
+        self.base, self._list = load_shards(
+            shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
         )
         self.localname = localname
         self.cache_dir = _choose_cache_dir(cache_dir, localname)
@@ -153,10 +148,10 @@ class ShardListDataset(Dataset[Any]):
         capacity = default_capacity() if lru_size is None else lru_size
         self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
         self.transformations = transformations
-        self.dataset_name = dataset_name or self._list.header.get("name") or _digest(shards)
         self._here = _NOWHERE
         self._has_warned = False
         self._count_unindexed()
+        self.dataset_name = dataset_name or self._list.header.get("name") or self._digest(shards)
         self.lengths: list[int] = self._list.nsamples
         self._sum_lengths()
         self._announce(shards)
@@ -193,7 +188,10 @@ class ShardListDataset(Dataset[Any]):
 
     @property
     def keys(self) -> Keys:
-        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``."""
+        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
+
+        Shards are opened as needed: free for local and cached ones, a download for others.
+        """
         return Keys(self)
 
     # --- samples
@@ -213,11 +211,14 @@ class ShardListDataset(Dataset[Any]):
             sample = transform(sample)
         return sample
 
+    def __iter__(self) -> Iterator[Any]:
+        # Without this, Python ends a loop at any IndexError: one from a transformation would cut the data off unseen.
+        return map(self.__getitem__, range(len(self)))
+
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
         """The samples at ``indices``, in that order; read shard by shard, in offset order. torch's batch fetch."""
         cls = type(self)
-        is_own = cls.__getitem__ is ShardListDataset.__getitem__ and cls.get_shard is ShardListDataset.get_shard
-        if not is_own or self.fields is not None:
+        if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
@@ -230,7 +231,10 @@ class ShardListDataset(Dataset[Any]):
                 at = len(order)
             while at < len(order) and wanted[order[at]] < hi:
                 at += 1
-            reader.read_into(samples, order[first:at], wanted, lo, name)
+            if self.fields is None:
+                reader.read_into(samples, order[first:at], wanted, lo, name)
+            else:
+                self._read_fields_into(samples, order[first:at], wanted, (lo, reader, name))
         self.cache.accesses += len(wanted)
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
@@ -239,6 +243,7 @@ class ShardListDataset(Dataset[Any]):
     def get_shard(self, index: int) -> tuple[ShardReader, int, dict[str, Any]]:
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
         k, row = self.locate(index)
+        self.cache.accesses += 1
         return self.open_shard(k), row, self.shards[k] if self._shards else self._list.describe(k)
 
     def open_shard(self, k: int) -> ShardReader:
@@ -276,8 +281,13 @@ class ShardListDataset(Dataset[Any]):
     def check_cache_misses(self) -> None:
         """Warn, once, if more than 30 % of accesses had to open a shard: the order has no locality."""
         accesses, misses = self.get_stats()
-        if not self._has_warned and accesses > 100 and misses > 0.3 * accesses:
-            self._has_warned = True
+        if self._has_warned or accesses <= 100 or misses <= 0.3 * accesses:
+            return
+        self._has_warned = True
+        # The best of orders opens each shard once: shards of a few samples make many misses of their own.
+        is_avoidable = misses * len(self) > 2 * accesses * len(self._list)
+        worker = get_worker_info()
+        if is_avoidable and (worker is None or worker.id == 0):  # eight workers would say it eight times
             logger.warning(
                 "%s: %.1f%% of accesses opened a shard; use a sampler with locality (DistributedChunkedSampler), "
                 "or raise lru_size (%d)",
@@ -307,25 +317,16 @@ class ShardListDataset(Dataset[Any]):
 
     def _plain(self, index: Any) -> int:
         """``index`` as an int in range."""
-        try:
-            plain = operator.index(index)
-        except TypeError:
-            raise TypeError(
-                f"dataset indices are integers, not {type(index).__name__}; for a range use Subset"
-            ) from None
-        total = self.total_length
+        plain, total = _to_int(index), self.total_length
         if not -total <= plain < total:
             raise IndexError(f"sample {plain} of a dataset of {total}")
         return plain + total if plain < 0 else plain
 
     def _enter(self, index: Any) -> tuple[int, tuple[int, int, Any, Any]]:
         """The plain index, and (lo, hi, reader, sub-dataset's name) of its shard, opened if need be."""
-        plain = self._plain(index)
         if type(self).get_shard is ShardListDataset.get_shard:
-            return self._enter_shard(plain)
-        shard, row, desc = self.get_shard(plain)
-        reader = shard if hasattr(shard, "read_fields") else _Foreign(shard, desc["url"])
-        return plain, (plain - row, plain - row + len(shard), reader, desc.get("dataset"))
+            return self._enter_shard(self._plain(index))
+        return self._enter_foreign(_to_int(index))
 
     def _enter_shard(self, plain: int) -> tuple[int, tuple[int, int, Any, Any]]:
         here = self._here
@@ -338,6 +339,35 @@ class ShardListDataset(Dataset[Any]):
             self.check_cache_misses()
         self._here = here = (self._ends[k - 1] if k else 0, self._ends[k], reader, self._list.dataset_of(k))
         return plain, here
+
+    def _enter_foreign(self, plain: int) -> tuple[int, tuple[int, int, Any, Any]]:
+        """As `_enter_shard`, through a subclass's own ``get_shard``, which also decides what is in range."""
+        if plain < 0:
+            plain += len(self)
+            if plain < 0:
+                raise IndexError(f"sample {plain - len(self)} of a dataset of {len(self)}")
+        accesses = self.cache.accesses
+        shard: Any
+        shard, row, desc = self.get_shard(plain)
+        self.cache.accesses = accesses  # it may have counted this sample, and the caller counts it in any case
+        self.check_cache_misses()
+        reader = shard if isinstance(shard, ShardReader) else _Foreign(shard, desc["url"])
+        lo = plain - operator.index(row)
+        return plain, (lo, plain + 1, reader, desc.get("dataset"))
+
+    def _read_fields_into(
+        self, samples: list[Any], places: Sequence[int], indices: Sequence[int], here: tuple[int, ShardReader, Any]
+    ) -> None:
+        """As `ShardReader.read_into`, with ``fields``; ``here`` is (first index, reader, sub-dataset's name)."""
+        lo, reader, name = here
+        for place in places:
+            index = indices[place]
+            sample = reader.read_fields(index - lo, self.fields or ())
+            sample["__dataset__"] = name
+            sample["__index__"] = index
+            sample["__shard__"] = reader.url
+            sample["__shardindex__"] = index - lo
+            samples[place] = sample
 
     def _raise_mismatch(self, k: int, found: int, nrepeated: int) -> None:
         url, expected = self._list.urls[k], self._list.nsamples[k]
@@ -379,15 +409,28 @@ class ShardListDataset(Dataset[Any]):
         """Plain local tars bring no counts: take them from the shards themselves."""
         for k, count in enumerate(self._list.nsamples):
             if count < 0:
-                url = self._list.urls[k]
-                if not self.cache.store.place(url)[1]:
-                    raise SpecError(
-                        f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
-                        "make an index (wids index create) or give (url, nsamples) pairs",
-                        path=f"shards[{k}]",
-                    )
-                self._list.nsamples[k] = len(self.cache.open(self._list[k]))
+                self._list.nsamples[k] = self._count(k)
         self.cache.reset_stats()
+
+    def _count(self, k: int) -> int:
+        url, store = self._list.urls[k], self.cache.store
+        if store.place(url)[1]:
+            return len(self.cache.open(self._list[k]))
+        if urls.is_local(url):  # it will be copied when it is read; all copies now could take hours
+            return len(Store(cache_dir=None, rule=store.rule, group=store.group).open(self._list[k]))
+        raise SpecError(
+            f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
+            "make an index (wids index create) or give (url, nsamples) pairs",
+            path=f"shards[{k}]",
+        )
+
+    def _digest(self, shards: Any) -> str:
+        """A name for a dataset that has none: the same for the same index path, or the same list of shards."""
+        text = str(shards)
+        if not isinstance(shards, (str, os.PathLike)):  # what an open file or a generator says of itself is its address
+            text = "\n".join(f"{url} {count}" for url, count in zip(self._list.urls, self._list.nsamples, strict=True))
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return base64.urlsafe_b64encode(digest)[:16].decode()
 
     def _announce(self, shards: Any) -> None:
         if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
@@ -404,55 +447,6 @@ class ShardListDataset(Dataset[Any]):
         )
 
 
-class Keys:
-    """The keys of a dataset's samples, read from the shards' member tables.
-
-    Shards are opened as needed: free for local and cached ones, a download for others.
-    """
-
-    def __init__(self, dataset: ShardListDataset) -> None:
-        self._dataset = dataset
-
-    def __call__(self) -> Keys:
-        """As a method it gives itself, so ``dataset.keys()`` reads as with a dict."""
-        return self
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> str:
-        k, row = self._dataset.locate(index)
-        return self._dataset.open_shard(k).table.key(row)
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
-
-    def __contains__(self, key: object) -> bool:
-        return next(self._occurrences(key), None) is not None
-
-    def index(self, key: str) -> int:
-        """The first sample with this key.
-
-        Raises:
-            KeyError: there is none.
-        """
-        found = next(self._occurrences(key), None)
-        if found is None:
-            raise KeyError(f"no sample has the key {key!r} in {self._dataset!r}")
-        return found
-
-    def find(self, key: str) -> list[int]:
-        """Every sample with this key: shards may share keys."""
-        return list(self._occurrences(key))
-
-    def _occurrences(self, key: object) -> Iterator[int]:
-        first = 0
-        for k, count in enumerate(self._dataset.lengths if isinstance(key, str) else ()):
-            for row in self._dataset.open_shard(k).table.rows_of(str(key)):
-                yield first + row
-            first += count
-
-
 class _Foreign:
     """What a subclass's own ``get_shard`` returned, read like one of our shards."""
 
@@ -466,39 +460,17 @@ class _Foreign:
         return {name: value for name, value in self.read(row).items() if name in fields or name.startswith("__")}
 
 
-def _load(
-    shards: Any,
-    *,
-    base: str | None,
-    options: dict[str, Any] | None,
-    allow_local: bool,
-    storage_options: dict[str, Any] | None,
-) -> tuple[str | None, ShardList]:
-    """(base, shard list) from any of the forms that ``shards`` may have."""
-    if isinstance(shards, os.PathLike):
-        shards = os.fspath(shards)
-    place: str | None = None
-    shown = base
-    if isinstance(shards, str):
-        if urls.basename_of(shards).endswith(".tar"):
-            return base, list_shards([shards], base=base)
-        place, data = shards, read_bytes(shards, storage_options=storage_options)
-        shown = base if base is not None else urls.directory_of(shards)
-    elif isinstance(shards, io.IOBase) or hasattr(shards, "read"):
-        data = shards.read()
-    elif isinstance(shards, dict):
-        raise SpecError("shards is a dict; give the index's path, or its list of shards (index['shardlist'])", path="")
-    else:
-        return base, list_shards(shards, base=base)
-    found = parse_index(
-        data,
-        place=place,
-        load=lambda url: read_bytes(url, storage_options=storage_options),
-        base=base,
-        options=options,
-        allow_local=allow_local,
-    )
-    return shown, found
+def _to_int(index: Any) -> int:
+    """Whatever counts as an integer (numpy's and torch's do), as an int."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        kind = type(index).__name__
+        hint = {
+            "str": "for a key use dataset[dataset.keys.index(key)]",
+            "slice": "for a range use torch.utils.data.Subset(dataset, range(lo, hi))",
+        }.get(kind, "for several samples use dataset.__getitems__(indices)")
+        raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
 
 
 def _choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None) -> str | None:
@@ -512,10 +484,6 @@ def _parse_fields(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     names = [fields] if isinstance(fields, str) else list(fields)
     return tuple(name if name.startswith(".") else f".{name}" for name in names)
-
-
-def _digest(shards: Any) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(str(shards).encode("utf-8", "replace")).digest())[:16].decode()
 
 
 def _log_to_stderr() -> None:

@@ -1,0 +1,86 @@
+"""From what a program passes as ``shards`` to the shard list.
+
+Rules: an index and the sub-datasets it names are read once, here; a file that is passed open stays the caller's. What
+is neither an index nor a list of shards is refused with a sentence that says what would do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from wids.cache.fetch import read_bytes
+from wids.errors import SpecError
+from wids.index import urls
+from wids.index.spec import list_shards, parse_index
+
+if TYPE_CHECKING:
+    from wids.index.spec import ShardList
+
+# A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+
+
+def load_shards(
+    shards: Any,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    options: dict[str, Any] | None = None,
+    allow_local: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> tuple[str | None, ShardList]:
+    """(base, shard list): what relative URLs were resolved against, if anything, and the shards.
+
+    Args:
+        shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; one tar or
+            brace pattern).
+        base: overrides the index's own ``base`` and its place.
+        options: top-level keys that override the index's; for a list of shards, its only ones.
+        allow_local: let an index from a remote place point at local files.
+        storage_options: for fsspec.
+
+    Raises:
+        SpecError: it is none of these, or malformed. FetchError: the index cannot be read.
+    """
+    base = None if base is None else os.fspath(base)
+    if isinstance(shards, os.PathLike):
+        shards = os.fspath(shards)
+    place: str | None = None
+    if isinstance(shards, str):
+        if urls.basename_of(shards).endswith(_ARCHIVES):
+            return base, _list([shards], base, options)
+        place, data = shards, read_bytes(shards, storage_options=storage_options)
+    elif hasattr(shards, "read"):
+        data = shards.read()
+    else:
+        return base, _list(shards, base, options)
+    found = parse_index(
+        data,
+        place=place,
+        load=lambda url: read_bytes(url, storage_options=storage_options),
+        base=base,
+        options=options,
+        allow_local=allow_local,
+    )
+    return base if base is not None else _own_base(found.header, place), found
+
+
+def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> ShardList:
+    if isinstance(shards, Mapping):
+        raise SpecError("shards is a dict; give the index's path, or its list of shards (index['shardlist'])", path="")
+    if isinstance(shards, (bytes, bytearray)) or not isinstance(shards, Iterable):
+        raise SpecError(
+            f"shards is {shards!r}; give an index (URL, path or open file) or a list of shards (dicts, pairs or tars)",
+            path="",
+        )
+    found = list_shards(shards, base=base)
+    found.header.update(options or {})
+    return found
+
+
+def _own_base(header: dict[str, Any], place: str | None) -> str | None:
+    """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
+    home = urls.directory_of(place) if place is not None else None
+    own = header.get("base") or header.get("base_path")
+    return urls.join(home, own) if own else home
