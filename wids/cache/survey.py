@@ -6,7 +6,6 @@ of its own, which is gone afterwards.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ def survey_shard(
             cache_dir=directory, rule=rule, group=group, storage_options=storage_options, allow_pipe=allow_pipe
         )
         reader = store.open(Shard(url=url, nsamples=None))
-        entry = {"url": url, "nsamples": len(reader), "filesize": os.stat(reader.path).st_size}
+        entry = {"url": url, "nsamples": len(reader), "filesize": reader.table.identity.size}
         if has_md5:
             entry["md5sum"] = fetch.file_md5(reader.path)
     return entry
