@@ -56,14 +56,11 @@ CacheLocalname = cache_localname = default_localname = hash_localname = DefaultL
 
 
 class LRUShards(OpenShards):
-    """A pool of open shards for any URL."""
+    """A pool of open shards for any URL; local ones are read in place unless ``localname`` says otherwise."""
 
     def __init__(self, lru_size: int, keep: bool = False, localname: Callable[[str], str] | None = None) -> None:
         self.keep = keep
-        place = localname or DefaultLocalname()
-        super().__init__(
-            store.Store(cache_dir=None, localname=place), capacity=lru_size, find=_shard_without_count, hooks=()
-        )
+        super().__init__(_store(localname), capacity=lru_size, find=_shard_without_count, hooks=())
 
 
 class IndexedTarSamples:
@@ -72,17 +69,18 @@ class IndexedTarSamples:
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
-        *,
-        stream: BinaryIO | None = None,
         md5sum: str | None = None,
         expected_size: int | None = None,
+        *,
+        stream: BinaryIO | None = None,
+        use_mmap: bool = True,  # noqa: ARG002 - programs pass it; what is read is the same either way
     ) -> None:
         if path is None and stream is None:
             raise TypeError("IndexedTarSamples needs a path or a stream")
         self.path = os.fspath(path) if path is not None else str(getattr(stream, "name", stream))
         self.reader = MMIndexedTar(self.path if stream is None else stream)
         self.stream = self.reader.stream
-        if md5sum and (found := compute_file_md5sum(self.stream)) != md5sum:
+        if md5sum and (found := compute_file_md5sum(self.stream)) != md5sum.lower():
             self.close()
             raise DigestMismatchError(f"{self.path}: its md5 is {found}, not {md5sum}", expected=md5sum, found=found)
         fd = os.dup(self.stream.fileno())
@@ -110,7 +108,7 @@ class IndexedTarSamples:
         return len(self._samples)
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        return self._samples[idx]
+        return self._samples[idx + len(self) if idx < 0 else idx]
 
     def close(self) -> None:
         self.reader.close()
@@ -130,7 +128,7 @@ def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int
 
 
 def compute_num_samples(fname: str | os.PathLike[str]) -> int:
-    return len(LRUShards(1).store.open(_shard_without_count(os.fspath(fname))))
+    return len(_store(None).open(_shard_without_count(os.fspath(fname))))
 
 
 def splitname(fname: str) -> tuple[str, str]:
@@ -169,6 +167,10 @@ def iterate_ranges(
         if indexshuffle:
             rng.shuffle(indices)
         yield from indices
+
+
+def _store(localname: Callable[[str], str] | None) -> store.Store:
+    return store.Store(cache_dir=None if localname else store.default_cache_dir(), localname=localname)
 
 
 def _shard_without_count(url: str) -> Shard:

@@ -14,4 +14,8 @@ def default_decoder(
     decoded = SampleDecoder(format)(sample)
     if not gz_update_key:
         return decoded
-    return {name[:-3] if name.startswith(".") and name.endswith(".gz") else name: x for name, x in decoded.items()}
+    return {_inner_name(name) if value is not sample[name] else name: value for name, value in decoded.items()}
+
+
+def _inner_name(name: str) -> str:
+    return name[:-3] if name.startswith(".") and name.endswith(".gz") and len(name) > 3 else name

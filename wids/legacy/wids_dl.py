@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from typing import IO, Any
 
 from wids.cache import fetch, files, locks
+from wids.events import logger
 from wids.index import urls
 
 # (remote, local, time, seconds) of the downloads of this process, newest last.
 recent_downloads: deque[tuple[str, str, float, float]] = deque(maxlen=1000)
 
 
-def download_file(remote: str, local: str | os.PathLike[str], *, allow_pipe: bool = False) -> str:
+def download_file(
+    remote: str, local: str | os.PathLike[str], *, verbose: bool = False, allow_pipe: bool = False
+) -> str:
     """Fetch ``remote`` to the file ``local``, which appears whole or not at all; returns ``local``."""
-    start, path = time.time(), os.path.expanduser(os.fspath(local))
-    if urls.is_local(remote) and os.path.abspath(os.path.expanduser(urls.local_path(remote))) == os.path.abspath(path):
-        return path
+    start, path = time.time(), _own_path(local)
+    if urls.is_local(remote) and os.path.abspath(os.path.expanduser(urls.local_path(remote))) == path:
+        return os.fspath(local)
     with files.part_file(path) as (part, _):
         fetch.fetch_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
         os.replace(part, path)
-    recent_downloads.append((remote, path, time.time(), time.time() - start))
-    return path
+    seconds = time.time() - start
+    recent_downloads.append((remote, os.fspath(local), time.time(), seconds))
+    logger.log(logging.WARNING if verbose else logging.INFO, "downloaded %s to %s in %.1f s", remote, path, seconds)
+    return os.fspath(local)
 
 
 def download_and_open(
-    remote: str, local: str | os.PathLike[str], mode: str = "rb", *, allow_pipe: bool = False
+    remote: str,
+    local: str | os.PathLike[str],
+    mode: str = "rb",
+    *,
+    verbose: bool = False,
+    allow_pipe: bool = False,
 ) -> IO[Any]:
     """``local`` opened, fetched first if it is not there; the caller closes."""
-    path = os.path.expanduser(os.fspath(local))
+    path = _own_path(local)
     with locks.hold(path):
         if not os.path.exists(path):
-            download_file(remote, path, allow_pipe=allow_pipe)
+            download_file(remote, path, verbose=verbose, allow_pipe=allow_pipe)
         return open(path, mode)
+
+
+def _own_path(local: str | os.PathLike[str]) -> str:
+    """The absolute path, in a directory that exists: where ``DefaultLocalname`` points, nothing may be there yet."""
+    path = os.path.abspath(os.path.expanduser(os.fspath(local)))
+    files.make_directory(os.path.dirname(path), is_private=False)
+    return path

@@ -33,7 +33,10 @@ def _create(args: argparse.Namespace) -> None:
     names = [name for source in sources for name in urls.expand(source)]
     if not names:
         raise SpecError("no shards to index")
-    name = _shorten(os.path.splitext(names[0])[0]) if args.name is None else args.name
+    name = args.name
+    if name is None:
+        name = _shorten(os.path.splitext(names[0])[0])
+        print("setting name to", name)
     shards = []
     for shard in names:
         print(shard)
@@ -72,7 +75,7 @@ def _update(args: argparse.Namespace) -> None:
             shard["url"] = os.path.join("" if args.nodir else args.dir, urls.basename_of(shard["url"]))
         shards.sort(key=lambda shard: str(shard["url"]))
     index.setdefault("name", os.path.splitext(os.path.basename(args.filename))[0])
-    os.replace(args.filename, f"{args.filename}.bak")
+    write_atomically(f"{args.filename}.bak", read_bytes(args.filename))  # a copy: at no moment is there no index
     _write(args.filename, index)
 
 

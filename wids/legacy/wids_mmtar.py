@@ -45,6 +45,11 @@ class MMIndexedTar:
         self.by_name = {name: header for name, header, _ in self.by_index}
         self._rows = {member[1]: row for row, member in enumerate(self.members)}
 
+    def __del__(self) -> None:
+        # Programs that read one member, or a count, just let go; what was opened here must not warn of that.
+        if getattr(self, "fname", None) is not None and hasattr(self, "stream"):
+            self.stream.close()
+
     def names(self) -> list[str]:
         return [name for name, _, _ in self.by_index]
 

@@ -1,0 +1,104 @@
+"""Small datasets for tests: shards with known samples, their index, and a loopback server that hands them out."""
+
+import contextlib
+import io
+import json
+import os
+import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+
+def write_tar(path, members):
+    """Write an archive of (name, bytes) pairs, or a dict of them; returns its path as a str."""
+    path = os.fspath(path)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    pairs = members.items() if isinstance(members, dict) else members
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in pairs:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def members_of(shard, first, count):
+    """What a shard made by `write_shard` holds: sample ``g`` has the .txt ``text g``, the .cls ``g`` and a .bin."""
+    for row in range(count):
+        key, g = f"{shard}-{row:03d}", first + row
+        yield f"{key}.txt", b"text %d" % g
+        yield f"{key}.cls", b"%d" % g
+        yield f"{key}.bin", bytes([g % 256]) * 40
+
+
+def write_shard(path, count, *, first=0):
+    """A shard of ``count`` samples, numbered from ``first``."""
+    return write_tar(path, members_of(os.path.basename(path).removesuffix(".tar"), first, count))
+
+
+def write_shards(directory, counts, *, prefix="s"):
+    """One shard for each count, samples numbered through; returns [{url: path, nsamples, filesize}, ...]."""
+    shards, first = [], 0
+    for k, count in enumerate(counts):
+        path = write_shard(os.path.join(directory, f"{prefix}{k}.tar"), count, first=first)
+        shards.append({"url": path, "nsamples": count, "filesize": os.stat(path).st_size})
+        first += count
+    return shards
+
+
+def write_index(directory, counts=(3, 4, 2), *, name="index.json", **header):
+    """Shards, and beside them an index with relative URLs; returns the index's path."""
+    shards = [{**shard, "url": os.path.basename(shard["url"])} for shard in write_shards(directory, counts)]
+    return write_json(os.path.join(directory, name), {"wids_version": 1, "shardlist": shards, **header})
+
+
+def write_json(path, value):
+    """Write a JSON file; returns its path as a str."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    return os.fspath(path)
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def do_GET(self):
+        with self.server.lock:
+            self.server.gets.append(self.path)
+        wanted = self.server.token
+        if wanted is not None and self.headers.get("X-Token") != wanted:
+            self.send_error(403)
+            return
+        super().do_GET()
+
+    def translate_path(self, path):
+        return super().translate_path(path.partition("?")[0])
+
+    def log_message(self, *args):
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        pass  # a client that hung up is part of some tests
+
+
+@contextlib.contextmanager
+def serve(directory, *, token=None):
+    """A server of a directory on the loopback; ``.url`` has no trailing slash, ``.gets`` are the paths asked for.
+
+    Args:
+        directory: what is served.
+        token: refuse whoever does not send it as ``X-Token``.
+    """
+    with _Server(("127.0.0.1", 0), partial(_Handler, directory=os.fspath(directory))) as server:
+        server.gets, server.lock, server.token = [], threading.Lock(), token
+        server.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
