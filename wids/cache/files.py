@@ -10,28 +10,39 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from typing import TYPE_CHECKING
 
 from wids.cache import locks
-from wids.errors import CacheError, TableError
+from wids.errors import CacheError, ShardError, TableError
 from wids.events import logger
 from wids.index import table as tables
+from wids.index import tar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.index.table import Identity, MemberTable
+    from wids.index.table import Group, Identity, KeyRule, MemberTable
 
 
 def open_file(path: str) -> tuple[int, Identity]:
-    """An open descriptor of a regular file, and what it is; the caller closes."""
+    """An open descriptor of a regular file, and what it is; the caller closes.
+
+    Raises:
+        OSError: it cannot be opened. IsADirectoryError: it is a directory, a FIFO, a device.
+    """
     # O_NONBLOCK: opening a FIFO must fail below instead of waiting for a writer.
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with closing_on_error(fd):
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise IsADirectoryError(f"{path} is not a regular file")
-    return fd, tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns)
+        return fd, identify(fd)
+
+
+def identify(fd: int, *, md5: str | None = None) -> Identity:
+    """What an open file is now, ``md5`` being known from elsewhere."""
+    status = os.fstat(fd)
+    return tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
 
 
 @contextlib.contextmanager
@@ -44,10 +55,32 @@ def closing_on_error(fd: int) -> Iterator[None]:
         raise
 
 
+def scan_table(
+    fd: int, url: str, identity: Identity, *, rule: KeyRule = "first-dot", group: Group = "adjacent"
+) -> MemberTable:
+    """The member table of an open shard, from its headers.
+
+    Raises:
+        ShardError: it is not a readable tar, or cannot be read at all.
+    """
+
+    def read(offset: int, size: int) -> bytes:
+        try:
+            return os.pread(fd, size, offset)
+        except OSError as error:
+            raise ShardError(
+                f"{url}: {size} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset
+            ) from error
+
+    members = tar.scan(read, identity.size, shard=url)
+    return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
+
+
 def load_table(path: str, url: str) -> MemberTable | None:
     """The table saved beside ``path``; None when there is none, or none that can be used."""
     try:
-        with open(path + tables.SUFFIX, "rb", buffering=0) as file:
+        fd, _ = open_file(path + tables.SUFFIX)
+        with open(fd, "rb", buffering=0) as file:
             data = file.read()
     except OSError:
         return None
@@ -67,7 +100,11 @@ def save_table(path: str, table: MemberTable) -> None:
 
 
 def write_atomically(path: str, data: bytes) -> None:
-    """Replace ``path`` by ``data`` in one step."""
+    """Replace ``path`` by ``data`` in one step.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
     with part_file(path) as (part, fd):
         view = memoryview(data)
         while view:
@@ -77,19 +114,35 @@ def write_atomically(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def part_file(path: str) -> Iterator[tuple[str, int]]:
-    """A new file of our own beside ``path``, locked while it is being written, and gone if it is not published."""
+    """A new file of our own beside ``path``, locked while it is being written, and gone if it is not published.
+
+    Raises:
+        CacheError: it cannot be made.
+    """
     part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
     try:
         locks.mark(fd)
         yield part, fd
     finally:
+        # A process forked meanwhile has a copy of the descriptor: closing ours would leave what is published locked.
+        locks.unmark(fd)
         os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # published, or the directory fails as it did for whoever got here
             os.unlink(part)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file was fetched to where it is: lock and table stay beside it. What else is there is the user's."""
+    return os.path.exists(path + locks.SUFFIX) and os.path.exists(path + tables.SUFFIX)
+
+
+def private_dir() -> str:
+    """The user's own cache directory, under the system's temporary directory."""
+    return os.path.join(tempfile.gettempdir(), f"wids-cache-{os.getuid()}")
 
 
 def make_directory(path: str, *, is_private: bool) -> None:
@@ -99,6 +152,18 @@ def make_directory(path: str, *, is_private: bool) -> None:
         OSError: it cannot be made. PermissionError: a private one belongs to someone else.
     """
     os.makedirs(path, mode=0o700 if is_private else 0o777, exist_ok=True)
-    if is_private and hasattr(os, "getuid") and os.stat(path).st_uid != os.getuid():
-        # Anyone may make a directory of that name in a shared /tmp, and then hand out shards of their own.
-        raise PermissionError(f"{path} belongs to another user")
+    if is_private:
+        check_owner(path)
+
+
+def check_owner(path: str) -> None:
+    """Refuse a directory, or a link to one, that is not the user's own; one that does not exist yet is fine.
+
+    Anyone may make a directory of a known name in a shared /tmp, and then hand out shards of their own.
+
+    Raises:
+        PermissionError: it belongs to another user.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if {os.lstat(path).st_uid, os.stat(path).st_uid} != {os.getuid()}:
+            raise PermissionError(f"{path} belongs to another user")

@@ -6,12 +6,15 @@ save work: publishing is atomic without them, so a file system that has none deg
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import functools
+import os
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from wids.errors import CacheError
 from wids.events import Waited, emit, logger
@@ -23,19 +26,20 @@ if TYPE_CHECKING:
 
 SUFFIX = ".lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-_REPORT_SECONDS = 30.0
+_POLL_SECONDS, _REPORT_SECONDS = 0.02, 30.0
 
 
-@contextmanager
+@contextlib.contextmanager
 def hold(path: str, *, hooks: Sequence[Hook] = ()) -> Iterator[None]:
     """Hold the exclusive lock that belongs to ``path`` (the file ``path`` + ``.lock``), waiting as long as it takes.
 
     A killed holder's lock is freed by the kernel. The wait is logged every 30 s.
 
     Raises:
-        CacheError: the lock file cannot be made (no such directory, read-only, no permission).
+        CacheError: the lock file cannot be made (no such directory, read-only, no permission), or this very thread
+            holds the lock.
     """
-    lock = FileLock(path + SUFFIX, poll_interval=0.02, fallback_to_soft=False, preserve_lock_file=True)
+    lock = FileLock(path + SUFFIX, poll_interval=_POLL_SECONDS, fallback_to_soft=False, preserve_lock_file=True)
     is_held = _acquire(lock, path, hooks)
     try:
         yield
@@ -45,31 +49,44 @@ def hold(path: str, *, hooks: Sequence[Hook] = ()) -> Iterator[None]:
 
 
 def _acquire(lock: FileLock, path: str, hooks: Sequence[Hook]) -> bool:
-    start = time.monotonic()
+    start = reported = time.monotonic()
     has_waited = False
-    while True:
-        try:
-            lock.acquire(timeout=_REPORT_SECONDS if has_waited else 0)
-        except Timeout:
-            if has_waited:
-                logger.warning("%s: still waiting for its lock after %.0f s", path, time.monotonic() - start)
-            has_waited = True
-            continue
-        except (OSError, NotImplementedError) as error:
-            if isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS:
-                logger.warning("%s: this file system has no locks (%s); shards may be downloaded twice", path, error)
-                return False
+
+    def note_wait() -> bool:
+        nonlocal has_waited, reported
+        has_waited = True
+        now = time.monotonic()
+        if now - reported >= _REPORT_SECONDS:
+            reported = now
+            logger.warning("%s: still waiting for its lock after %.0f s", path, now - start)
+        return False
+
+    try:
+        lock.acquire(timeout=-1, cancel_check=note_wait)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
             raise CacheError(f"{path}: cannot make its lock file ({error}); is the directory writable?") from error
-        if has_waited:
-            emit(hooks, Waited(path=path, seconds=time.monotonic() - start))
-        return True
+        _warn_of_no_locks(os.path.dirname(path), str(error))
+        return False
+    except RuntimeError as error:  # filelock sees that waiting would never end
+        raise CacheError(f"{path}: this thread holds its lock already ({error}); does a hook open shards?") from error
+    if has_waited:
+        emit(hooks, Waited(path=path, seconds=time.monotonic() - start))
+    return True
+
+
+@functools.cache  # once for each directory, not for each shard
+def _warn_of_no_locks(directory: str, cause: str) -> None:
+    logger.warning("%s: this file system has no locks (%s); shards may be downloaded twice", directory, cause)
 
 
 def mark(fd: int) -> None:
-    """Mark an open file of our own as in use: a shared-nothing lock that the kernel drops when the process dies."""
-    try:
-        import fcntl
-
+    """Mark an open file of our own as in use, with a lock that the kernel drops when the process dies."""
+    with contextlib.suppress(OSError):  # no such locks here: sweepers must then go by age
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):  # no such locks here: sweepers must then go by age
-        return
+
+
+def unmark(fd: int) -> None:
+    """Drop the mark, also for a process that was forked meanwhile and holds a copy of the descriptor."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)

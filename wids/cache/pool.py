@@ -7,6 +7,8 @@ the same shard at once merely open it twice. Letting go of a reader closes it wh
 from __future__ import annotations
 
 import contextlib
+import errno
+import resource
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -29,12 +31,7 @@ _SMALLEST, _LARGEST = 16, 512
 
 def default_capacity() -> int:
     """A quarter of the process's file descriptors, between 16 and 512: open shards are cheap, descriptors are not."""
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except (ImportError, OSError):
-        return _SMALLEST
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 0:
         return _LARGEST
     return max(_SMALLEST, min(_LARGEST, limit // 4))
@@ -61,13 +58,13 @@ class LRUCache(Generic[K, V]):
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
+        replaced = self.cache.get(key)
         self.cache[key] = value
-        try:
+        with contextlib.suppress(KeyError):  # another thread evicted it meanwhile
             self.cache.move_to_end(key)
-            while len(self.cache) > max(1, self.capacity):
-                self._release(*self.cache.popitem(last=False))
-        except KeyError:  # another thread emptied it meanwhile
-            return
+        if replaced is not None and replaced is not value:
+            self._release(key, replaced)
+        self.forget(len(self.cache) - max(1, self.capacity))
 
     def __delitem__(self, key: K) -> None:
         value = self.cache.pop(key, None)
@@ -94,8 +91,16 @@ class LRUCache(Generic[K, V]):
 
     def clear(self) -> None:
         """Release every entry."""
-        for key in list(self.cache):
-            del self[key]
+        self.forget(len(self.cache))
+
+    def forget(self, count: int) -> None:
+        """Release the ``count`` least recently used entries; none if it is negative."""
+        for _ in range(count):
+            try:
+                oldest = self.cache.popitem(last=False)
+            except KeyError:  # another thread emptied it meanwhile
+                return
+            self._release(*oldest)
 
     def _release(self, key: K, value: V) -> None:
         if self.release_handler is not None:
@@ -147,19 +152,25 @@ class OpenShards:
         reader = self.lru[shard.url]
         if reader is None:
             self.misses += 1
-            self.last_missed = True
-            reader = self.store.open(shard)
+            reader = self._open(shard)
             reader.share(self._blocks)
             self.lru[shard.url] = reader
-        else:
-            self.last_missed = False
         return reader
+
+    def _open(self, shard: Shard) -> ShardReader:
+        while True:
+            try:
+                return self.store.open(shard)
+            except OSError as error:
+                if not (_lacks_descriptors(error) and self.lru):
+                    raise
+                # The program needs more descriptors than it left us: go on with half as many shards open.
+                self.lru.forget((len(self.lru) + 1) // 2)
 
     def reset_stats(self) -> None:
         """Count from zero."""
         self.accesses = 0
         self.misses = 0
-        self.last_missed = False
 
     def clear(self) -> None:
         """Let go of every open shard."""
@@ -167,3 +178,12 @@ class OpenShards:
 
     def _on_release(self, url: str, _: ShardReader) -> None:
         emit(self.hooks, Closed(url=url))
+
+
+def _lacks_descriptors(error: BaseException | None) -> bool:
+    """Whether the process (or the machine) has no file descriptor left, says the error or what caused it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False

@@ -19,7 +19,8 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.errors import ChangedShardError, TruncatedShardError
+from wids.errors import ChangedShardError, ShardError, TruncatedShardError
+from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,7 +73,9 @@ class Blocks:
             # Room first: the allocator then hands the old block's pages out again, already faulted in.
             while len(self.kept) >= _MAX_BLOCKS:
                 del self.kept[next(iter(self.kept))]
-        block = reader.pread(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
+        block = reader.read_ahead(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
+        if block is None:
+            return reader.pread(lo, hi - lo), lo
         self.kept[number] = block
         return block, base
 
@@ -100,8 +103,18 @@ class ShardReader:
         self.share(Blocks())
 
     def map_file(self) -> None:
-        """Read through a memory map from here on; see the module's rules for its price."""
-        self._map = mmap.mmap(self._fd, self.table.identity.size, access=mmap.ACCESS_READ)
+        """Read through a memory map from here on; see the module's rules for its price.
+
+        Raises:
+            TruncatedShardError: the file has become shorter than its member table says.
+        """
+        size = self.table.identity.size
+        try:
+            self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
+        except ValueError:
+            self._raise_short(0, size)
+        except OSError as error:  # not every file system has maps, and address space has its bound
+            logger.debug("%s: read without a memory map (%s)", self.path, error)
 
     def share(self, blocks: Blocks) -> None:
         """Use ``blocks`` from here on."""
@@ -137,8 +150,12 @@ class ShardReader:
     def __del__(self) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        # A copy would hold the same descriptor, and whichever went first would close it under the other.
+        raise TypeError("an open shard can be neither copied nor pickled; copy the dataset, which opens its own")
+
     def close(self) -> None:
-        """Close the descriptor now; later reads raise OSError. Only for the sole owner of a reader."""
+        """Close the descriptor now; later reads of the file raise ShardError. Only for the sole owner of a reader."""
         fd, self._fd = getattr(self, "_fd", -1), -1
         self._map = None  # it lives as long as a read that is under way
         if fd >= 0:
@@ -218,15 +235,31 @@ class ShardReader:
 
         Raises:
             TruncatedShardError: the file has become shorter than its member table says.
+            ShardError: it cannot be read, or this reader is closed.
         """
-        if self._map is not None:
-            if os.lseek(self._fd, 0, os.SEEK_END) < self.table.identity.size:
-                self._raise_short(offset, size)
-            return self._map[offset : offset + size]
-        data = os.pread(self._fd, size, offset)
-        if len(data) != size:
-            data += self._read_rest(offset + len(data), size - len(data))
+        try:
+            mapped = self._map
+            if mapped is not None:
+                if os.lseek(self._fd, 0, os.SEEK_END) < self.table.identity.size:
+                    self._raise_short(offset, size)
+                return mapped[offset : offset + size]
+            data = os.pread(self._fd, size, offset)
+            if len(data) != size:
+                data += self._read_rest(offset + len(data), size - len(data))
+        except OSError as error:
+            raise ShardError(
+                f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
+                shard=self.url,
+                offset=offset,
+            ) from error
         return data
+
+    def read_ahead(self, offset: int, size: int) -> bytes | None:
+        """As `pread`; None where some of it cannot be read, which is no error as long as nobody asks for just that."""
+        try:
+            return self.pread(offset, size)
+        except ShardError:
+            return None
 
     def _read_apart(self, row: int, members: Sequence[int]) -> dict[str, Any]:
         table = self.table

@@ -11,7 +11,6 @@ In the cache directory: ``NAME`` the shard (see `wids.index.urls.cache_name`), `
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,20 @@ import msgspec
 
 from wids.cache import fetch, files, locks
 from wids.cache.reader import ShardReader
-from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardNotFoundError, TarError
+from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError, WidsError
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys, emit
 from wids.index import table as tables
-from wids.index import tar, urls
+from wids.index import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.events import Hook
+    from wids.events import Event, Hook
     from wids.index.spec import Shard
     from wids.index.table import Group, Identity, KeyRule, MemberTable
+
+    # An open shard: its descriptor, which goes to whoever gets this, and the table that holds for its bytes.
+    Found = tuple[int, MemberTable]
 
 # Tables of shards that have no saved one are kept in memory up to this many bytes, so that reopening is free.
 _TABLES_BYTES = 64 << 20
@@ -38,10 +40,7 @@ _TABLES_BYTES = 64 << 20
 def default_cache_dir() -> str:
     """``$WIDS_CACHE``, else a per-user directory under the system's temporary directory."""
     chosen = os.environ.get("WIDS_CACHE")
-    if chosen:
-        return os.path.expanduser(chosen)
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return os.path.join(tempfile.gettempdir(), f"wids-cache-{user}")
+    return os.path.expanduser(chosen) if chosen else files.private_dir()
 
 
 class Store:
@@ -83,22 +82,25 @@ class Store:
         # Relative paths mean what they meant here, wherever the program or a worker goes later.
         self.home = os.getcwd()
         self._tables: dict[str, MemberTable] = {}
+        self._miscounted: dict[str, Identity] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}}
+        return {**self.__dict__, "_tables": {}, "_miscounted": {}}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
         own = self._absolute(urls.local_path(url)) if urls.is_local(url) else None
         if self.localname is not None:
-            path = self._absolute(os.fspath(self.localname(url)))
-            is_users = path == own or (os.path.exists(path) and not os.path.exists(path + locks.SUFFIX))
-            return path, is_users
+            path = os.fspath(self.localname(url))
+            path = self._absolute(urls.local_path(path) if urls.is_local(path) else path)
+            return path, path == own or (os.path.exists(path) and not files.is_ours(path))
         if own is not None and not self.cache_local:
             return own, True
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
-        return os.path.join(self._absolute(self.cache_dir), urls.cache_name(url)), False
+        # A relative path means another shard in another directory, and must not share its name in the cache.
+        name = urls.cache_name(url if own is None else own)
+        return os.path.join(self._absolute(self.cache_dir), name), False
 
     def open(self, shard: Shard) -> ShardReader:
         """Open a shard, fetching it first if need be. The caller owns the reader.
@@ -143,7 +145,7 @@ class Store:
         except OSError as error:
             raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
         with files.closing_on_error(fd):
-            if shard.filesize is not None and shard.filesize != facts.size:
+            if shard.filesize not in (None, facts.size):
                 raise ChangedShardError(
                     f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
                     "the shard or the index is out of date: write the index again (wids index create)",
@@ -151,20 +153,20 @@ class Store:
                     expected=shard.filesize,
                     found=facts.size,
                 )
-            table, has_saved = self._table_of(fd, path, shard.url, facts)
-        return ShardReader(fd, table=table, url=shard.url, path=path), has_saved
+            saved = files.load_table(path, shard.url) if tables.is_standard(self.rule, self.group) else None
+            if saved is not None and saved.identity.is_same(facts):
+                table = saved
+            else:
+                table, saved = self._build_table(fd, path, shard.url, facts), None
+        return ShardReader(fd, table=table, url=shard.url, path=path), saved is not None
 
-    def _table_of(self, fd: int, path: str, url: str, facts: Identity) -> tuple[MemberTable, bool]:
-        """The member table of an open file: saved beside it, remembered, or built; and whether it was saved."""
-        is_standard = tables.is_standard(self.rule, self.group)
-        saved = files.load_table(path, url) if is_standard else None
-        if saved is not None and saved.identity.is_same(facts):
-            return saved, True
+    def _build_table(self, fd: int, path: str, url: str, facts: Identity) -> MemberTable:
+        """The member table of an open file, with this store's rule: remembered, or built."""
         table = self._tables.get(path)
         if table is None or not table.identity.is_same(facts):
-            table = _scan(fd, url, facts, self.rule, self.group)
+            table = files.scan_table(fd, url, facts, rule=self.rule, group=self.group)
             self._remember(path, table)
-        return table, False
+        return table
 
     def _remember(self, path: str, table: MemberTable) -> None:
         remembered = self._tables
@@ -177,37 +179,39 @@ class Store:
             total -= dropped.nbytes if dropped else 0
 
     def _open_cached(self, shard: Shard, path: str) -> tuple[ShardReader, bool]:
-        reader, _ = self._look(shard, path)
-        if reader is None:
-            try:
-                files.make_directory(os.path.dirname(path), is_private=self._is_default_place(path))
-            except OSError as error:
-                raise CacheError(f"{os.path.dirname(path)}: cannot be made ({error}); choose a cache_dir") from error
+        directory = os.path.dirname(path)
+        is_private = directory == files.private_dir()
+        try:
+            if is_private:
+                files.check_owner(directory)  # before the first look: what another user put there is not looked at
+            found, _ = self._look(shard, path)
+            if found is None:
+                files.make_directory(directory, is_private=is_private)
+        except WidsError:
+            raise
+        except OSError as error:
+            raise CacheError(f"{directory}: cannot be used ({error}); choose another cache_dir") from error
+        event: Event = Hit(url=shard.url, path=path)
+        has_saved = found is not None
+        if found is None:
             with locks.hold(path, hooks=self.hooks):
-                reader, cause = self._look(shard, path)
-                if reader is None:
-                    reader, cause = self._mend(shard, path)
-                if reader is None:
+                found, cause = self._look(shard, path)
+                has_saved = found is not None
+                if found is None:
+                    found, cause = self._mend(shard, path)
+                if found is None:
                     if cause:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
-                    self._fetch(shard, path)
-                    return self._open_fetched(shard, path)
-        emit(self.hooks, Hit(url=shard.url, path=path))
-        return self._regroup(reader, shard.url), True
-
-    def _open_fetched(self, shard: Shard, path: str) -> tuple[ShardReader, bool]:
-        fd, _ = files.open_file(path)
+                    found, event = self._fetch(shard, path)
+        fd, table = found
         with files.closing_on_error(fd):
-            saved = files.load_table(path, shard.url)
-            if saved is None:
-                raise CacheError(f"{path}: the member table written beside it is gone; is something cleaning up there?")
-        return self._regroup(ShardReader(fd, table=saved, url=shard.url, path=path), shard.url), True
+            emit(self.hooks, event)  # with the lock free again: a hook may open the shard that it is told of
+            if not tables.is_standard(self.rule, self.group):
+                table, has_saved = self._build_table(fd, path, shard.url, table.identity), False
+        return ShardReader(fd, table=table, url=shard.url, path=path), has_saved
 
-    def _is_default_place(self, path: str) -> bool:
-        return os.path.dirname(path) == default_cache_dir() and "WIDS_CACHE" not in os.environ
-
-    def _look(self, shard: Shard, path: str) -> tuple[ShardReader | None, str]:
-        """A reader of the cached shard if it is whole and current, else None and why (``""``: it is not there)."""
+    def _look(self, shard: Shard, path: str) -> tuple[Found | None, str]:
+        """The cached shard if it is whole and current, else None and why (``""``: it is not there)."""
         try:
             fd, facts = files.open_file(path)
         except FileNotFoundError:
@@ -215,68 +219,63 @@ class Store:
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
-            saved = files.load_table(path, shard.url)
-            cause = _differs(shard, facts, saved)
-        if cause or saved is None:
+            table = files.load_table(path, shard.url)
+            cause = self._differs(shard, path, facts, table)
+        if table is None or cause:
             os.close(fd)
             return None, cause
-        return ShardReader(fd, table=saved, url=shard.url, path=path), ""
+        return (fd, table), ""
 
-    def _mend(self, shard: Shard, path: str) -> tuple[ShardReader | None, str]:
-        """With the lock held: prove a cached shard whose table is missing, or lacks the digest the index now has."""
+    def _mend(self, shard: Shard, path: str) -> tuple[Found | None, str]:
+        """With the lock held: prove a cached shard whose table is missing, or lacks the digest that the index has."""
         try:
             fd, facts = files.open_file(path)
         except FileNotFoundError:
             return None, ""
         with files.closing_on_error(fd):
-            saved = files.load_table(path, shard.url)
-            cause = ""
-            if shard.filesize not in (None, facts.size):
-                cause = f"it has {facts.size} bytes, the index says {shard.filesize}"
-            elif shard.md5sum:
-                digest = fetch.file_md5(path)
-                cause = "" if digest == shard.md5sum else f"its md5 is {digest}, the index says {shard.md5sum}"
-            elif saved is not None:
-                cause = _differs(shard, facts, saved)
-            if not cause:
-                try:
-                    identity = tables.Identity(size=facts.size, mtime_ns=facts.mtime_ns, md5=shard.md5sum)
-                    table = _scan(fd, shard.url, identity)
-                    cause = _differs(shard, facts, table)
-                except TarError as error:
-                    cause = str(error)
+            try:
+                saved = None if shard.md5sum else files.load_table(path, shard.url)
+                cause = self._differs(shard, path, facts, saved)
+                if not cause and shard.md5sum and (digest := fetch.file_md5(fd)) != shard.md5sum:
+                    cause = f"its md5 is {digest}, the index says {shard.md5sum}"
+                if not cause:
+                    table = files.scan_table(fd, shard.url, files.identify(fd, md5=shard.md5sum))
+                    cause = self._differs(shard, path, facts, table)
+            except (ShardError, OSError) as error:
+                cause = str(error)
         if cause:
             os.close(fd)
             return None, cause
         files.save_table(path, table)
-        return ShardReader(fd, table=table, url=shard.url, path=path), ""
+        return (fd, table), ""
 
-    def _regroup(self, reader: ShardReader, url: str) -> ShardReader:
-        """Saved tables hold the standard grouping; another rule needs a scan of the headers."""
-        if tables.is_standard(self.rule, self.group):
-            return reader
-        fd, facts = files.open_file(reader.path)
-        with files.closing_on_error(fd):
-            table, _ = self._table_of(fd, reader.path, url, facts)
-        return ShardReader(fd, table=table, url=url, path=reader.path)
+    def _differs(self, shard: Shard, path: str, facts: Identity, table: MemberTable | None) -> str:
+        """Why a cached file is not the shard that the index means; ``""`` if it is, or there is no telling."""
+        if shard.filesize not in (None, facts.size):
+            return f"it has {facts.size} bytes, the index says {shard.filesize}"
+        if table is None:
+            return ""
+        if not table.identity.is_same(facts):
+            return "it changed since it was verified"
+        if shard.md5sum and table.identity.md5 != shard.md5sum:
+            return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
+        if shard.nsamples not in (None, table.nsamples) and self._miscounted.get(path) != table.identity:
+            return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
+        return ""
 
-    def _fetch(self, shard: Shard, path: str) -> None:
+    def _fetch(self, shard: Shard, path: str) -> tuple[Found, Fetched]:
         """Download, verify, index and publish; the caller holds the lock."""
         start = time.perf_counter()
+        arrived: list[Found] = []
         with files.part_file(path) as (part, _):
-            table: MemberTable | None = None
 
             def check() -> None:
-                nonlocal table
-                fetch.check_file(shard.url, part, size=shard.filesize, md5=shard.md5sum)
-                # Other writers replace the part file instead of filling it, so it is looked up by name.
-                source, facts = files.open_file(part)
-                try:
-                    identity = tables.Identity(size=facts.size, mtime_ns=facts.mtime_ns, md5=shard.md5sum)
-                    table = _scan(source, shard.url, identity)
-                    os.fsync(source)  # a name that survives a power cut must not name bytes that did not
-                finally:
-                    os.close(source)
+                # By name: other writers replace the part file instead of filling it.
+                fd, _ = files.open_file(part)
+                with files.closing_on_error(fd):
+                    fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)
+                    os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
+                    arrived.append((fd, files.scan_table(fd, shard.url, files.identify(fd, md5=shard.md5sum))))
 
             fetch.fetch_to(
                 shard.url,
@@ -286,38 +285,16 @@ class Store:
                 allow_pipe=self.allow_pipe,
                 hooks=self.hooks,
             )
-            if table is None:
-                raise AssertionError("fetch_to returned without a check")
-            try:
-                # The table first: a table without its shard is inert, a shard without one would have to be proved.
-                files.write_atomically(path + tables.SUFFIX, table.to_bytes())
-                os.replace(part, path)
-            except OSError as error:
-                raise CacheError(f"{path}: cannot be published ({error})") from error
-        emit(
-            self.hooks,
-            Fetched(url=shard.url, path=path, size_bytes=table.identity.size, seconds=time.perf_counter() - start),
-        )
-
-
-def _differs(shard: Shard, facts: Identity, saved: MemberTable | None) -> str:
-    """Why a cached file is not the shard that the index means; ``""`` if it is, or cannot be told without a table."""
-    if shard.filesize not in (None, facts.size):
-        return f"it has {facts.size} bytes, the index says {shard.filesize}"
-    if saved is None:
-        return ""
-    if not saved.identity.is_same(facts):
-        return "it changed since it was verified"
-    if shard.md5sum and saved.identity.md5 != shard.md5sum:
-        return f"its md5 is {saved.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
-    if shard.nsamples not in (None, saved.nsamples):
-        return f"it holds {saved.nsamples} samples, the index says {shard.nsamples}"
-    return ""
-
-
-def _scan(fd: int, url: str, identity: Identity, rule: KeyRule = "first-dot", group: Group = "adjacent") -> MemberTable:
-    def read(offset: int, size: int) -> bytes:
-        return os.pread(fd, size, offset)
-
-    members = tar.scan(read, identity.size, shard=url)
-    return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
+            fd, table = arrived.pop()
+            with files.closing_on_error(fd):
+                try:
+                    # The table first: a table without its shard is inert, a shard without one would have to be proved.
+                    files.write_atomically(path + tables.SUFFIX, table.to_bytes())
+                    os.replace(part, path)
+                except OSError as error:
+                    raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
+        if shard.nsamples not in (None, table.nsamples):
+            # The index is wrong, as its reader will say. To fetch the shard again for each sample would never end.
+            self._miscounted[path] = table.identity
+        seconds = time.perf_counter() - start
+        return (fd, table), Fetched(url=shard.url, path=path, size_bytes=table.identity.size, seconds=seconds)

@@ -1,0 +1,237 @@
+import errno
+import fcntl
+import logging
+import os
+import threading
+
+import pytest
+
+from tests.children import PATIENCE_SECONDS, call_in_child, child, kill, receive, stop_here
+from wids.cache import locks
+from wids.errors import CacheError
+from wids.events import Waited
+
+
+def is_free(path):
+    """Whether another process could take the lock right now."""
+    return call_in_child(_try_lock, path + locks.SUFFIX)
+
+
+def _try_lock(path):
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def hold_and_stop(connection, path):
+    """Hold the lock until killed."""
+    with locks.hold(path):
+        stop_here(connection)
+
+
+def test_a_lock_excludes_while_it_is_held(tmp_path):
+    """Another process cannot take the lock in the block, and can after it; also when the block fails."""
+    path = str(tmp_path / "a.tar")
+    with locks.hold(path):
+        assert not is_free(path)
+    assert is_free(path)
+    with pytest.raises(ZeroDivisionError), locks.hold(path):
+        _ = 1 // 0
+    assert is_free(path)
+
+
+def test_the_lock_file_stays(tmp_path):
+    """The lock file is the same inode before, while and after it is held, so all who wait wait for one another."""
+    path = str(tmp_path / "a.tar")
+    with locks.hold(path):
+        inode = os.stat(path + ".lock").st_ino
+    with locks.hold(path):
+        assert os.stat(path + ".lock").st_ino == inode
+    assert os.listdir(tmp_path) == ["a.tar.lock"]
+    assert os.stat(path + ".lock").st_ino == inode
+
+
+def test_threads_exclude_each_other(tmp_path, events, monkeypatch, caplog):
+    """A second thread waits, says so in the log, tells how long, and goes on when the first is done."""
+    monkeypatch.setattr(locks, "_REPORT_SECONDS", 0.0)
+    path = str(tmp_path / "a.tar")
+    is_waiting, order = threading.Event(), []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            is_waiting.set()
+
+    def second():
+        with locks.hold(path, hooks=[events]):
+            order.append("second")
+
+    handler = Handler()
+    locks.logger.addHandler(handler)
+    try:
+        thread = threading.Thread(target=second)
+        with locks.hold(path):
+            thread.start()
+            assert is_waiting.wait(PATIENCE_SECONDS)
+            order.append("first")
+        thread.join(PATIENCE_SECONDS)
+    finally:
+        locks.logger.removeHandler(handler)
+    assert order == ["first", "second"]
+    [event] = events
+    assert isinstance(event, Waited)
+    assert event.path == path
+    assert event.seconds > 0
+    assert "still waiting for its lock" in caplog.text
+
+
+def test_no_wait_is_no_event(tmp_path, events):
+    """A free lock is taken without an event."""
+    with locks.hold(str(tmp_path / "a.tar"), hooks=[events]):
+        assert events == []
+
+
+def test_the_wait_is_reported_only_now_and_then(tmp_path, monkeypatch, caplog):
+    """A wait shorter than the interval leaves no line in the log."""
+    path = str(tmp_path / "a.tar")
+    polls = []
+    waited = threading.Event()
+
+    class Watched(locks.FileLock):
+        def acquire(self, timeout=None, *, cancel_check=None):
+            def check():
+                polls.append(cancel_check())
+                waited.set()
+                return False
+
+            return super().acquire(timeout=timeout, cancel_check=check)
+
+    monkeypatch.setattr(locks, "FileLock", Watched)
+    with child(hold_and_stop, path) as (process, connection):
+        receive(connection)
+        thread = threading.Thread(target=_hold_once, args=[path])
+        thread.start()
+        assert waited.wait(PATIENCE_SECONDS)
+        kill(process)
+        thread.join(PATIENCE_SECONDS)
+    assert polls[0] is False
+    assert caplog.text == ""
+
+
+def test_a_killed_holder_is_no_obstacle(tmp_path):
+    """A lock is free as soon as its holder is killed (SIGKILL)."""
+    path = str(tmp_path / "a.tar")
+    with child(hold_and_stop, path) as (process, connection):
+        assert receive(connection) == "here"
+        assert not is_free(path)
+        kill(process)
+        with locks.hold(path):
+            pass
+
+
+def test_a_fork_neither_keeps_nor_drops_the_lock(tmp_path):
+    """A process forked under the lock ends without freeing it; one that lives on does not keep it held."""
+    path = str(tmp_path / "a.tar")
+    with locks.hold(path):
+        call_in_child(os.getpid)
+        assert not is_free(path)
+        lasting = child(stop_here)
+        _, connection = lasting.__enter__()
+        receive(connection)
+    try:
+        assert is_free(path)
+    finally:
+        lasting.__exit__(None, None, None)
+
+
+def test_a_fork_works_while_a_thread_waits(tmp_path, monkeypatch):
+    """A process forked while another thread waits for a lock can take locks itself."""
+    monkeypatch.setattr(locks, "_REPORT_SECONDS", 0.0)
+    path, other = str(tmp_path / "a.tar"), str(tmp_path / "b.tar")
+    is_waiting = threading.Event()
+    monkeypatch.setattr(locks.logger, "warning", lambda *args: is_waiting.set())
+
+    def second():
+        with locks.hold(path):
+            pass
+
+    thread = threading.Thread(target=second)
+    with locks.hold(path):
+        thread.start()
+        assert is_waiting.wait(PATIENCE_SECONDS)
+        call_in_child(_hold_once, other)
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+
+
+def _hold_once(path):
+    with locks.hold(path):
+        return True
+
+
+def test_waiting_for_oneself_is_an_error(tmp_path):
+    """The thread that holds the lock is told so instead of waiting for ever."""
+    path = str(tmp_path / "a.tar")
+    with locks.hold(path), pytest.raises(CacheError, match="holds its lock already"), locks.hold(path):
+        pass
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_work_goes_on(tmp_path, monkeypatch, caplog, code):
+    """On a file system without locks the block runs all the same; the log says so once for each directory."""
+
+    def flock(fd, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    ran = []
+    for name in ("a.tar", "b.tar"):
+        with locks.hold(str(tmp_path / name)):
+            ran.append(name)
+    assert ran == ["a.tar", "b.tar"]
+    [record] = [record for record in caplog.records if record.name == "wids"]
+    assert str(tmp_path) in record.getMessage()
+    assert "no locks" in record.getMessage()
+    with open(tmp_path / "part", "wb") as file:
+        locks.mark(file.fileno())
+        locks.unmark(file.fileno())
+
+
+def test_a_place_for_no_lock(tmp_path):
+    """Where no lock file can be made, the error is typed and says where."""
+    (tmp_path / "file").write_bytes(b"")
+    path = str(tmp_path / "file" / "a.tar")
+    with pytest.raises(CacheError, match="writable") as caught, locks.hold(path):
+        pass
+    assert path in str(caught.value)
+
+
+def test_a_marked_file_is_seen_by_others(tmp_path):
+    """A marked file cannot be locked by another process; unmarked it can, though a forked process has a copy."""
+    path = str(tmp_path / "a.part")
+    with open(path + locks.SUFFIX, "wb") as file:
+        locks.mark(file.fileno())
+        assert not is_free(path)
+        with child(stop_here) as (_, connection):
+            receive(connection)
+            locks.unmark(file.fileno())
+            assert is_free(path)
+
+
+def test_a_mark_dies_with_its_process(tmp_path):
+    """A file is unmarked as soon as its writer is killed (SIGKILL)."""
+    path = str(tmp_path / "a.part")
+    with child(_mark_and_stop, path + locks.SUFFIX) as (process, connection):
+        receive(connection)
+        assert not is_free(path)
+        kill(process)
+        assert is_free(path)
+
+
+def _mark_and_stop(connection, path):
+    with open(path, "wb") as file:
+        locks.mark(file.fileno())
+        stop_here(connection)

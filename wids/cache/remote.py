@@ -1,0 +1,93 @@
+"""fsspec file systems by URL, opened so that a fork does no harm.
+
+Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
+before a fork cannot be used after it. What stands at module level here is about forks alone: a fork copies the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+from urllib.parse import quote
+
+import stamina.instrumentation
+
+from wids.index import urls
+
+CONNECT_SECONDS, READ_SECONDS = 30.0, 120.0
+
+# A module that another thread is importing during a fork stays half-imported in the child, its lock held for good, and
+# the child's own import of it never returns. So forks wait while file systems are being imported: 0.3 s, once.
+_importing = threading.RLock()
+
+
+def _start_child() -> None:
+    _importing.release()
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is not None:
+        asyn.reset_lock()  # its event loop ran in a thread that the child does not have; a wait for it never ends
+
+
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_start_child)
+
+# A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
+# connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
+# What is kept here is never finalized in the child. fsspec itself keeps all these as long as the process lives.
+_pinned: set[Any] = set()
+
+
+def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> tuple[Any, str]:
+    """The fsspec file system of ``url`` and the name in it.
+
+    Raises:
+        ImportError: the scheme needs a package that is not installed.
+        ValueError: no such scheme.
+    """
+    scheme = urls.scheme_of(url)
+    _import_for(url)
+    import fsspec
+
+    if scheme in ("http", "https"):
+        # Not through url_to_fs: it would take "::" in a query for a chain of file systems.
+        filesystem, name = fsspec.filesystem(scheme, **_http_options(storage_options or {})), quote_url(url)
+    else:
+        filesystem, name = fsspec.core.url_to_fs(url, **(storage_options or {}))
+    _pinned.add(filesystem)
+    return filesystem, name
+
+
+def quote_url(url: str) -> str:
+    """Quote what no URL may hold (spaces, letters beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
+    return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._")
+
+
+def _http_options(given: dict[str, Any]) -> dict[str, Any]:
+    import aiohttp
+
+    client = given.get("client_kwargs") or {}
+    # aiohttp's default ends a transfer after five minutes however well it goes; a stall is what must end it.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+    # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
+    headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
+    client = {"timeout": timeout, "requote_redirect_url": False, **client, "headers": headers}
+    return {"encoded": True, **given, "client_kwargs": client}
+
+
+def _import_for(url: str) -> None:
+    """Import and start all that a fetch would import or start on the way, with forks held off."""
+    with _importing:
+        import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
+
+        import fsspec
+        import fsspec.asyn
+
+        with contextlib.suppress(ImportError):  # older fsspec has none
+            import fsspec.implementations.chained  # url_to_fs imports it
+        for part in url.split("::"):
+            with contextlib.suppress(ValueError, ImportError):  # not a chain, or it fails again where it is explained
+                fsspec.get_filesystem_class(urls.scheme_of(part) or part)
+        fsspec.asyn.get_loop()  # likewise: it starts under a lock
+        stamina.instrumentation.get_on_retry_hooks()  # made on first use, under a lock
