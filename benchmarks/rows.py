@@ -58,6 +58,7 @@ class Row:
         draws: samples in one round, 0 for all; ``draws_of`` overrides it for slow contenders.
         batch, workers: for batched work.
         open_shards: how many a package keeps open (``lru_size``): a number, "all", or "default" to leave it alone.
+        options_of: more arguments for the dataset of a contender.
         max_rounds: fewer rounds for a row that takes long.
         targets: what to reach.
     """
@@ -74,6 +75,7 @@ class Row:
     batch: int = 1
     workers: int = 0
     open_shards: int | str = "all"
+    options_of: dict[str, dict] = field(default_factory=dict)
     max_rounds: int = 99
     targets: tuple[Target, ...] = ()
 
@@ -83,6 +85,7 @@ class Row:
         return {
             **{key: fields[key] for key in ("name", "kind", "data", "order", "batch", "workers", "open_shards")},
             "draws": self.draws_of.get(contender, self.draws),
+            "options": self.options_of.get(contender, {}),
         }
 
 
@@ -115,6 +118,14 @@ ROWS = (
         title="dataset[i], 80 kB, chunk-shuffled",
         kind="items",
         data="large",
+        targets=(faster("original", 1.3), within("bare", 1.3)),
+    ),
+    Row(
+        name="large-mmap",
+        title="dataset[i], 80 kB, chunk-shuffled, ours with use_mmap",
+        kind="items",
+        data="large",
+        options_of={"ours": {"use_mmap": True}},
         targets=(faster("original", 1.3), within("bare", 1.3)),
     ),
     Row(

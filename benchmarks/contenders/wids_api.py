@@ -18,7 +18,11 @@ class WidsApi(Contender):
         count = {"all": max(10, len(shardlist)), "default": None}.get(row["open_shards"], row["open_shards"])
         options = {} if count is None else {"lru_size": count}
         return wids.ShardListDataset(
-            [dict(shard) for shard in shardlist], localname=_in_place, transformations=[], **options
+            [dict(shard) for shard in shardlist],
+            localname=_in_place,
+            transformations=[],
+            **options,
+            **row.get("options", {}),
         )
 
     def sample(self, name: str, index: int) -> tuple[str, dict[str, bytes]]:
