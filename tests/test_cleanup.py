@@ -1,0 +1,431 @@
+"""Cleanup: the newest files stay within both bounds, and the background process lives exactly as long as it should."""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+import wids
+from tests.shards import serve, write_index, write_shard
+from wids.cache import cleanup
+from wids.cache.survey import survey_shard
+
+PATIENCE_SECONDS = 60
+ROOT = str(Path(wids.__file__).parents[1])
+
+
+def fill(directory, names, *, size=10):
+    """Files of ``size`` bytes, each newer than the one before; returns their paths."""
+    paths = []
+    for number, name in enumerate(names):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+        os.utime(path, (1_000_000 + number, 1_000_000 + number))
+        paths.append(str(path))
+    return paths
+
+
+def left(directory):
+    """The names in a directory but the cleaner's own."""
+    return sorted(name for name in os.listdir(directory) if name != ".cleanup.lock")
+
+
+# --- keep_most_recent_files
+
+
+@pytest.mark.parametrize(
+    ("maxsize", "maxfiles", "kept"),
+    [
+        (1000, 1000, "abcd"),
+        (1000, 2, "cd"),
+        (25, 1000, "cd"),
+        (20, 1000, "cd"),  # exactly full is not too full
+        (25, 1, "d"),
+        (9, 1000, ""),
+        (0, 1000, ""),
+        (1000, 0, ""),
+    ],
+)
+def test_the_newest_files_stay_within_both_bounds(tmp_path, maxsize, maxfiles, kept):
+    """Counted from the newest; the returned paths are those deleted, oldest first."""
+    paths = fill(tmp_path, [f"{name}.tar" for name in "abcd"])
+    gone = cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxsize=maxsize, maxfiles=maxfiles)
+    assert gone == [path for path in paths if path[-5] not in kept]
+    assert left(tmp_path) == [f"{name}.tar" for name in kept]
+
+
+def test_everything_older_than_what_did_not_fit_goes_too(tmp_path):
+    """A small old file behind a large one is not kept in its stead: what stays is always the newest."""
+    fill(tmp_path, ["old.tar"], size=1)
+    big, new = tmp_path / "big.tar", tmp_path / "new.tar"
+    big.write_bytes(bytes(100))
+    os.utime(big, (2_000_000, 2_000_000))
+    new.write_bytes(bytes(10))
+    os.utime(new, (3_000_000, 3_000_000))
+    cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxsize=50)
+    assert left(tmp_path) == ["new.tar"]
+
+
+def test_locks_downloads_and_tables_are_not_shards(tmp_path):
+    """Locks and part files stay whatever the pattern; a table counts with its shard and goes with it."""
+    fill(tmp_path, ["a.tar", "a.tar.widx", "a.tar.lock", "b.tar", "b.tar.widx", "b.tar.1-ff.part"])
+    (tmp_path / "sub.tar").mkdir()
+    (tmp_path / "link.tar").symlink_to(tmp_path / "b.tar")
+    gone = cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=39)
+    assert gone == [str(tmp_path / "a.tar")]
+    assert left(tmp_path) == ["a.tar.lock", "b.tar", "b.tar.1-ff.part", "b.tar.widx", "link.tar", "sub.tar"]
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=19) == [str(tmp_path / "b.tar")]
+    assert left(tmp_path) == ["a.tar.lock", "b.tar.1-ff.part", "link.tar", "sub.tar"]
+
+
+def test_debug_only_says_what_would_go(tmp_path, caplog):
+    """Nothing is deleted; the paths come back and are logged."""
+    caplog.set_level(logging.INFO, logger="wids")
+    paths = fill(tmp_path, ["a.tar", "b.tar"])
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=1, debug=True) == paths[:1]
+    assert left(tmp_path) == ["a.tar", "b.tar"]
+    assert [f"would delete {paths[0]} (10 bytes)" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("form", ["str", "path", "home", "magic name"])
+def test_a_directory_stands_for_all_its_files(tmp_path, monkeypatch, form):
+    """As a str or path-like, with ``~``, and with letters in its name that mean something in a pattern."""
+    directory = tmp_path / ("x[1]*" if form == "magic name" else "x")
+    fill(directory, ["a", "b", "c"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = {"str": str(directory), "path": directory, "home": "~/x", "magic name": str(directory)}[form]
+    cleanup.keep_most_recent_files(given, maxfiles=1)
+    assert left(directory) == ["c"]
+
+
+def test_a_pattern_without_matches_is_nothing_to_do(tmp_path):
+    """A directory that does not exist (yet), and an empty one."""
+    assert cleanup.keep_most_recent_files(str(tmp_path / "none" / "*.tar")) == []
+    assert cleanup.keep_most_recent_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["lstat", "unlink"])
+def test_files_that_vanish_meanwhile_are_not_missed(tmp_path, monkeypatch, call):
+    """Another cleaner took a file between the listing and the look at it, or the deletion: the rest goes on."""
+    fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
+    real = getattr(os, call)
+
+    def racing(path, *args, **options):
+        if str(path).endswith("b.tar"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(cleanup.os, call, racing)
+    cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=0)
+    assert left(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_deleted_does_not_keep_the_rest(tmp_path, monkeypatch, caplog):
+    """It stays, is logged, and is not among those returned."""
+    paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
+    real = os.unlink
+
+    def refusing(path, *args, **options):
+        if str(path) == paths[0]:
+            raise PermissionError(13, "not yours", path)
+        real(path, *args, **options)
+
+    monkeypatch.setattr(cleanup.os, "unlink", refusing)
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=1) == paths[1:2]
+    assert left(tmp_path) == ["a.tar", "c.tar"]
+    assert ["a.tar cannot be deleted" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_reader_goes_on_with_a_shard_that_was_cleaned_away(tmp_path):
+    """An open shard stays readable; opened again, it is fetched again."""
+    write_index(tmp_path / "data", (2, 2))
+    with serve(tmp_path / "data") as server:
+        dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)
+        assert dataset[0][".cls"] == 0
+        assert len(cleanup.keep_most_recent_files(tmp_path / "c", maxsize=0)) == 1
+        assert not list((tmp_path / "c").glob("*.widx"))
+        assert dataset[1][".cls"] == 1
+        assert [dataset[i][".cls"] for i in (3, 0)] == [3, 0]
+        assert server.gets.count("/s0.tar") == 2
+
+
+# --- the background process
+
+
+@pytest.fixture
+def started():
+    """Processes to end, whatever becomes of the test."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.join(PATIENCE_SECONDS)
+
+
+def wait_until(condition):
+    """Wait for something that another process does; a test that failed ends here."""
+    tick = threading.Event()
+    for _ in range(PATIENCE_SECONDS * 50):
+        if condition():
+            return
+        tick.wait(0.02)
+    raise AssertionError("it did not happen")
+
+
+def is_alive(pid):
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_background_process_cleans_until_terminated(tmp_path, monkeypatch, started, method):
+    """Under each start method it cleans at once and then again and again; terminate() ends it."""
+    monkeypatch.setattr(multiprocessing, "Process", multiprocessing.get_context(method).Process)
+    fill(tmp_path, ["a.tar", "b.tar"])
+    process = cleanup.create_cleanup_background_process(tmp_path / "*.tar", maxfiles=1, every=0.05)
+    started.append(process)
+    wait_until(lambda: left(tmp_path) == ["b.tar"])
+    fill(tmp_path, ["old.tar"])
+    wait_until(lambda: left(tmp_path) == ["b.tar"])
+    assert process.daemon
+    process.terminate()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -signal.SIGTERM
+
+
+def test_background_process_ignores_the_program_s_signal_handlers(tmp_path, started):
+    """A forked cleaner neither runs the program's SIGTERM handler nor ends at the terminal's Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / "handled").write_text(""))
+    try:
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=cleanup._clean_forever, args=(str(tmp_path / "*.tar"), 0, 0, 0.05))
+        process.start()
+        started.append(process)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    wait_until((tmp_path / ".cleanup.lock").exists)
+    os.kill(process.pid, signal.SIGINT)
+    fill(tmp_path, ["a.tar"])
+    wait_until(lambda: left(tmp_path) == [])
+    process.terminate()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -signal.SIGTERM
+    assert not (tmp_path / "handled").exists()
+
+
+PARENT = """
+import multiprocessing, os, signal, sys
+from wids.cache.cleanup import create_cleanup_background_process
+
+def pause():
+    signal.pause()
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method({method!r})
+    cleaner = create_cleanup_background_process({directory!r}, every=3600)
+    pids = [cleaner.pid]
+    if {has_sibling}:
+        # It holds copies of all descriptors of this process, also of those that say that it lives.
+        sibling = multiprocessing.Process(target=pause)
+        sibling.start()
+        pids.append(sibling.pid)
+    print(*pids, flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "end", "has_sibling"),
+    [
+        ("fork", "kill", False),
+        ("fork", "kill", True),
+        ("spawn", "kill", False),
+        ("forkserver", "kill", False),
+        ("fork", "exit", False),
+    ],
+)
+def test_background_process_ends_with_its_parent(tmp_path, method, end, has_sibling):
+    """By kill -9, also when a sibling outlives the parent, and at the program's ordinary end."""
+    script = tmp_path / "program.py"
+    (tmp_path / "cache").mkdir()
+    last = "signal.pause()" if end == "kill" else "pass"
+    script.write_text(
+        textwrap.dedent(PARENT).format(
+            method=method, directory=str(tmp_path / "cache"), has_sibling=has_sibling, end=last
+        )
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}
+    )
+    pids = []
+    try:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        if end == "kill":
+            wait_until((tmp_path / "cache" / ".cleanup.lock").exists)
+            assert is_alive(pids[0])
+            parent.kill()
+        assert parent.wait(PATIENCE_SECONDS) == (-signal.SIGKILL if end == "kill" else 0)
+        wait_until(lambda: not is_alive(pids[0]))
+        assert all(map(is_alive, pids[1:]))
+    finally:
+        parent.kill()
+        parent.wait(PATIENCE_SECONDS)
+        parent.stdout.close()
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_directory_that_does_not_exist_yet_is_waited_for(tmp_path, started):
+    """It is not made, neither by its name nor by a pattern; cleaning begins when it is there."""
+    for pattern in (tmp_path / "one", tmp_path / "two" / "*.tar"):
+        started.append(cleanup.create_cleanup_background_process(pattern, maxfiles=1, every=0.02))
+    assert os.listdir(tmp_path) == []
+    fill(tmp_path / "one", ["a.tar", "b.tar"])
+    fill(tmp_path / "two", ["a.tar", "b.tar"])
+    for name in ("one", "two"):
+        wait_until(lambda name=name: left(tmp_path / name) == ["b.tar"])
+    wait_until(lambda: all((tmp_path / name / ".cleanup.lock").exists() for name in ("one", "two")))
+    assert sorted(os.listdir(tmp_path)) == ["one", "two"]
+
+
+def test_two_cleaners_take_turns(tmp_path, started):
+    """The second one waits without ending, whatever the first one's pattern, and takes over when that is killed."""
+    first = cleanup.create_cleanup_background_process(tmp_path / "*.tar", maxfiles=2, every=0.02)
+    started.append(first)
+    wait_until(lambda: is_locked(tmp_path))
+    second = cleanup.create_cleanup_background_process(tmp_path, maxfiles=1, every=0.02)
+    started.append(second)
+    for names in (["a.tar", "b.tar", "c.tar"], ["0.tar", "b.tar", "c.tar"]):
+        fill(tmp_path, names)
+        wait_until(lambda: left(tmp_path) == ["b.tar", "c.tar"])
+    assert second.is_alive()
+    first.kill()
+    wait_until(lambda: left(tmp_path) == ["c.tar"])
+
+
+def is_locked(directory):
+    """Whether some process holds a directory's cleanup lock."""
+    path = directory / ".cleanup.lock"
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return not cleanup_lock_is_free(file.fileno())
+
+
+def cleanup_lock_is_free(fd):
+    """Try for it and give it back."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# --- the loop's steps, one by one
+
+
+def test_turn_without_locks_cleans_all_the_same(tmp_path, monkeypatch, caplog):
+    """A file system without locks, or a directory that cannot be written: two cleaners merely look twice."""
+    caplog.set_level(logging.DEBUG, logger="wids")
+
+    def refuse(*args, **options):
+        raise NotImplementedError("no flock here")
+
+    monkeypatch.setattr(cleanup, "FileLock", lambda *args, **options: Refusing(refuse))
+    assert cleanup._Turn(str(tmp_path)).take()
+    assert "no flock here" in caplog.text
+
+
+class Refusing:
+    """A lock whose acquire is what the test says."""
+
+    def __init__(self, acquire):
+        self.acquire = acquire
+
+
+def test_turn_is_kept_and_excludes(tmp_path, caplog):
+    """Once taken it stays; another one is refused until then."""
+    caplog.set_level(logging.DEBUG, logger="wids")
+    with FileLock(tmp_path / ".cleanup.lock", preserve_lock_file=True):
+        turn = cleanup._Turn(str(tmp_path))
+        assert not turn.take()
+        assert "another process cleans" in caplog.text
+    assert turn.take()
+    assert turn.take()
+    assert not cleanup._Turn(str(tmp_path / "*.tar")).take()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("d", "d"),
+        ("d/*.tar", "d"),
+        ("*/*.tar", ""),
+        ("d/[x]", "d/[x]"),
+        ("d/f", "d"),
+        ("none", None),
+        ("none/*.tar", None),
+    ],
+)
+def test_the_lock_lies_where_all_matches_do(tmp_path, pattern, expected):
+    """In the directory itself, or the last part of the path before one that is a pattern; None where there is none."""
+    fill(tmp_path / "d", ["f"])
+    (tmp_path / "d" / "[x]").mkdir()
+    found = cleanup._directory_of(str(tmp_path / pattern))
+    assert found == (None if expected is None else str(tmp_path / expected).rstrip("/"))
+
+
+def test_the_lock_of_a_bare_pattern_lies_here(tmp_path, monkeypatch):
+    """``*.tar`` is in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert cleanup._directory_of("*.tar") == "."
+
+
+def test_trouble_in_one_round_leaves_the_next(tmp_path, monkeypatch, caplog):
+    """An error of the file system is logged, and the loop goes on until the parent is gone."""
+    rounds = iter([True, True, False])
+
+    def fail(*args, **options):
+        raise OSError(5, "the disk is in trouble")
+
+    monkeypatch.setattr(cleanup, "keep_most_recent_files", fail)
+    monkeypatch.setattr(cleanup, "_wait_with_parent", lambda *args: next(rounds))
+    monkeypatch.setattr(cleanup.signal, "signal", lambda *args: None)
+    cleanup._clean_forever(str(tmp_path), 1, 1, 0.0)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert "the disk is in trouble" in caplog.text
+    assert next(rounds, None) is None
+
+
+# --- survey
+
+
+def test_survey_of_a_shard(tmp_path):
+    """What an index says of it: url as given, samples, bytes, and its md5 if asked for."""
+    path = write_shard(tmp_path / "s.tar", 3)
+    data = Path(path).read_bytes()
+    md5 = hashlib.md5(data).hexdigest()
+    assert survey_shard(path) == {"url": path, "nsamples": 3, "filesize": len(data), "md5sum": md5}
+    assert survey_shard(path, has_md5=False) == {"url": path, "nsamples": 3, "filesize": len(data)}
+    assert survey_shard(path, rule=lambda name: ("all", "." + name), has_md5=False)["nsamples"] == 1
+    assert survey_shard(path, group="key", has_md5=False)["nsamples"] == 3
+    with serve(tmp_path) as server:
+        assert survey_shard(f"{server.url}/s.tar")["md5sum"] == md5
+    assert survey_shard(f"pipe:cat {path}", allow_pipe=True)["md5sum"] == md5
+    assert os.listdir(tmp_path) == ["s.tar"]
