@@ -198,9 +198,9 @@ class ShardListDataset(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         lo, hi, reader, name = self._here
+        self.cache.accesses += 1
         if type(index) is not int or not lo <= index < hi:
             index, (lo, hi, reader, name) = self._enter(index)
-        self.cache.accesses += 1
         row = index - lo
         sample = reader.read(row) if self.fields is None else reader.read_fields(row, self.fields)
         sample["__dataset__"] = name
@@ -221,6 +221,7 @@ class ShardListDataset(Dataset[Any]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
+        self.cache.accesses += len(wanted)
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         samples: list[Any] = [None] * len(wanted)
         at = 0
@@ -235,7 +236,6 @@ class ShardListDataset(Dataset[Any]):
                 reader.read_into(samples, order[first:at], wanted, lo, name)
             else:
                 self._read_fields_into(samples, order[first:at], wanted, (lo, reader, name))
-        self.cache.accesses += len(wanted)
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
         return samples
@@ -349,7 +349,7 @@ class ShardListDataset(Dataset[Any]):
         accesses = self.cache.accesses
         shard: Any
         shard, row, desc = self.get_shard(plain)
-        self.cache.accesses = accesses  # it may have counted this sample, and the caller counts it in any case
+        self.cache.accesses = accesses  # it may have counted this sample, and the caller has done so in any case
         self.check_cache_misses()
         reader = shard if isinstance(shard, ShardReader) else _Foreign(shard, desc["url"])
         lo = plain - operator.index(row)
