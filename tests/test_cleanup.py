@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -411,6 +412,36 @@ def test_trouble_in_one_round_leaves_the_next(tmp_path, monkeypatch, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert "the disk is in trouble" in caplog.text
     assert next(rounds, None) is None
+
+
+def test_a_round_without_a_turn_cleans_nothing(tmp_path, monkeypatch):
+    """Where the directory does not exist, or another one cleans it."""
+    monkeypatch.setattr(cleanup, "_wait_with_parent", lambda *args: False)
+    monkeypatch.setattr(cleanup.signal, "signal", lambda *args: None)
+    cleanup._clean_forever(str(tmp_path / "none" / "*.tar"), 0, 0, 0.0)
+    fill(tmp_path, ["a.tar"])
+    with FileLock(tmp_path / ".cleanup.lock", preserve_lock_file=True):
+        cleanup._clean_forever(str(tmp_path), 0, 0, 0.0)
+    assert left(tmp_path) == ["a.tar"]
+
+
+def test_the_wait_ends_with_the_round_or_the_parent(monkeypatch):
+    """True when the time is over; False when the sentinel speaks, or the parent has another number than it had."""
+    monkeypatch.setattr(cleanup, "_WATCH_SECONDS", 0.001)
+    now = time.monotonic()
+    assert cleanup._wait_with_parent(now - 1, os.getppid())
+    assert cleanup._wait_with_parent(now + 0.02, os.getppid())
+    assert time.monotonic() >= now + 0.02
+    assert not cleanup._wait_with_parent(now + 3600, -1)
+
+    class Parent:
+        sentinel, _end = os.pipe()
+
+    monkeypatch.setattr(cleanup.multiprocessing, "parent_process", Parent)
+    assert cleanup._wait_with_parent(now - 1, os.getppid())
+    os.close(Parent._end)
+    assert not cleanup._wait_with_parent(now + 3600, os.getppid())
+    os.close(Parent.sentinel)
 
 
 # --- survey
