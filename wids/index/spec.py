@@ -92,11 +92,8 @@ def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
         elif isinstance(item, Sequence) and len(item) == 2 and not isinstance(item, bytes):
             raw = {"url": item[0], "nsamples": item[1]}
         else:
-            _fail(
-                None,
-                path,
-                f"is {item!r}; each shard is a dict with url and nsamples, a (url, nsamples) pair, or a path",
-            )
+            what = type(item).__name__ + (f" of {len(item)}" if isinstance(item, Sequence) else "")
+            _fail(None, path, f"is a {what}; it is a dict with url and nsamples, a (url, nsamples) pair, or a path")
         for key in KNOWN_KEYS & raw.keys():
             raw[key] = _plain(raw[key])
         row = _convert(raw, Row, path=path)
@@ -184,11 +181,13 @@ class _Reader:
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
         """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
         self.shards.begin_component(keys)
+        is_guarded = self.is_guarded(scope.place)
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
             _check_md5(row, path, scope.place)
             url = _resolve(scope.base, row.url, f"{path}.url", scope.place)
-            self.check_allowed(url, scope.place, f"{path}.url")
+            if is_guarded and urls.reaches_local(url):
+                _forbid(scope.place, f"{path}.url", url)
             self.shards.append(url, row, raw["shardlist"][k])
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
@@ -212,7 +211,8 @@ class _Reader:
         """Load the index behind a sub-dataset's ``source_url`` and append its shards."""
         home = scope.base if scope.place is None else urls.directory_of(scope.place)
         source = _resolve(home, source_url, f"{path}.source_url", scope.place)
-        self.check_allowed(source, scope.place, f"{path}.source_url")
+        if self.is_guarded(scope.place) and urls.reaches_local(source):
+            _forbid(scope.place, f"{path}.source_url", source)
         if source in scope.chain:
             _fail(scope.place, f"{path}.source_url", f"leads back to {source}")
         raw = parse_json(self.load(source), source)
@@ -231,15 +231,9 @@ class _Reader:
         inner = _Scope(place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1)
         self.take(raw, index, inner, keys)
 
-    def check_allowed(self, url: str, place: str | None, path: str) -> None:
-        if self.allow_local or place is None or urls.is_local(place) or not urls.reaches_local(url):
-            return
-        raise NotAllowedError(
-            f"{_where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
-            "programs; pass allow_local=True if you trust it",
-            path=path,
-            url=place,
-        )
+    def is_guarded(self, place: str | None) -> bool:
+        """Whether the index at ``place`` may not point at local files or programs."""
+        return not (self.allow_local or place is None or urls.is_local(place))
 
 
 def _plain(value: Any) -> Any:
@@ -300,6 +294,15 @@ def _check_md5(row: Row, path: str, place: str | None = None) -> None:
 
 def _fail(place: str | None, path: str, what: str) -> NoReturn:
     raise SpecError(f"{_where(place)}{path or 'the index'} {what}", path=path, url=place)
+
+
+def _forbid(place: str | None, path: str, url: str) -> NoReturn:
+    raise NotAllowedError(
+        f"{_where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
+        "programs; pass allow_local=True if you trust it",
+        path=path,
+        url=place,
+    )
 
 
 def _where(place: str | None) -> str:

@@ -34,7 +34,7 @@ def scheme_of(url: str) -> str:
     """The scheme in lower case; ``""`` for a plain path, ``"pipe"`` for ``pipe:command``."""
     if url.startswith("pipe:"):
         return "pipe"
-    match = _SCHEME.match(url)
+    match = _SCHEME.match(url) if "://" in url else None
     return match[0].lower() if match else ""
 
 
@@ -110,7 +110,8 @@ def join(base: str | None, url: str) -> str:
         return head + url
     mark = _QUERY.search(url) if has_query else None
     cut = mark.start() if mark else len(url)
-    return head + _fold(posixpath.join(path or "/", url[:cut])) + url[cut:]
+    path = f"{path}{'' if path.endswith('/') else '/'}{url[:cut]}"
+    return head + (_fold(path) if "/." in path else path) + url[cut:]
 
 
 def _fold(path: str) -> str:
