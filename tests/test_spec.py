@@ -143,6 +143,8 @@ def test_a_generator_of_shards():
         ({"url": "a.tar", "nsamples": None}, "shards[1].nsamples"),
         ({"url": "a.tar", "nsamples": True}, "shards[1].nsamples"),
         ({"url": "a.tar", "nsamples": np.True_}, "shards[1].nsamples"),
+        ({"url": "a.tar", "nsamples": np.array(True)}, "shards[1].nsamples"),
+        ({"url": "a.tar", "nsamples": torch.tensor(True)}, "shards[1].nsamples"),
         ({"url": "a.tar", "nsamples": 3.5}, "shards[1].nsamples"),
         ({"url": "a.tar", "nsamples": np.array([1, 2])}, "shards[1].nsamples"),
         ({"url": "a.tar", "nsamples": torch.tensor(2.5)}, "shards[1].nsamples"),

@@ -216,7 +216,6 @@ def test_prefix_only_with_the_posix_magic():
     for magic in (V7, GNU):
         data = member(b"a.txt", b"1", prefix=b"14700000000", magic=magic) + END
         assert found_names(data) == [b"a.txt"]
-        assert expected(data)[0][0] == b"14700000000/a.txt"
 
 
 def test_prefix_of_star_ends_before_its_times():

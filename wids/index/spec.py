@@ -240,7 +240,8 @@ def _plain(value: Any) -> Any:
     """A path-like as text, a numpy integer as int; anything else as it is, for the type check to judge."""
     if hasattr(value, "__fspath__"):
         return value.__fspath__()
-    if hasattr(value, "__index__") and not isinstance(value, int):  # bool is an int, and no count
+    is_bool = str(getattr(value, "dtype", "")).endswith("bool")  # of numpy or torch; it would count as 0 or 1
+    if hasattr(value, "__index__") and not isinstance(value, int) and not is_bool:
         try:
             return value.__index__()
         except TypeError:
