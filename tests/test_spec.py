@@ -167,7 +167,6 @@ def test_a_generator_of_shards():
         ("a\0.tar", "shards[1]"),
         ("x-{0..1.tar", "shards[1]"),
     ],
-    ids=str,
 )
 def test_bad_items(item, path):
     """Anything else is a SpecError that names the item and its bad value."""
@@ -416,7 +415,6 @@ def test_json_but_no_object(text):
             "datasets[0].shardlist[0].md5sum",
         ),
     ],
-    ids=str,
 )
 def test_bad_values(keys, path):
     """Each bad value is a SpecError with the path to it, and the index's place."""

@@ -17,14 +17,13 @@ shards it lists itself.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from wids.errors import NotAllowedError, SpecError
-from wids.index import urls
+from wids.index import checks, urls
 from wids.index.shardlist import KNOWN_KEYS, MAX_COUNT, Row, Shard, ShardList
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "ShardList", "list_shards", "parse_index", "parse_json"]
 
-_MD5 = re.compile(r"[0-9a-fA-F]{32}")
-_FIELD = re.compile(r"required field `(\w+)`")
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 
@@ -85,7 +82,7 @@ def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
         name = _plain(item)
         if isinstance(name, str):
             for url in _expand(name, path):
-                shards.append(_resolve(base, url, path), Row(url=url, nsamples=-1), {})
+                shards.append(checks.resolve(base, url, path), Row(url=url, nsamples=-1), {})
             continue
         if isinstance(item, Mapping):
             raw = dict(item)
@@ -93,12 +90,14 @@ def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
             raw = {"url": item[0], "nsamples": item[1]}
         else:
             what = type(item).__name__ + (f" of {len(item)}" if isinstance(item, Sequence) else "")
-            _fail(None, path, f"is a {what}; it is a dict with url and nsamples, a (url, nsamples) pair, or a path")
+            checks.fail(
+                None, path, f"is a {what}; it is a dict with url and nsamples, a (url, nsamples) pair, or a path"
+            )
         for key in KNOWN_KEYS & raw.keys():
             raw[key] = _plain(raw[key])
-        row = _convert(raw, Row, path=path)
-        _check_md5(row, path)
-        shards.append(_resolve(base, row.url, f"{path}.url"), row, raw)
+        row = checks.convert(raw, Row, path=path)
+        checks.check_md5(row, path)
+        shards.append(checks.resolve(base, row.url, f"{path}.url"), row, raw)
     return shards
 
 
@@ -129,9 +128,9 @@ def parse_index(
     shards = ShardList({key: value for key, value in raw.items() if key not in ("shardlist", "datasets")})
     _Reader(shards, load, allow_local=allow_local).read(raw, place, base)
     if not shards.urls:
-        _fail(place, "shardlist", "lists no shards")
+        checks.fail(place, "shardlist", "lists no shards")
     if sum(shards.nsamples) > MAX_COUNT:
-        _fail(place, "shardlist", f"promises {sum(shards.nsamples)} samples in all, more than can be counted")
+        checks.fail(place, "shardlist", f"promises {sum(shards.nsamples)} samples in all, more than can be counted")
     return shards
 
 
@@ -145,10 +144,12 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
         raw = _decode(data)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            f"{_where(place)}not valid JSON ({error}); an index is made by `wids index create`", path="", url=place
+            f"{checks.where(place)}not valid JSON ({error}); an index is made by `wids index create`",
+            path="",
+            url=place,
         ) from error
     if not isinstance(raw, dict):
-        _fail(place, "", f"is a JSON {type(raw).__name__}; it is an object")
+        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it is an object")
     return raw
 
 
@@ -169,10 +170,10 @@ class _Reader:
 
     def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
         """Read the top-level index."""
-        index = _convert(raw, _Index, place=place)
+        index = checks.convert(raw, _Index, place=place)
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
-            _fail(place, "wids_version", f"{found}; this wids reads version 1")
+            checks.fail(place, "wids_version", f"{found}; this wids reads version 1")
         if base is None:
             base = _base_of(index, None if place is None else urls.directory_of(place))
         scope = _Scope(place=place, base=base, keys={}, path="", chain=(place or "",), depth=0)
@@ -184,8 +185,8 @@ class _Reader:
         is_guarded = self.is_guarded(scope.place)
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
-            _check_md5(row, path, scope.place)
-            url = _resolve(scope.base, row.url, f"{path}.url", scope.place)
+            checks.check_md5(row, path, scope.place)
+            url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and urls.reaches_local(url):
                 _forbid(scope.place, f"{path}.url", url)
             self.shards.append(url, row, raw["shardlist"][k])
@@ -195,12 +196,12 @@ class _Reader:
     def take_part(self, raw: dict[str, Any], part: _Component, scope: _Scope, path: str) -> None:
         """Append one sub-dataset, whose shards are listed in place or behind its ``source_url``."""
         if scope.depth >= _MAX_DEPTH:
-            _fail(scope.place, path, f"is a sub-dataset within {_MAX_DEPTH} others; list its shards further up")
+            checks.fail(scope.place, path, f"is a sub-dataset within {_MAX_DEPTH} others; list its shards further up")
         if part.source_url is not None:
             self.take_source(part, part.source_url, scope, path)
             return
         if part.shardlist is None and part.datasets is None:
-            _fail(scope.place, path, "has neither source_url nor shardlist")
+            checks.fail(scope.place, path, "has neither source_url nor shardlist")
         keys = {**scope.keys, **_known(weight=part.weight, dataset=part.name)}
         inner = msgspec.structs.replace(
             scope, base=_base_of(part, scope.base), keys=keys, path=f"{path}.", depth=scope.depth + 1
@@ -210,18 +211,18 @@ class _Reader:
     def take_source(self, part: _Component, source_url: str, scope: _Scope, path: str) -> None:
         """Load the index behind a sub-dataset's ``source_url`` and append its shards."""
         home = scope.base if scope.place is None else urls.directory_of(scope.place)
-        source = _resolve(home, source_url, f"{path}.source_url", scope.place)
+        source = checks.resolve(home, source_url, f"{path}.source_url", scope.place)
         if self.is_guarded(scope.place) and urls.reaches_local(source):
             _forbid(scope.place, f"{path}.source_url", source)
         if source in scope.chain:
-            _fail(scope.place, f"{path}.source_url", f"leads back to {source}")
+            checks.fail(scope.place, f"{path}.source_url", f"leads back to {source}")
         raw = parse_json(self.load(source), source)
-        index = _convert(raw, _Index, place=source)
+        index = checks.convert(raw, _Index, place=source)
         # Sub-indexes written by other tools leave the version out; what is there must be one that is understood.
         if index.wids_version not in (None, 1):
-            _fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
+            checks.fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
         if index.shardlist is None and index.datasets is None:
-            _fail(source, "shardlist", "is missing")
+            checks.fail(source, "shardlist", "is missing")
         # As in the original: the name in the index itself wins, and the weight is the reference's.
         own = _known(weight=part.weight, dataset=index.name or part.name, source_url=source)
         keys = {**scope.keys, **own}
@@ -266,45 +267,10 @@ def _expand(pattern: str, path: str) -> Iterable[str]:
         raise SpecError(f"{path}: {error}", path=path) from error
 
 
-def _resolve(base: str | None, url: str, path: str, place: str | None = None) -> str:
-    """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
-    full = urls.join(base, url)
-    if not url or "\0" in full:
-        _fail(place, path, f"is {full!r}; it is a URL or a path")
-    return full
-
-
-def _convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = None) -> Any:
-    """Check types with msgspec, and say where a bad value stands in terms of the JSON text."""
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$")
-        name = (path + at.rstrip("`")).lstrip(".")
-        if field := _FIELD.search(what):
-            name = f"{name}.{field[1]}".lstrip(".")
-        raise SpecError(f"{_where(place)}{name or 'the index'}: {what}", path=name, url=place) from error
-    except RecursionError as error:
-        raise SpecError(f"{_where(place)}{path or 'the index'} is nested too deeply", path=path, url=place) from error
-
-
-def _check_md5(row: Row, path: str, place: str | None = None) -> None:
-    if row.md5sum and not _MD5.fullmatch(row.md5sum):
-        _fail(place, f"{path}.md5sum", f"is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits")
-
-
-def _fail(place: str | None, path: str, what: str) -> NoReturn:
-    raise SpecError(f"{_where(place)}{path or 'the index'} {what}", path=path, url=place)
-
-
 def _forbid(place: str | None, path: str, url: str) -> NoReturn:
     raise NotAllowedError(
-        f"{_where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
+        f"{checks.where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
         "programs; pass allow_local=True if you trust it",
         path=path,
         url=place,
     )
-
-
-def _where(place: str | None) -> str:
-    return f"{place}: " if place else ""

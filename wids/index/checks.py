@@ -1,0 +1,59 @@
+"""Checks of what an index says, whose errors name the path to the bad value and the index it stands in.
+
+Rules: pure. ``path`` is in terms of the JSON text, like ``shardlist[3].nsamples``; ``place`` is the URL or path of that
+text, None for what came from an open file or from the program itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from wids.errors import SpecError
+from wids.index import urls
+
+if TYPE_CHECKING:
+    from wids.index.shardlist import Row
+
+_MD5 = re.compile(r"[0-9a-fA-F]{32}")
+_FIELD = re.compile(r"required field `(\w+)`")
+
+
+def resolve(base: str | None, url: str, path: str, place: str | None = None) -> str:
+    """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
+    full = urls.join(base, url)
+    if not url or "\0" in full:
+        fail(place, path, f"is {full!r}; it is a URL or a path")
+    return full
+
+
+def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = None) -> Any:
+    """Check types with msgspec, and say where a bad value stands in terms of the JSON text."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at `$")
+        name = (path + at.rstrip("`")).lstrip(".")
+        if field := _FIELD.search(what):
+            name = f"{name}.{field[1]}".lstrip(".")
+        raise SpecError(f"{where(place)}{name or 'the index'}: {what}", path=name, url=place) from error
+    except RecursionError as error:
+        raise SpecError(f"{where(place)}{path or 'the index'} is nested too deeply", path=path, url=place) from error
+
+
+def check_md5(row: Row, path: str, place: str | None = None) -> None:
+    """A digest, where there is one, has its form."""
+    if row.md5sum and not _MD5.fullmatch(row.md5sum):
+        fail(place, f"{path}.md5sum", f"is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits")
+
+
+def fail(place: str | None, path: str, what: str) -> NoReturn:
+    """Raise the SpecError that the value at ``path`` is ``what``."""
+    raise SpecError(f"{where(place)}{path or 'the index'} {what}", path=path, url=place)
+
+
+def where(place: str | None) -> str:
+    """How a message begins: with the index it is about, if that has a place."""
+    return f"{place}: " if place else ""
