@@ -198,6 +198,7 @@ def is_alive(pid):
 def test_background_process_cleans_until_terminated(tmp_path, monkeypatch, started, method):
     """Under each start method it cleans at once and then again and again; terminate() ends it."""
     monkeypatch.setattr(multiprocessing, "Process", multiprocessing.get_context(method).Process)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: method)
     fill(tmp_path, ["a.tar", "b.tar"])
     process = cleanup.create_cleanup_background_process(tmp_path / "*.tar", maxfiles=1, every=0.05)
     started.append(process)
@@ -228,6 +229,36 @@ def test_background_process_ignores_the_program_s_signal_handlers(tmp_path, star
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGTERM
     assert not (tmp_path / "handled").exists()
+
+
+class Slow(multiprocessing.get_context("fork").Process):
+    """A process that begins when its SIGTERM has come."""
+
+    def run(self):
+        """Wait for the signal, held back or swallowed."""
+        tick = threading.Event()
+        while signal.SIGTERM not in signal.sigpending() and not swallowed:
+            tick.wait(0.01)
+        super().run()
+
+
+swallowed = []
+
+
+def test_background_process_may_be_terminated_at_once(tmp_path, monkeypatch, started):
+    """Before it has handlers of its own, in a program whose handler swallows the signal: it ends all the same."""
+    monkeypatch.setattr(multiprocessing, "Process", Slow)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "fork")
+    before = signal.signal(signal.SIGTERM, lambda *_: swallowed.append(1))
+    try:
+        process = cleanup.create_cleanup_background_process(tmp_path, every=0.02)
+        started.append(process)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+        process.terminate()
+        process.join(PATIENCE_SECONDS)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert process.exitcode == -signal.SIGTERM
 
 
 PARENT = """

@@ -24,10 +24,12 @@ from wids.events import logger
 from wids.index import table as tables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
 _LOCK_NAME = ".cleanup.lock"
 _NOT_SHARDS = (locks.SUFFIX, tables.SUFFIX, ".part")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _WATCH_SECONDS = 2.0
 
 
@@ -82,14 +84,29 @@ def create_cleanup_background_process(
     process = multiprocessing.Process(
         target=_clean_forever, args=(os.fspath(pattern), maxsize, maxfiles, every), daemon=True, name="wids-cleanup"
     )
-    process.start()
+    with _signals_held():
+        process.start()
     return process
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold signals back, so that a forked child is not terminated into a handler of the program that swallows it."""
+    if multiprocessing.get_start_method() != "fork":  # no handlers come along, and a fork server would keep the mask
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _clean_forever(pattern: str, maxsize: int, maxfiles: int, every: float) -> None:
     # A fork brings the program's handlers along, and a cleaner must not save its checkpoint or print its traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     pattern = os.path.expanduser(pattern)
     turn = _Turn(pattern)
     parent_pid = os.getppid()
