@@ -38,7 +38,7 @@ def test_quick_run_reports_every_row(tmp_path):
     told = json.loads(figures.read_text())
     rows = {row["name"]: row for row in told["rows"]}
     assert list(rows) == [
-        *("small", "batch32", "batch256", "large", "random", "random10"),
+        *("small", "batch32", "batch256", "large", "large-mmap", "random", "random10"),
         *("loader0", "loader2", "open", "build-small", "build-large", "import"),
     ]
     for row in rows.values():
