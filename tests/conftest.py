@@ -20,15 +20,19 @@ def no_waits(monkeypatch):
     monkeypatch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
 
 
+class Events(list):
+    """A hook that keeps what it is told."""
+
+    def __call__(self, event):
+        """Keep ``event``."""
+        self.append(event)
+
+    def names(self):
+        """The types of the events, as words."""
+        return [type(event).__name__ for event in self]
+
+
 @pytest.fixture
 def events():
     """A hook that keeps what it is told: ``events`` itself is the list."""
-
-    class Events(list):
-        def __call__(self, event):
-            self.append(event)
-
-        def names(self):
-            return [type(event).__name__ for event in self]
-
     return Events()

@@ -170,6 +170,7 @@ class Store:
 
     def _remember(self, path: str, table: MemberTable) -> None:
         remembered = self._tables
+        remembered.pop(path, None)
         remembered[path] = table
         total = sum(kept.nbytes for kept in list(remembered.values()))
         for oldest in list(remembered)[:-1]:
