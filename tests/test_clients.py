@@ -9,6 +9,7 @@ import pickle
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -168,6 +169,20 @@ def test_cache_dir_none_is_the_default_place(web, tmp_path):
     assert not (tmp_path / "default-cache").exists()
     _ = dataset[0]
     assert len(list((tmp_path / "default-cache").glob("*.tar"))) == 1
+
+
+def test_wids_cache_decides_where_shards_go(web, tmp_path, monkeypatch):
+    """$WIDS_CACHE is read when a dataset is made; ``~`` in it expands; an empty one counts as none."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WIDS_CACHE", "~/shards")
+    assert wids.ShardListDataset(f"{web.url}/index.json")[0]["__key__"] == "s0-000"
+    assert len(list((tmp_path / "home" / "shards").glob("*.tar"))) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for unset in (True, False):
+        monkeypatch.delenv("WIDS_CACHE") if unset else monkeypatch.setenv("WIDS_CACHE", "")
+        found = wids.ShardListDataset(f"{web.url}/index.json").cache_dir
+        assert os.path.dirname(found) == str(tmp_path / "tmp")
+        assert str(os.getuid()) in os.path.basename(found)
 
 
 def test_cache_dir_is_relative_to_the_working_directory(web, tmp_path, monkeypatch):

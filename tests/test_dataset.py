@@ -1,5 +1,7 @@
 """ShardListDataset where programs really use it: sources, working directories, loaders, workers, threads, forks."""
 
+import contextlib
+import copy
 import io
 import json
 import logging
@@ -547,9 +549,9 @@ def test_subclass_with_its_own_init_reaches_spawned_workers(index, tmp_path, mon
     import their_module
 
     dataset = their_module.Doubled(index, 10)
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert list(copy) == list(range(0, 90, 10))
-    assert copy.transformations[1].__self__ is copy
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert list(twin) == list(range(0, 90, 10))
+    assert twin.transformations[1].__self__ is twin
     loader = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context="spawn")
     assert torch.cat(list(loader)).tolist() == list(range(0, 90, 10))
 
@@ -566,16 +568,16 @@ def test_pickling_before_and_after_use(web, tmp_path, is_used):
     if is_used:
         assert labels(dataset) == list(range(TOTAL))
         _ = dataset.shards, dataset.keys.find("s0-000")
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert copy.get_stats() == (0, 0)
-    assert len(copy.cache.lru) == 0
-    assert copy.cache.lru.capacity == 3
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert twin.get_stats() == (0, 0)
+    assert len(twin.cache.lru) == 0
+    assert twin.cache.lru.capacity == 3
     for attribute in ("lengths", "total_length", "shards", "spec", "base", "cache_dir", "dataset_name", "fields"):
-        assert getattr(copy, attribute) == getattr(dataset, attribute)
-    assert copy.cum_lengths.tolist() == dataset.cum_lengths.tolist()
-    assert labels(copy) == labels(dataset) == list(range(TOTAL))
-    assert copy.get_stats() == (TOTAL, 3)
-    copy.close()
+        assert getattr(twin, attribute) == getattr(dataset, attribute)
+    assert twin.cum_lengths.tolist() == dataset.cum_lengths.tolist()
+    assert labels(twin) == labels(dataset) == list(range(TOTAL))
+    assert twin.get_stats() == (TOTAL, 3)
+    twin.close()
     assert labels(dataset) == list(range(TOTAL))
 
 
@@ -593,13 +595,35 @@ def test_close_in_the_middle_of_a_loop(index):
 
 
 def test_close_frees_the_descriptors(tmp_path):
-    """As many open files after close() as before the first sample, however the pool was left."""
+    """Of all shards read, as many are open as lru_size says, and none after close()."""
+
+    def count():
+        number = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the listing's own, and those of other threads
+                number += os.readlink(f"/proc/self/fd/{name}").startswith(str(tmp_path))
+        return number
+
     dataset = wids.ShardListDataset(write_shards(tmp_path, (2,) * 30), lru_size=10)
-    before = len(os.listdir("/proc/self/fd"))
+    assert count() == 0
     assert labels(dataset) == list(range(60))
-    assert before < len(os.listdir("/proc/self/fd")) <= before + 11
+    assert count() == 10
     dataset.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert count() == 0
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_copies_read_on_their_own(index, how):
+    """Frameworks copy datasets; either one goes on when the other is closed."""
+    dataset = wids.ShardListDataset(index)
+    assert dataset[0][".cls"] == 0
+    other = how(dataset)
+    dataset.close()
+    assert labels(other) == list(range(TOTAL))
+    other.close()
+    assert labels(dataset) == list(range(TOTAL))
+    other.transformations = []
+    assert dataset[0][".cls"] == 0
 
 
 def test_threads_read_at_once(web, tmp_path):

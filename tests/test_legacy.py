@@ -71,6 +71,7 @@ def test_wids_wids_indexed_tar_samples(tmp_path):
         assert samples[-1]["__key__"] == "s-002"
         assert [s["__key__"] for s in samples] == ["s-000", "s-001", "s-002"]
         assert samples.path == path
+        assert samples.samples == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
         name, offset, size = samples.reader.by_index[3]
         assert (name, offset % 512, size) == ("s-001.txt", 0, 6)
         with pytest.raises(IndexError):
@@ -143,6 +144,8 @@ def test_wids_wids_localnames(web, tmp_path, name):
     assert {os.path.dirname(path) for path in paths} == {str(tmp_path / "names")}
     dataset = wids.ShardListDataset(f"{web.url}/index.json", localname=localname)
     assert [sample[".txt"] for sample in dataset] == EXPECTED
+    keyword = "cachedir" if name.lower().startswith("cache") else "dldir"
+    assert getattr(wids.wids, name)(**{keyword: str(tmp_path / "names")})(urls[0]) in paths
     assert wids.wids.DefaultLocalname()("gs://a/x.tar").startswith(str(tmp_path / "default-cache"))
 
 

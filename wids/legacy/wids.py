@@ -52,7 +52,15 @@ class DefaultLocalname:
         return os.path.join(self.directory, urls.cache_name(shard))
 
 
-CacheLocalname = cache_localname = default_localname = hash_localname = DefaultLocalname
+class CacheLocalname(DefaultLocalname):
+    """The same; the original's took the URL's basename alone, so that shards overwrote each other."""
+
+    def __init__(self, cachedir: str | os.PathLike[str]) -> None:
+        super().__init__(cachedir)
+
+
+default_localname = hash_localname = DefaultLocalname
+cache_localname = CacheLocalname
 
 
 class LRUShards(OpenShards):
@@ -103,6 +111,11 @@ class IndexedTarSamples:
                 expected=expected_size,
                 found=len(members),
             )
+
+    @property
+    def samples(self) -> list[list[int]]:
+        """Of each sample, the positions of its members in ``reader.by_index``."""
+        return group_by_key(self.reader.names())
 
     def __len__(self) -> int:
         return len(self._samples)
