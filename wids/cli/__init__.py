@@ -1,0 +1,91 @@
+"""The command line: ``wids COMMAND``; one module for each command group, and the only place that prints.
+
+Rules: a command's module is light at import (no torch, numpy or PIL), so that ``wids --help`` answers at once; what is
+heavy is imported where the command runs. A command says what went wrong by raising a `WidsError`: one line on stderr,
+exit code 1. To add a group: ``app.add_typer(...)`` or ``app.command(...)`` below.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from wids.cli.demo import run_demo
+from wids.errors import WidsError
+
+
+class _Commands(TyperGroup):
+    """The group of all commands; turns what a command raises into a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        # Here and not in main(): older releases of typer turn Ctrl-C into exit code 1 on the way out.
+        try:
+            return super().invoke(ctx)
+        except WidsError as error:
+            if _is_debug():
+                raise
+            _complain(str(error) or type(error).__name__)
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            if _is_debug():
+                raise
+            _complain("interrupted")
+            raise SystemExit(130) from None
+
+
+app = typer.Typer(
+    name="wids",
+    cls=_Commands,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Random access to training samples in plain tar shards, for PyTorch.",
+)
+app.command("demo")(run_demo)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from wids import __version__
+
+        print(f"wids {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback does the work
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[  # noqa: ARG001 - main() takes it out wherever it stands; here it is for the help
+        bool, typer.Option("--debug", help="Show the traceback of an error. Also: WIDS_DEBUG=1.")
+    ] = False,
+) -> None:
+    """What every command has."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), end="")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted."""
+    args = sys.argv[1:]
+    if "--debug" in args:
+        # Through the environment, so that it also counts behind the command's name and in processes it starts.
+        args.remove("--debug")
+        os.environ["WIDS_DEBUG"] = "1"
+    app(args=args, prog_name="wids")
+
+
+def _is_debug() -> bool:
+    return os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
+
+
+def _complain(message: str) -> None:
+    print(f"wids: {' '.join(message.split())}", file=sys.stderr)

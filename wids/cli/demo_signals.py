@@ -1,0 +1,65 @@
+"""Signals that end the demo, turned into exceptions at moments when they can be cleaned up after.
+
+Rules: the first SIGINT, SIGTERM or SIGHUP raises in the main thread; later ones change nothing, because cleaning up is
+already under way and is bounded. While `Signals.held`, nothing is raised. What was ignored at the start stays ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Within the ``with`` block, a signal raises: SIGINT KeyboardInterrupt, others SystemExit(128 + number)."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._pending: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold signals back while something is made and its removal is arranged; then raise what came."""
+        self._is_held = True
+        yield
+        self._is_held = False
+        if self._pending is not None:
+            self._raise(self._pending)
+
+    def hold(self) -> None:
+        """Hold signals back for good: what is left to do is cleaning up."""
+        self._is_held = True
+
+    def _take(self, number: int, _: Any) -> None:
+        if self._is_held:
+            self._pending = number
+        else:
+            self._raise(number)
+
+    def _raise(self, number: int) -> NoReturn:
+        self._is_held = True
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
