@@ -14,7 +14,7 @@ import pytest
 from tests import cache_shards as shards
 from tests.cache_shards import described, texts, texts_of
 from tests.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import files, store
+from wids.cache import fetch, files, store
 from wids.cache.store import Store, default_cache_dir
 from wids.errors import (
     CacheError,
@@ -195,6 +195,11 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
         opener.open(Shard(url=path, nsamples=None))
         assert list(opener._tables) == [path]
     assert scans == paths * 2
+    each = max(table.nbytes for table in opener._tables.values())
+    monkeypatch.setattr(store, "_TABLES_BYTES", 2 * each)
+    for path in paths:
+        opener.open(Shard(url=path, nsamples=None))
+    assert list(opener._tables) == paths[1:]
 
 
 def test_grouping_and_key_rules(tmp_path, opened, events):
@@ -603,8 +608,7 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
         shards.write(path + ".widx", b"\x89WIDX\r\n\x1a" + bytes(300))
     assert opened(shard) == texts_of()
     is_whole = harm in ("touched", "table of another shard", "table overwritten")
-    # What an md5 proves, or a table that is merely gone, need not come over the wire again.
-    can_be_proved = is_whole and (has_md5 or harm == "table overwritten")
+    can_be_proved = is_whole and has_md5  # and then it need not come over the wire again
     assert len(server.requests) == (1 if can_be_proved else 2)
     assert [event for event in events if isinstance(event, Rejected)] == [] if can_be_proved else [events[0]]
     assert opened(shard) == texts_of()
@@ -612,31 +616,44 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
     assert cached_files(cache)[:3] == ["a.tar", "a.tar.lock", "a.tar.widx"]
 
 
-@pytest.mark.parametrize("harm", ["truncated", "emptied", "overwritten"])
-def test_a_damaged_shard_without_its_table(server, cache, opened, events, harm):
-    """A cached shard whose table is gone is proved by its md5 and its headers, and fetched again if it fails."""
+@pytest.mark.parametrize("has_md5", [True, False], ids=["md5", "no md5"])
+@pytest.mark.parametrize("harm", [None, "truncated", "emptied", "overwritten"])
+def test_a_cached_shard_without_its_table(server, cache, opened, events, harm, has_md5):
+    """A cached shard whose table is gone is used if an md5 proves it, and fetched again if none does."""
     url = server.add("/a.tar", A)
     opened(described(url, A))
     path = cached_path(cache, url)
     os.unlink(path + ".widx")
-    assert opened(described(url, A)) == texts_of()
-    assert events.names() == ["Hit", "Opened"]
-    HARMS[harm](path)
-    os.unlink(path + ".widx")
-    assert opened(described(url, A, filesize=None, **({} if harm == "overwritten" else {"md5sum": None}))) == texts_of()
-    assert events.names() == ["Rejected", "Fetched", "Opened"]
-    assert len(server.requests) == 2
+    if harm:
+        HARMS[harm](path)
+    assert opened(described(url, A, filesize=None, **({} if has_md5 else {"md5sum": None}))) == texts_of()
+    is_proved = has_md5 and not harm
+    assert events.names() == (["Hit", "Opened"] if is_proved else ["Rejected", "Fetched", "Opened"])
+    assert len(server.requests) == 2 - is_proved
 
 
-def test_a_cached_shard_with_repeats_instead(server, cache, opened, events):
-    """Other damage that only a scan finds is mended, too."""
+def test_a_cached_shard_of_another_size_is_not_hashed(server, opened, monkeypatch):
+    """Where the size tells that it is another shard, its md5 is not taken."""
     url = server.add("/a.tar", A)
     opened(described(url, A))
-    path = cached_path(cache, url)
-    shards.write(path, shards.pack([("a.txt", b"1"), ("a.txt", b"2")]))
-    os.unlink(path + ".widx")
-    assert opened(Shard(url=url, nsamples=3)) == texts_of()
+    new = shards.shard("b", 30)
+    server.add("/a.tar", new)
+    digests = []
+    real = fetch.file_md5
+    monkeypatch.setattr(fetch, "file_md5", lambda file: digests.append(real(file)) or digests[-1])
+    assert opened(described(url, new, nsamples=30)) == texts_of("b", 30)
+    assert digests == [shards.md5(new)]
+
+
+def test_a_proved_shard_that_is_none(server, cache, opened, events):
+    """An md5 that holds does not make a shard of what cannot be one."""
+    data = shards.pack([("a.txt", b"1"), ("a.txt", b"2")])
+    url = server.add("/a.tar", data)
+    shards.write(cached_path(cache, url), data)
+    with pytest.raises(DuplicateMemberError):
+        opened(described(url, data))
     assert "two members" in events[0].cause
+    assert shards.files_open_in(cache) == []
 
 
 def test_a_cached_shard_on_a_bad_disk(server, cache, opened, events, monkeypatch):
@@ -654,7 +671,7 @@ def test_a_cached_shard_on_a_bad_disk(server, cache, opened, events, monkeypatch
         return real(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    assert opened(Shard(url=url, nsamples=3)) == texts_of()
+    assert opened(described(url, A)) == texts_of()
     assert "Input/output error" in events[0].cause
 
 
@@ -678,13 +695,13 @@ def test_a_shard_deleted_while_the_lock_was_awaited(server, cache, opened, monke
     opened(described(url, A))
     path = cached_path(cache, url)
     os.unlink(path + ".widx")
-    mend = Store._mend
+    prove = Store._prove
 
     def late(self, shard, path):
         os.unlink(path)
-        return mend(self, shard, path)
+        return prove(self, shard, path)
 
-    monkeypatch.setattr(Store, "_mend", late)
+    monkeypatch.setattr(Store, "_prove", late)
     assert opened(described(url, A)) == texts_of()
     assert len(server.requests) == 2
 

@@ -97,7 +97,7 @@ def test_create_of_remote_shards_leaves_nothing_behind(tmp_path):
         (["create", "x{.tar", "-n", ""], "brace pattern"),
         (["update", "nowhere.json"], "nowhere.json"),
         (["update", "junk.tar"], "not valid JSON"),
-        (["update", "list.json"], "not a shard index"),
+        (["update", "list.json"], "it is an object"),
         (["update", "none.json"], "it has no shardlist"),
         (["update", "two.json", "-B"], "--rebase needs shards in one directory"),
         (["info", "nowhere.json"], "nowhere.json"),

@@ -47,6 +47,20 @@ _HOME = {
 # `import wids.wids_cleanup` looks along this path; the original's modules stay importable by name.
 __path__.append(f"{__path__[0]}/legacy")
 
+# The original's `import wids` brought its submodules along, and programs call wids.wids.compute_num_samples after it.
+_SUBMODULES = {
+    "errors",
+    "events",
+    "wids",
+    "wids_cleanup",
+    "wids_decode",
+    "wids_dl",
+    "wids_index",
+    "wids_lru",
+    "wids_mmtar",
+    "wids_specs",
+}
+
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
@@ -55,7 +69,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    if name in {"errors", "events"}:
+    if name in _SUBMODULES:
         return import_module(f"wids.{name}")
     raise AttributeError(f"module 'wids' has no attribute {name!r}")
 

@@ -176,8 +176,8 @@ def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) ->
     found = _lookup(suffix, registered, options)
     if found is not None or not suffix.endswith(".gz"):
         return found
-    inner = _lookup(suffix[:-3], registered, options)
-    return None if inner is None else functools.partial(decode_gzipped, inner, options)
+    # What is inside may be unknown: it is inflated all the same, as the original did.
+    return functools.partial(decode_gzipped, _lookup(suffix[:-3], registered, options) or io.BytesIO, options)
 
 
 def _lookup(suffix: str, registered: Mapping[str, Decoder], options: Options) -> Decoder | None:

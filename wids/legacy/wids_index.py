@@ -14,6 +14,7 @@ from wids.cache.files import write_atomically
 from wids.cache.survey import survey_shard
 from wids.errors import SpecError, WidsError
 from wids.index import urls
+from wids.index.spec import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,11 +129,8 @@ def _sample(args: argparse.Namespace) -> None:
 
 
 def _read(filename: str) -> dict[str, Any]:
-    try:
-        index = json.loads(read_bytes(filename))
-    except ValueError as error:
-        raise SpecError(f"{filename}: not valid JSON ({error})") from error
-    if not isinstance(index, dict) or not isinstance(index.get("shardlist"), list):
+    index = parse_json(read_bytes(filename), filename)
+    if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{filename}: not a shard index, it has no shardlist")
     return index
 

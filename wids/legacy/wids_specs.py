@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from typing import IO, Any
 
-import msgspec
-
 from wids.cache.fetch import read_bytes
-from wids.errors import SpecError
-from wids.index.spec import parse_index
+from wids.index.spec import parse_index, parse_json
 from wids.index.urls import directory_of as urldir
 from wids.index.urls import join as urlmerge
 
@@ -18,14 +15,8 @@ __all__ = ["load_dsdesc_and_resolve", "load_remote_dsdesc_raw", "urldir", "urlme
 
 def load_remote_dsdesc_raw(source: str | os.PathLike[str] | IO[Any]) -> dict[str, Any]:
     """The JSON index at a URL, path or open file, as it is written."""
-    _, data = _read(source)
-    try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise SpecError(f"{source}: not valid JSON ({error})", path="") from error
-    if not isinstance(raw, dict):
-        raise SpecError(f"{source}: the index is a JSON {type(raw).__name__}; it is an object", path="")
-    return raw
+    place, data = _read(source)
+    return parse_json(data, place)
 
 
 def load_dsdesc_and_resolve(
