@@ -1,8 +1,9 @@
 """From a shard's URL to an open reader: in place, or through the cache directory.
 
 Rules: local shards are read where they are, never copied or deleted. A cached shard is used only when its size, its
-modification time and what the index says agree with the member table saved beside it when it was verified; else it is
-fetched again. Publishing is one ``os.replace``: nobody sees half a shard. Only files that this cache made are replaced.
+modification time and what the index says agree with the member table saved beside it when it was verified, or an md5
+in the index proves it; else it is fetched again. Publishing is one ``os.replace``: nobody sees half a shard. Only files
+that this cache made are replaced.
 
 In the cache directory: ``NAME`` the shard (see `wids.index.urls.cache_name`), ``NAME.widx`` its member table,
 ``NAME.lock`` its lock (kept for good), ``NAME.<pid>-<random>.part`` a download under way, locked by its writer.
@@ -18,6 +19,7 @@ import msgspec
 
 from wids.cache import fetch, files, locks
 from wids.cache.reader import ShardReader
+from wids.cache.verify import find_difference, find_difference_in_size
 from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError, WidsError
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys, emit
 from wids.index import table as tables
@@ -82,10 +84,11 @@ class Store:
         # Relative paths mean what they meant here, wherever the program or a worker goes later.
         self.home = os.getcwd()
         self._tables: dict[str, MemberTable] = {}
+        self._unsummed = 0  # bytes of tables remembered since they were last summed up
         self._miscounted: dict[str, Identity] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}, "_miscounted": {}}
+        return {**self.__dict__, "_tables": {}, "_unsummed": 0, "_miscounted": {}}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -148,7 +151,7 @@ class Store:
             if shard.filesize not in (None, facts.size):
                 raise ChangedShardError(
                     f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
-                    "the shard or the index is out of date: write the index again (wids index create)",
+                    "the shard or the index is out of date: write the index again (widsindex create)",
                     shard=shard.url,
                     expected=shard.filesize,
                     found=facts.size,
@@ -172,6 +175,11 @@ class Store:
         remembered = self._tables
         remembered.pop(path, None)
         remembered[path] = table
+        # A sum at each shard would make counting 10,000 of them quadratic; a counter that threads add to would drift.
+        self._unsummed += table.nbytes
+        if self._unsummed < _TABLES_BYTES >> 3:
+            return
+        self._unsummed = 0
         total = sum(kept.nbytes for kept in list(remembered.values()))
         for oldest in list(remembered)[:-1]:
             if total <= _TABLES_BYTES:
@@ -198,8 +206,8 @@ class Store:
             with locks.hold(path, hooks=self.hooks):
                 found, cause = self._look(shard, path)
                 has_saved = found is not None
-                if found is None:
-                    found, cause = self._mend(shard, path)
+                if cause and shard.md5sum:
+                    found, cause = self._prove(shard, path)
                 if found is None:
                     if cause:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
@@ -221,27 +229,26 @@ class Store:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
             table = files.load_table(path, shard.url)
-            cause = self._differs(shard, path, facts, table)
+            cause = find_difference(shard, facts, table, miscounted=self._miscounted.get(path))
         if table is None or cause:
             os.close(fd)
             return None, cause
         return (fd, table), ""
 
-    def _mend(self, shard: Shard, path: str) -> tuple[Found | None, str]:
-        """With the lock held: prove a cached shard whose table is missing, or lacks the digest that the index has."""
+    def _prove(self, shard: Shard, path: str) -> tuple[Found | None, str]:
+        """With the lock held: as `_look`, by the md5 of the file instead of what its table says."""
         try:
             fd, facts = files.open_file(path)
         except FileNotFoundError:
             return None, ""
         with files.closing_on_error(fd):
             try:
-                saved = None if shard.md5sum else files.load_table(path, shard.url)
-                cause = self._differs(shard, path, facts, saved)
-                if not cause and shard.md5sum and (digest := fetch.file_md5(fd)) != shard.md5sum:
+                cause = find_difference_in_size(shard, facts)
+                if not cause and (digest := fetch.file_md5(fd)) != shard.md5sum:
                     cause = f"its md5 is {digest}, the index says {shard.md5sum}"
                 if not cause:
                     table = files.scan_table(fd, shard.url, files.identify(fd, md5=shard.md5sum))
-                    cause = self._differs(shard, path, facts, table)
+                    cause = find_difference(shard, facts, table, miscounted=self._miscounted.get(path))
             except (ShardError, OSError) as error:
                 cause = str(error)
         if cause:
@@ -249,20 +256,6 @@ class Store:
             return None, cause
         files.save_table(path, table)
         return (fd, table), ""
-
-    def _differs(self, shard: Shard, path: str, facts: Identity, table: MemberTable | None) -> str:
-        """Why a cached file is not the shard that the index means; ``""`` if it is, or there is no telling."""
-        if shard.filesize not in (None, facts.size):
-            return f"it has {facts.size} bytes, the index says {shard.filesize}"
-        if table is None:
-            return ""
-        if not table.identity.is_same(facts):
-            return "it changed since it was verified"
-        if shard.md5sum and table.identity.md5 != shard.md5sum:
-            return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
-        if shard.nsamples not in (None, table.nsamples) and self._miscounted.get(path) != table.identity:
-            return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
-        return ""
 
     def _fetch(self, shard: Shard, path: str) -> tuple[Found, Fetched]:
         """Download, verify, index and publish; the caller holds the lock."""

@@ -1,0 +1,43 @@
+"""Whether a cached file is the shard that the index means.
+
+Rules: pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wids.index.spec import Shard
+    from wids.index.table import Identity, MemberTable
+
+
+def find_difference(
+    shard: Shard, facts: Identity, table: MemberTable | None, *, miscounted: Identity | None = None
+) -> str:
+    """Why a cached file is not known to be ``shard``.
+
+    Args:
+        shard: what the index says.
+        facts: size and modification time of the file now.
+        table: what was verified: the member table saved beside it, or just built from it.
+        miscounted: bytes that are known to hold another count than the index says; fetching again would not help.
+    """
+    if cause := find_difference_in_size(shard, facts):
+        return cause
+    if table is None:
+        return "its member table, which says what was verified, is missing or damaged"
+    if not table.identity.is_same(facts):
+        return "it changed since it was verified"
+    if shard.md5sum and table.identity.md5 != shard.md5sum:
+        return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
+    if shard.nsamples not in (None, table.nsamples) and miscounted != table.identity:
+        return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
+    return ""
+
+
+def find_difference_in_size(shard: Shard, facts: Identity) -> str:
+    """As `find_difference`, from the size alone."""
+    if shard.filesize in (None, facts.size):
+        return ""
+    return f"it has {facts.size} bytes, the index says {shard.filesize}"
