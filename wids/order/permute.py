@@ -18,7 +18,10 @@ CHUNKS, SAMPLES = 1, 2
 
 
 def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:
-    """A permutation of ``0 .. n-1``, int64, a pure function of its arguments."""
+    """A permutation of ``0 .. n-1``, int64, a pure function of its arguments.
+
+    Any integers will do: ``seed`` and ``position`` count modulo 2**64, ``epoch`` modulo 2**128.
+    """
     counter = np.array([0, position % _WORD, epoch % _WORD, epoch // _WORD % _WORD], dtype=np.uint64)
     key = np.array([seed % _WORD, stream], dtype=np.uint64)
     words = np.random.Philox(counter=counter, key=key).random_raw(n)

@@ -1,0 +1,73 @@
+"""What callers pass, as plain integers: any integer type in, ``int`` out.
+
+Rules: a bad argument is a ValueError that names it and what it was. Nothing here touches a sample.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from wids.order.permute import Indices
+
+
+def parse_int(name: str, value: Any, *, least: int | None = None) -> int:
+    """``value`` as an int.
+
+    Raises:
+        ValueError: not an integer (a float is none, a numpy or torch integer is one), or below ``least``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it is an integer") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} is {number}; it is at least {least}")
+    return number
+
+
+def parse_range(num_samples: Any, *, n: int) -> tuple[int, int]:
+    """The half-open part of a dataset of ``n`` that ``num_samples`` means: None all, ``k`` 0 .. k, or ``(lo, hi)``.
+
+    Raises:
+        ValueError: neither of these, or not inside ``0 .. n``.
+    """
+    if num_samples is None:
+        return 0, n
+    try:
+        lo, hi = map(operator.index, (0, num_samples) if np.ndim(num_samples) == 0 else num_samples)
+    except (TypeError, ValueError):
+        raise ValueError(f"num_samples is {num_samples!r}; it is a number of samples or a pair lo, hi") from None
+    if not 0 <= lo <= hi <= n:
+        raise ValueError(f"num_samples is {num_samples!r}: the range {lo} .. {hi} is not inside a dataset of {n}")
+    return lo, hi
+
+
+def parse_ranges(ranges: Any) -> Indices:
+    """Pairs lo, hi as chunks: (nchunks, 2), half-open, in the order given.
+
+    Raises:
+        ValueError: not pairs of integers, or not ``0 <= lo <= hi``.
+    """
+    try:
+        pairs = [(operator.index(lo), operator.index(hi)) for lo, hi in ranges]
+    except (TypeError, ValueError):
+        raise ValueError(f"ranges is {ranges!r:.200}; it is a list of integer pairs lo, hi") from None
+    for lo, hi in pairs:
+        if not 0 <= lo <= hi:
+            raise ValueError(f"ranges holds ({lo}, {hi}); in a range 0 <= lo <= hi")
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def shard_ends(lengths: Any) -> Indices | None:
+    """Where each shard's samples end, one int64 a shard; None for what is not a list of sample counts."""
+    try:
+        counts = np.asarray(lengths if hasattr(lengths, "__array__") else list(lengths))
+    except (TypeError, ValueError):
+        return None
+    if counts.ndim != 1 or (counts.size and (counts.dtype.kind not in "iu" or counts.min() < 0)):
+        return None
+    return np.cumsum(counts, dtype=np.int64)
