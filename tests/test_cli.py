@@ -30,6 +30,10 @@ def stop():
 def leave():
     raise SystemExit(143)
 
+@cli.app.command()
+def show():
+    print("h\\xe9ron" + "\\udcff")
+
 cli.main()
 """
 
@@ -104,6 +108,12 @@ def test_interrupt_is_130():
     """Ctrl-C in any command is exit code 130 and one line."""
     done = run("stop", code=FAILING)
     assert (done.returncode, done.stderr) == (130, "wids: interrupted\n")
+
+
+def test_names_that_stdout_cannot_show():
+    """A file name that the encoding of stdout lacks is shown escaped, and the command goes on."""
+    done = run("show", code=FAILING, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "h\\xe9ron\\udcff\n", "")
 
 
 def test_exit_code_of_a_command_stands():

@@ -27,7 +27,7 @@ from wids.cli import main
 from wids.cli.demo_data import Data, split
 from wids.cli.demo_events import EventLog
 from wids.cli.demo_labels import order_classes, parse_label
-from wids.cli.demo_ranks import explain
+from wids.cli.demo_process import explain
 from wids.cli.demo_report import Display, count_of
 from wids.cli.demo_server import ShardServer
 from wids.cli.demo_shapes import SHAPES, draw, pack

@@ -7,6 +7,7 @@ exit code 1. To add a group: ``app.add_typer(...)`` or ``app.command(...)`` belo
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -80,6 +81,9 @@ def main() -> None:
         # Through the environment, so that it also counts behind the command's name and in processes it starts.
         args.remove("--debug")
         os.environ["WIDS_DEBUG"] = "1"
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal's encoding lacks must not end a command that has done its work.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(args=args, prog_name="wids")
 
 

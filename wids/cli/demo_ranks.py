@@ -1,9 +1,8 @@
-"""The demo's processes: started, listened to, and ended together.
+"""The demo's ranks: started, listened to, and ended together.
 
-Rules: each rank leads a process group that its DataLoader workers belong to, so that a signal reaches them all even
-when their rank is dead, and Ctrl-C in a terminal reaches the parent alone, which decides. A rank whose parent is gone
-ends itself. What ranks print goes to a file. Messages are pickled values in one pipe for each rank: no lock is shared
-that a killed process could leave locked.
+Rules: a signal to a rank's process group reaches its workers too, even when the rank itself is dead; Ctrl-C in a
+terminal reaches the parent alone, which decides. Messages are pickled values in one pipe for each rank: no lock is
+shared that a killed process could leave locked.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import sys
-import tempfile
-import threading
 import time
-import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.cli.demo_train import Progress, Result, leave, train
+from wids.cli.demo_process import Failure, log_path, run_rank
+from wids.cli.demo_train import Progress, Result
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -39,20 +35,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0
 _BLAME_SECONDS = 5.0
-# Together they fit in PIPE_BUF, so that a message is written whole or not at all.
-_LONGEST_MESSAGE = _LONGEST_TRACE = 1200
-# A socket in a temporary directory of a rank has 32 more characters; the kernel takes 107.
-_LONGEST_SOCKET_HOME = 75
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a rank gave up. ``is_told``: by an error of wids, whose message says all."""
-
-    rank: int
-    message: str
-    is_told: bool
-    trace: str
 
 
 class Ranks:
@@ -66,8 +48,7 @@ class Ranks:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
-        # Started by itself: it would unblock the signals that are blocked for the ranks below.
-        multiprocessing.resource_tracker.ensure_running()
+        _start_tracker()
         try:
             with self._signals.held(), _interrupts_blocked():
                 for rank in range(self._job.ranks):
@@ -101,11 +82,6 @@ class Ranks:
             process.close()
         for receiver in self._receivers:
             receiver.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """The ranks' process ids."""
-        return [process.pid or 0 for process in self._processes]
 
     def watch(self) -> Iterator[Progress | Result]:
         """What the ranks send, until each has sent its result.
@@ -152,7 +128,7 @@ class Ranks:
         self._processes[rank].join(_GRACE_SECONDS)
         code = self._processes[rank].exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = _last_line(_log_path(self._job, rank))
+        last = "" if code == -signal.SIGKILL else _last_line(log_path(self._job, rank))  # that leaves no last words
         raise WidsError(
             f"rank {rank} {how} in mid-run; the others were ended" + (f" (it said: {last})" if last else "")
         )
@@ -170,73 +146,23 @@ def _is_about_partner(failure: Failure) -> bool:
     return not failure.is_told and "by peer" in failure.message
 
 
-def run_rank(job: Job, rank: int, sender: Connection) -> None:
-    """The main function of a rank's process: train, send the result or the failure, end."""
-    os.setpgid(0, 0)
-    # A spawned process spawns its workers too, each of which would import torch anew; a rank that torchrun or a
-    # scheduler starts has the platform's default, and so has this one.
-    multiprocessing.set_start_method(None, force=True)
-    multiprocessing.set_forkserver_preload(["torch", "wids.dataset"])
-    signal.signal(signal.SIGTERM, leave)
-    _end_with_parent()
-    _redirect_output(_log_path(job, rank))
-    if len(job.directory) <= _LONGEST_SOCKET_HOME:
-        # multiprocessing puts the sockets that tensors come through there, and a killed process would leave them.
-        os.environ["TMPDIR"] = tempfile.tempdir = job.directory
-    try:
-        sender.send(train(job, rank, sender.send))
-    except Exception as error:  # noqa: BLE001 - the edge of the process: whatever it was, the parent tells it
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again, in the middle of sending
-        trace = traceback.format_exc()
-        print(trace, file=sys.stderr, flush=True)
-        message, is_told = explain(error)
-        sender.send(Failure(rank=rank, message=message, is_told=is_told, trace=trace[-_LONGEST_TRACE:]))
-    except SystemExit:  # asked to end, and so were the workers
-        os._exit(128 + signal.SIGTERM)
-    os._exit(0)  # all that matters is sent or on disk, and torch takes the interpreter's own way out for seconds
-
-
-def explain(error: Exception) -> tuple[str, bool]:
-    """(one line, whether that says all): an error from a DataLoader worker arrives as a whole traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    is_told = isinstance(error, WidsError)
-    if lines[0].startswith("Caught ") and len(lines) > 1:
-        name, _, message = lines[-1].partition(": ")
-        return (message if is_told else f"{name}: {message}")[:_LONGEST_MESSAGE], is_told
-    return (lines[0] if is_told else f"{type(error).__name__}: {lines[0]}")[:_LONGEST_MESSAGE], is_told
-
-
-def _end_with_parent() -> None:
-    """Have a thread kill this process group when the parent is gone, however it went."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-
-    def wait() -> None:
-        multiprocessing.connection.wait([sentinel])
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _redirect_output(path: str) -> None:
-    """Send what this process and its libraries print to a file: gloo writes to stdout as it likes."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-
-
-def _log_path(job: Job, rank: int) -> str:
-    return os.path.join(job.directory, f"rank-{rank}.log")
-
-
 def _last_line(path: str) -> str:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read().splitlines() if line.strip()]
         return lines[-1] if lines else ""
     return ""
+
+
+def _start_tracker() -> None:
+    """Start the process that frees what killed processes leave, before any signal is blocked: it would unblock them.
+
+    It warns of each such thing on our stderr, where it would look like an error; it inherits the option not to.
+    """
+    sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
 
 
 @contextlib.contextmanager

@@ -79,9 +79,9 @@ class Display:
 
     def show_table(self, outcome: Outcome) -> None:
         """The closing table: a line for each rank, and one for all."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("", "samples", "batches", "samples/s", "shards\nfetched", "cache\nhits", "accuracy"):
-            table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("", "samples", "batches", "samples\nper s", "shards\nfetched", "cache\nhits", "accuracy"):
+            table.add_column(name, justify="right" if name else "left", overflow="fold")
         if outcome.surveyed:
             count, events = outcome.surveyed
             table.add_row("labels", f"{count:,}", "", "", f"{events['Fetched']:,}", f"{events['Hit']:,}", "")
