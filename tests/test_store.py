@@ -937,3 +937,15 @@ def test_nothing_stays_open(server, tmp_path, cache, opened):
         with pytest.raises((FetchError, ChangedShardError)):
             opened(shard)
     assert shards.files_open_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"endpoint_url": "http://b"}, {"client_kwargs": {"endpoint_url": "http://b"}}, {"host": "b"}]
+)
+def test_one_key_on_two_servers_has_two_places(tmp_path, options):
+    """Where the URL does not say which server holds a bucket, the options do, and the cache keeps the shards apart."""
+    stores = [Store(cache_dir=str(tmp_path), storage_options=given) for given in (None, {}, {"anon": True}, options)]
+    *same, other = [store.place("s3://bucket/a.tar")[0] for store in stores]
+    assert len(set(same)) == 1
+    assert other not in same
+    assert other.endswith("-a.tar")

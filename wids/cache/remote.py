@@ -31,7 +31,8 @@ def _start_child() -> None:
         asyn.reset_lock()  # its event loop ran in a thread that the child does not have; a wait for it never ends
 
 
-os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_start_child)
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_start_child)
 
 # A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
 # connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
@@ -72,7 +73,8 @@ def _http_options(given: dict[str, Any]) -> dict[str, Any]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
     # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
     headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
-    client = {"timeout": timeout, "requote_redirect_url": False, **client, "headers": headers}
+    # trust_env: proxies from the environment, as curl had them for the original's users.
+    client = {"timeout": timeout, "requote_redirect_url": False, "trust_env": True, **client, "headers": headers}
     return {"encoded": True, **given, "client_kwargs": client}
 
 

@@ -102,7 +102,8 @@ class Store:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        name = urls.cache_name(url if own is None else own)
+        endpoint = _endpoint(self.storage_options or {}) if own is None else ""
+        name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
     def open(self, shard: Shard) -> ShardReader:
@@ -292,3 +293,9 @@ class Store:
             self._miscounted[path] = table.identity
         seconds = time.perf_counter() - start
         return (fd, table), Fetched(url=shard.url, path=path, size_bytes=table.identity.size, seconds=seconds)
+
+
+def _endpoint(storage_options: dict[str, Any]) -> str:
+    """The server that options name: one bucket and key may stand for two shards on two of them."""
+    client = storage_options.get("client_kwargs") or {}
+    return str(storage_options.get("endpoint_url") or client.get("endpoint_url") or storage_options.get("host") or "")

@@ -140,12 +140,14 @@ def expand(pattern: str) -> Iterator[str]:
         raise SpecError(f"brace pattern {pattern!r}: {error}; write it like 'train-{{000000..000099}}.tar'") from error
 
 
-def cache_name(url: str) -> str:
+def cache_name(url: str, *, endpoint: str = "") -> str:
     """A file name for the shard at ``url``: a digest of the whole URL, then as much of its basename as fits.
 
-    Two URLs never share a name, whatever their basenames. The name is ASCII, of at most 120 bytes.
+    Two URLs never share a name, whatever their basenames, nor do two ``endpoint`` (servers for one scheme, where the
+    URL does not say). The name is ASCII, of at most 120 bytes.
     """
-    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    place = f"{endpoint}\n{url}" if endpoint else url
+    digest = hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if scheme_of(url) == "pipe":
         return f"{digest}-pipe.tar"
     tail = _UNSAFE.sub("_", basename_of(url))[-_NAME_TAIL:]
