@@ -18,16 +18,19 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from multiprocessing import Pipe
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import wids
 from wids.cli import main
 from wids.cli.demo_data import Data, split
 from wids.cli.demo_events import EventLog
-from wids.cli.demo_labels import order_classes, parse_label
-from wids.cli.demo_process import explain
+from wids.cli.demo_labels import order_classes, parse_label, read_label, to_tensors
+from wids.cli.demo_process import Failure, explain
+from wids.cli.demo_ranks import Ranks
 from wids.cli.demo_report import Display, count_of
 from wids.cli.demo_server import ShardServer
 from wids.cli.demo_shapes import SHAPES, draw, pack
@@ -375,6 +378,25 @@ def test_labels(data, expected):
     assert parse_label(data) == expected
 
 
+def test_samples_become_tensors():
+    """A grey image of any size becomes an RGB square, and its label the number of its class."""
+    sample = {".png": Image.new("L", (30, 20), 200), ".txt": io.BytesIO(b" cat ")}
+    sample = read_label(sample, field=".txt")
+    tensor, label = to_tensors(sample, image=".png", label=".txt", classes={"ant": 0, "cat": 1}, size_px=8)
+    assert (tuple(tensor.shape), tensor.unique().tolist(), label) == ((3, 8, 8), [200], 1)
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"), [({}, "has no .png"), ({".png": b"text"}, ".png of .* is not an image")]
+)
+def test_samples_without_an_image(picture, expected):
+    """A sample whose image is missing, or no image, is an error that names the sample."""
+    sample = {"__key__": "k", "__index__": 3, "__shard__": "s.tar", ".cls": "0", **picture}
+    with pytest.raises(WidsError, match=rf"{expected}") as error:
+        to_tensors(sample, image=".png", label=".cls", classes={"0": 0}, size_px=8)
+    assert "sample 'k' (index 3) in s.tar" in str(error.value)
+
+
 def test_order_of_classes():
     """Numbers are ordered by value, texts by letters."""
     assert order_classes({"10", "9", "-1"}) == ("-1", "9", "10")
@@ -454,6 +476,55 @@ def make_outcome(samples=(102, 102), tested=10, correct=10):
         for rank, count in enumerate(samples)
     )
     return Outcome(results=results, events=(Counter(Hit=3), Counter()), surveyed=None)
+
+
+class Corpse:
+    """A rank's process as `Ranks` sees it: alive while it has no exit code."""
+
+    def __init__(self, exitcode=None):
+        self.exitcode = exitcode
+
+    def is_alive(self):
+        """Whether it runs."""
+        return self.exitcode is None
+
+    def join(self, timeout=None):
+        """Wait for nothing."""
+
+
+LOST = Failure(rank=0, message="RuntimeError: Connection closed by peer", is_told=False, trace="")
+CAUSE = Failure(rank=1, message="RuntimeError: DataLoader worker is killed", is_told=False, trace="")
+TOLD = Failure(rank=0, message="cannot decode", is_told=True, trace="")
+
+
+@pytest.mark.parametrize(
+    ("messages", "exitcodes", "expected"),
+    [
+        ([[LOST], [CAUSE]], [0, 0], "rank 1 failed: RuntimeError: DataLoader worker is killed"),
+        ([[LOST], []], [0, -9], "rank 1 was killed by SIGKILL in mid-run; the others were ended$"),
+        ([[LOST], []], [0, 0], "rank 0 failed: RuntimeError: Connection closed by peer"),
+        ([[], [CAUSE]], [None, 0], "rank 1 failed"),
+        ([[TOLD], [CAUSE]], [0, 0], "rank 0 failed: cannot decode$"),
+        ([[], []], [3, None], r"rank 0 ended with exit code 3 in mid-run; .* \(it said: last words\)"),
+    ],
+)
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_rank_that_fell_first_is_blamed(messages, exitcodes, is_closed, expected, job):
+    """Of what ranks tell and how they end, the cause is told, not the loss of a partner that follows from it."""
+    with open(os.path.join(job.directory, "rank-0.log"), "w") as file:
+        file.write("first words\nlast words\n\n")
+    ranks = Ranks(job, signals=Signals())
+    with contextlib.ExitStack() as stack:
+        for sent, exitcode in zip(messages, exitcodes, strict=True):
+            receiver, sender = (stack.enter_context(end) for end in Pipe(duplex=False))
+            for message in sent:
+                sender.send(message)
+            if is_closed and exitcode is not None:
+                sender.close()  # else a worker that outlived its rank still holds it
+            ranks._receivers.append(receiver)
+            ranks._processes.append(Corpse(exitcode))
+        with pytest.raises(WidsError, match=expected):
+            list(ranks.watch())
 
 
 @pytest.mark.parametrize(

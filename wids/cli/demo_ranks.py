@@ -113,15 +113,15 @@ class Ranks:
         others: dict[Any, int] = {one: rank for rank, one in enumerate(self._receivers) if rank != failure.rank}
         deadline = time.monotonic() + _BLAME_SECONDS
         while others and _is_about_partner(failure) and time.monotonic() < deadline:
-            for receiver in multiprocessing.connection.wait(list(others), timeout=_POLL_SECONDS):
-                message = _receive(receiver)
-                if isinstance(message, Failure):
-                    failure = message
-                elif message is None:
-                    del others[receiver]
-            for rank, process in enumerate(self._processes):
-                if rank != failure.rank and process.exitcode:
+            ready = multiprocessing.connection.wait(list(others), timeout=_POLL_SECONDS)
+            heard = {receiver: _receive(receiver) for receiver in ready}
+            failure = next((message for message in heard.values() if isinstance(message, Failure)), failure)
+            for receiver, rank in list(others.items()):
+                if rank != failure.rank and self._processes[rank].exitcode:
                     self._raise_death(rank)
+                has_more = receiver.poll() and heard.get(receiver, failure) is not None  # its end can be read, too
+                if not has_more and not self._processes[rank].is_alive():
+                    del others[receiver]
         raise WidsError(f"rank {failure.rank} failed: {failure.message}") from RuntimeError(failure.trace)
 
     def _raise_death(self, rank: int) -> NoReturn:
