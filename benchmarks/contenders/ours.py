@@ -56,13 +56,10 @@ class Ours(WidsBatches, WidsApi):
 
 def _build(path: str):
     from wids.cache import files
-    from wids.index.table import build_table
-    from wids.index.tar import scan
 
     descriptor, identity = files.open_file(path)
     try:
-        members = scan(lambda offset, size: os.pread(descriptor, size, offset), identity.size, shard=path)
-        return build_table(members, identity=identity, shard=path)
+        return files.scan_table(descriptor, path, identity)
     finally:
         os.close(descriptor)
 

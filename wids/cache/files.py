@@ -64,9 +64,11 @@ def scan_table(
         ShardError: it is not a readable tar, or cannot be read at all.
     """
 
+    pread = os.pread  # called once for each large member, so that even the look-up counts
+
     def read(offset: int, size: int) -> bytes:
         try:
-            return os.pread(fd, size, offset)
+            return pread(fd, size, offset)
         except OSError as error:
             raise ShardError(
                 f"{url}: {size} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset

@@ -6,9 +6,10 @@ table to its shard, and its on-disk form have modules of their own; their names 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from wids.index.tar import Member
+
+    # Data offsets, sizes, extension ids, starts.
+    _Columns: TypeAlias = tuple[array[int], array[int], array[int], array[int]]
 
 __all__ = [
     "SUFFIX",
@@ -164,7 +168,7 @@ def parse_table(data: bytes, *, shard: str) -> MemberTable:
     return MemberTable(**widx.unpack(data, shard=shard)._asdict())
 
 
-def build_table(  # noqa: C901 - one loop: a call in it costs a tenth of the 2 us a member may take
+def build_table(
     members: Iterable[Member],
     *,
     identity: Identity,
@@ -189,76 +193,73 @@ def build_table(  # noqa: C901 - one loop: a call in it costs a tenth of the 2 u
     split = parse_rule(rule)
     if group not in ("adjacent", "key"):
         raise ValueError(f"group is {group!r}; it is 'adjacent' or 'key'")
-    is_merging = group == "key"
     offsets, sizes, ids, starts = array("Q"), array("Q"), array("I"), array("I")
     known: dict[bytes, int] = {}
-    rows: dict[bytes, int] = {}
     keys: list[bytes] = []
-    owners = array("I")  # of each member its sample, and
-    fields: list[set[int]] = []  # of each sample its extension ids: kept only to merge
     last: bytes | None = None
-    here: set[int] = set()
-    nrepeated = 0
-    for name, _, offset, size in members:
+    for name, _, offset, size in members:  # what can wait until after the loop does: 2 us a member is all there is
         parts = split(name)
         if parts is None:
             continue
         key, extension = parts
-        number = known.setdefault(extension, len(known))
         if key != last:
             last = key
-            if is_merging and key in rows:
-                here = fields[rows[key]]
-            else:
-                nrepeated += key in rows
-                rows[key] = len(keys)
-                keys.append(key)
-                starts.append(len(offsets))
-                here = set()
-                if is_merging:
-                    fields.append(here)
-        if number in here:
-            _raise_duplicate(shard, key, extension, offset)
-        here.add(number)
+            keys.append(key)
+            starts.append(len(offsets))
         offsets.append(offset)
         sizes.append(size)
-        ids.append(number)
-        if is_merging:
-            owners.append(rows[key])
+        ids.append(known.setdefault(extension, len(known)))
     starts.append(len(offsets))
-    if is_merging:
-        offsets, sizes, ids, starts = _by_owner(owners, offsets, sizes, ids, len(keys))
-    ends = array("Q", [0])
-    total = 0
-    for key in keys:
-        total += len(key)
-        ends.append(total)
+    columns = (offsets, sizes, ids, starts)
+    rows = dict.fromkeys(keys)
+    nrepeated = len(keys) - len(rows)
+    if group == "key" and nrepeated:
+        columns, keys, nrepeated = _merge(columns, keys), list(rows), 0
+    names = [decode_name(extension) for extension in known]
+    _check_distinct(columns, keys, names, shard)
+    ends = array("Q", itertools.accumulate(map(len, keys), initial=0))
     return MemberTable(
         identity=identity,
-        columns=[memoryview(column) for column in (offsets, sizes, ids, starts, ends)],
-        extensions=tuple(sys.intern(decode_name(extension)) for extension in known),
+        columns=[memoryview(column) for column in (*columns, ends)],
+        extensions=tuple(map(sys.intern, names)),
         keys=b"".join(keys),
         nrepeated=nrepeated,
     )
 
 
-def _by_owner(
-    owner_of: array[int], offsets: array[int], sizes: array[int], ids: array[int], nsamples: int
-) -> tuple[array[int], array[int], array[int], array[int]]:
-    """Bring the members of each sample together, in archive order within it."""
-    owners = np.asarray(owner_of)
+def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The sample of each member."""
+    counts = np.diff(np.frombuffer(starts, np.uint32)).astype(np.int64)
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _merge(columns: _Columns, keys: list[bytes]) -> _Columns:
+    """Bring the members of each key together, in order of first appearance and in archive order within a sample."""
+    *members, starts = columns
+    rows: dict[bytes, int] = {}
+    row_of = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
+    owners = row_of[_owners(starts)]
     order = np.argsort(owners, kind="stable")
-    starts = np.zeros(nsamples + 1, np.uint32)
-    np.cumsum(np.bincount(owners, minlength=nsamples), out=starts[1:])
-
-    def sort(column: array[int]) -> array[int]:
-        return array(column.typecode, np.asarray(column)[order].tobytes())
-
-    return sort(offsets), sort(sizes), sort(ids), array("I", starts.tobytes())
+    ends = np.cumsum(np.bincount(owners, minlength=len(rows)))
+    offsets, sizes, ids = (array(column.typecode, np.asarray(column)[order].tobytes()) for column in members)
+    return offsets, sizes, ids, array("I", [0, *ends.tolist()])
 
 
-def _raise_duplicate(shard: str, key: bytes, extension: bytes, offset: int) -> None:
-    name, field = decode_name(key), decode_name(extension)
+def _check_distinct(columns: _Columns, keys: list[bytes], names: list[str], shard: str) -> None:
+    """Raise if two members of one sample have the same extension."""
+    offsets, _, ids, starts = columns
+    owners = _owners(starts)
+    fields = owners * len(names) + np.asarray(ids, np.int64)
+    if len(np.unique(fields)) == len(fields):
+        return
+    order = np.argsort(fields, kind="stable")
+    seconds = order[1:][fields[order[1:]] == fields[order[:-1]]]
+    second = int(seconds.min())
+    _raise_duplicate(shard, keys[owners[second]], names[ids[second]], offsets[second])
+
+
+def _raise_duplicate(shard: str, key: bytes, field: str, offset: int) -> NoReturn:
+    name = decode_name(key)
     raise DuplicateMemberError(
         f"{shard}: sample {name!r} has two members {field!r} (the second one's data is at byte {offset}), and one "
         "would hide the other. Write the shard again without the repeat, or choose another key_rule",

@@ -39,7 +39,7 @@ _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
 _SPARSE_KEY, _VOLUME_KEY = b"GNU.sparse.", b"GNU.volume.filename"
 # An extended header longer than this is damage or an attack, not a name.
 _MAX_EXTENDED_BYTES = 16 << 20
-_WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, 4 << 10, 16 << 10
+_WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, BLOCK, 4 << 10
 
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
