@@ -226,7 +226,9 @@ class ShardListDataset(Dataset[Any]):
         samples: list[Any] = [None] * len(wanted)
         at = 0
         while at < len(order):
-            _, (lo, hi, reader, name) = self._enter(wanted[order[at]])
+            lo, hi, reader, name = self._here
+            if not lo <= wanted[order[at]] < hi:
+                _, (lo, hi, reader, name) = self._enter(wanted[order[at]])
             first = at
             if wanted[order[-1]] < hi:
                 at = len(order)

@@ -63,7 +63,6 @@ def scan_table(
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
-
     pread = os.pread  # called once for each large member, so that even the look-up counts
 
     def read(offset: int, size: int) -> bytes:

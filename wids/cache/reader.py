@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SPAN_BYTES = 16 << 10
 BLOCK_SHIFT = 19
 BLOCK_BYTES = 1 << BLOCK_SHIFT
+_BLOCK_MASK = -BLOCK_BYTES
 # A block costs as much to read as some 60 samples. It is read once it had this many; a block of small samples has
 # hundreds more, and one that does not get there within _MEMORY_READS reads was not worth it.
 _WORTH_READS, _MEMORY_READS = 8, 512
@@ -173,7 +174,7 @@ class ShardReader:
         if data is None:
             data, base = self._blocks.read(self, lo, hi)
         else:
-            base = lo & -BLOCK_BYTES
+            base = lo & _BLOCK_MASK
         sample: dict[str, Any] = {}
         for m in range(first, end):
             at = offsets[m] - base
@@ -198,7 +199,8 @@ class ShardReader:
             name: the sub-dataset's, for ``__dataset__``.
         """
         kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
-        url = self.url
+        url, is_text = self.url, isinstance(text, str)
+        top = 0  # the block in ``data`` holds the small samples that begin below this offset
         for place in places:
             index = indices[place]
             row = index - first_index
@@ -208,17 +210,19 @@ class ShardReader:
             if hi - lo > SPAN_BYTES:
                 sample = self._read_apart(row, range(first, end))
             else:
-                data = kept.get(tag + (lo >> BLOCK_SHIFT))
-                if data is None:
-                    data, base = self._blocks.read(self, lo, hi)
-                else:
-                    base = lo & -BLOCK_BYTES
+                if lo >= top:
+                    block = kept.get(tag + (lo >> BLOCK_SHIFT))
+                    if block is None:
+                        data, base = self._blocks.read(self, lo, hi)
+                    else:
+                        data, base = block, lo & _BLOCK_MASK
+                        top = base + BLOCK_BYTES
                 sample = {}
                 for m in range(first, end):
                     at = offsets[m] - base
                     sample[names[ids[m]]] = BytesIO(data[at : at + sizes[m]])
-                key = text[ends[row] : ends[row + 1]]
-                sample["__key__"] = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+                key: Any = text[ends[row] : ends[row + 1]]
+                sample["__key__"] = key if is_text else key.decode("utf-8", "surrogateescape")
             sample["__dataset__"] = name
             sample["__index__"] = index
             sample["__shard__"] = url
