@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 SPAN_BYTES = 16 << 10
 BLOCK_SHIFT = 19
 BLOCK_BYTES = 1 << BLOCK_SHIFT
-_BLOCK_MASK = -BLOCK_BYTES
 # A block costs as much to read as some 60 samples. It is read once it had this many; a block of small samples has
 # hundreds more, and one that does not get there within _MEMORY_READS reads was not worth it.
 _WORTH_READS, _MEMORY_READS = 8, 512
@@ -174,7 +173,7 @@ class ShardReader:
         if data is None:
             data, base = self._blocks.read(self, lo, hi)
         else:
-            base = lo & _BLOCK_MASK
+            base = lo & -BLOCK_BYTES
         sample: dict[str, Any] = {}
         for m in range(first, end):
             at = offsets[m] - base
@@ -215,7 +214,7 @@ class ShardReader:
                     if block is None:
                         data, base = self._blocks.read(self, lo, hi)
                     else:
-                        data, base = block, lo & _BLOCK_MASK
+                        data, base = block, lo & -BLOCK_BYTES
                         top = base + BLOCK_BYTES
                 sample = {}
                 for m in range(first, end):
