@@ -247,7 +247,10 @@ def _explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wid
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return ShardNotFoundError(f"{url}: there is nothing there; check the index's URLs and its base", url=url)
+        return ShardNotFoundError(
+            f"{url}: there is nothing there; check the URL or path, and the base of the index if it comes from one",
+            url=url,
+        )
     if isinstance(error, PermissionError) or status in (401, 403):
         return FetchDeniedError(
             f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
