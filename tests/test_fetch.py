@@ -203,8 +203,8 @@ def test_home(target, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "kind", "advice"),
     [
-        (404, ShardNotFoundError, "check the index"),
-        (410, ShardNotFoundError, "check the index"),
+        (404, ShardNotFoundError, "check the URL or path"),
+        (410, ShardNotFoundError, "check the URL or path"),
         (401, FetchDeniedError, "credentials"),
         (403, FetchDeniedError, "credentials"),
         (400, FetchError, "400"),
