@@ -28,7 +28,7 @@ LAYERS = {
 }
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members and the demo trains: inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"decoders\.py|cli/demo_\w+\.py")
+LAZY_TORCH = re.compile(r"decoders\.py|cli/demo/\w+\.py")
 
 
 def modules() -> list[Path]:

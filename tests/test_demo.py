@@ -26,18 +26,18 @@ from rich.console import Console
 
 import wids
 from wids.cli import main
-from wids.cli.demo_data import Data, split
-from wids.cli.demo_events import EventLog
-from wids.cli.demo_labels import order_classes, parse_label, read_label, to_tensors
-from wids.cli.demo_process import Failure, explain
-from wids.cli.demo_ranks import Ranks
-from wids.cli.demo_report import Display, count_of
-from wids.cli.demo_server import ShardServer
-from wids.cli.demo_shapes import SHAPES, draw, pack
-from wids.cli.demo_signals import Signals
-from wids.cli.demo_source import Source
-from wids.cli.demo_train import Job, Progress, Result
-from wids.cli.demo_verdict import Outcome, judge
+from wids.cli.demo.data import Data, split
+from wids.cli.demo.events import EventLog
+from wids.cli.demo.labels import order_classes, parse_label, read_label, to_tensors
+from wids.cli.demo.process import Failure, explain
+from wids.cli.demo.ranks import Ranks
+from wids.cli.demo.report import Display, count_of
+from wids.cli.demo.server import ShardServer
+from wids.cli.demo.shapes import SHAPES, draw, pack
+from wids.cli.demo.signals import Signals
+from wids.cli.demo.source import Source
+from wids.cli.demo.train import Job, Progress, Result
+from wids.cli.demo.verdict import Outcome, judge
 from wids.errors import DecodeError, WidsError
 from wids.events import Closed, Fetched, Hit
 

@@ -1,7 +1,7 @@
 """``wids demo``: the main job from end to end, on drawn shapes or on the user's own index.
 
 Rules: this module is light; what is heavy is imported when the command runs. Everything is made in one temporary
-directory that is gone at the end, however the end comes: see `wids.cli.demo_signals` and `wids.cli.demo_ranks`.
+directory that is gone at the end, however the end comes: see `wids.cli.demo.signals` and `wids.cli.demo.ranks`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wids.errors import WidsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.cli.demo_report import Display
-    from wids.cli.demo_signals import Signals
-    from wids.cli.demo_source import Source
-    from wids.cli.demo_train import Job
-    from wids.cli.demo_verdict import Outcome
+    from wids.cli.demo.report import Display
+    from wids.cli.demo.signals import Signals
+    from wids.cli.demo.source import Source
+    from wids.cli.demo.train import Job
+    from wids.cli.demo.verdict import Outcome
 
 
 def run_demo(
@@ -53,12 +53,12 @@ def run_demo(
 
     With --index, the same on samples of your own; a tenth of them is held out for the test.
     """
-    from wids.cli.demo_events import EventLog
-    from wids.cli.demo_report import Display
-    from wids.cli.demo_signals import Signals
-    from wids.cli.demo_source import draw_source, survey_source
-    from wids.cli.demo_train import Job
-    from wids.cli.demo_verdict import judge
+    from wids.cli.demo.events import EventLog
+    from wids.cli.demo.report import Display
+    from wids.cli.demo.signals import Signals
+    from wids.cli.demo.source import draw_source, survey_source
+    from wids.cli.demo.train import Job
+    from wids.cli.demo.verdict import judge
 
     image, label = (name if name.startswith(".") else f".{name}" for name in (image, label))
     if image == label:
@@ -101,9 +101,9 @@ def run_demo(
 
 def _train(job: Job, source: Source, signals: Signals, display: Display) -> Outcome:
     """Run the job's ranks to their end."""
-    from wids.cli.demo_ranks import Ranks
-    from wids.cli.demo_train import Progress
-    from wids.cli.demo_verdict import Outcome
+    from wids.cli.demo.ranks import Ranks
+    from wids.cli.demo.train import Progress
+    from wids.cli.demo.verdict import Outcome
 
     results = {}
     with display.training(job) as show, Ranks(job, signals=signals) as running:

@@ -17,13 +17,13 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wids.cli.demo_train import leave, train
+from wids.cli.demo.train import leave, train
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from wids.cli.demo_train import Job
+    from wids.cli.demo.train import Job
 
 # Together they fit in PIPE_BUF (4,096 bytes), so that a message is written whole or not at all.
 _LONGEST_MESSAGE = _LONGEST_TRACE = 1200

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wids.cli.demo_report import count_of
+from wids.cli.demo.report import count_of
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from wids.cli.demo_source import Source
-    from wids.cli.demo_train import Job, Result
+    from wids.cli.demo.source import Source
+    from wids.cli.demo.train import Job, Result
 
 # What a network that learns reaches on the drawn shapes with much to spare.
 _ENOUGH = 0.95

@@ -17,8 +17,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.cli.demo_process import Failure, log_path, run_rank
-from wids.cli.demo_train import Progress, Result
+from wids.cli.demo.process import Failure, log_path, run_rank
+from wids.cli.demo.train import Progress, Result
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.cli.demo_signals import Signals
-    from wids.cli.demo_train import Job
+    from wids.cli.demo.signals import Signals
+    from wids.cli.demo.train import Job
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0

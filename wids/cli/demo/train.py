@@ -1,6 +1,6 @@
 """What one rank of the demo does: an ordinary DDP training loop on a `wids` dataset and sampler.
 
-Rules: it runs in a process of its own (see `wids.cli.demo_ranks`), and torch is imported there and nowhere else. It
+Rules: it runs in a process of its own (see `wids.cli.demo.ranks`), and torch is imported there and nowhere else. It
 prints nothing; it sends values. Every held-out sample is tested exactly once, by one rank.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.demo_events import EventLog
+from wids.cli.demo.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.cli.demo_data import Data
+    from wids.cli.demo.data import Data
 
 _CHUNKSIZE = 250
 _TELL_SECONDS = 0.1

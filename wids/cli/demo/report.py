@@ -20,8 +20,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.cli.demo_train import Job, Progress
-    from wids.cli.demo_verdict import Outcome
+    from wids.cli.demo.train import Job, Progress
+    from wids.cli.demo.verdict import Outcome
 
 _LINE_SECONDS = 30.0
 

@@ -12,17 +12,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wids.cli.demo_data import Data, split, survey
-from wids.cli.demo_report import count_of
-from wids.cli.demo_server import ShardServer
-from wids.cli.demo_shapes import SHAPES, SIZE_PX, pack
+from wids.cli.demo.data import Data, split, survey
+from wids.cli.demo.report import count_of
+from wids.cli.demo.server import ShardServer
+from wids.cli.demo.shapes import SHAPES, SIZE_PX, pack
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
-    from wids.cli.demo_events import EventLog
-    from wids.cli.demo_report import Display
+    from wids.cli.demo.events import EventLog
+    from wids.cli.demo.report import Display
 
 # An odd number, so that equal shares for two ranks take some care.
 _TRAIN, _TRAIN_SHARDS = 3001, 9
@@ -95,7 +95,7 @@ def survey_source(
     """Look at the labels of the user's index; a tenth of its samples is for the test.
 
     Raises:
-        WidsError: see `wids.cli.demo_data.survey`.
+        WidsError: see `wids.cli.demo.data.survey`.
     """
     start = time.monotonic()
     with display.busy(f"reading {index}") as say:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.demo_labels import order_classes, place_of, read_label, transformations
+from wids.cli.demo.labels import order_classes, place_of, read_label, transformations
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
