@@ -15,12 +15,13 @@ ROOT = Path(wids.__file__).parent
 # What each part may import of the others: errors, events < index, order < cache < dataset, samplers < cli.
 LAYERS = {
     "errors": set(),
+    "forks": set(),
     "events": {"errors"},
     "index": {"errors", "events"},
     "order": {"errors", "events"},
-    "decoders": {"errors"},
+    "decoders": {"errors", "forks"},
     "decode": {"errors", "decoders"},
-    "cache": {"errors", "events", "index", "order"},
+    "cache": {"errors", "events", "forks", "index", "order"},
     "dataset": {"errors", "events", "index", "order", "cache", "decode"},
     "samplers": {"errors", "events", "index", "order", "cache"},
     "cli": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},

@@ -7,7 +7,9 @@ with the first member that needs them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import io
 import json
 import math
@@ -17,6 +19,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wids import forks
 from wids.errors import DecodeError, UnsafeFormatError
 
 if TYPE_CHECKING:
@@ -47,9 +50,21 @@ class Options(NamedTuple):
 
 def find_decoder(name: str, options: Options) -> Decoder | None:
     """The built-in decoder of an extension without dots (``"png"``), or None."""
+    _import_for(name, options)
     if name in _PLAIN:
         return _PLAIN[name]
     return functools.partial(_WITH_OPTIONS[name], options) if name in _WITH_OPTIONS else None
+
+
+def _import_for(name: str, options: Options) -> None:
+    """Import what the decoder of this extension will import: a fork in another thread's import would hang."""
+    arrays = ("numpy", "torch") if options.format == "torch" else ("numpy",)
+    with forks.held:
+        for module in (*_MODULES.get(name, ()), *(arrays if name in _ARRAYS else ())):
+            with contextlib.suppress(ImportError):  # the decoder says so where shard and key are known
+                importlib.import_module(module)
+                if module == "PIL.Image":
+                    _image_formats()  # imports Pillow's plugins
 
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
@@ -115,6 +130,11 @@ def _decode_pickle(options: Options, data: bytes) -> Any:
 def _decode_checkpoint(options: Options, data: bytes) -> Any:
     import torch
 
+    if data.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            gain = sum(max(0, info.file_size - info.compress_size) for info in archive.infolist())
+        if gain > options.max_inflate_bytes:  # torch stores its records, and inflates whatever it finds
+            raise _too_large(options.max_inflate_bytes)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not options.allow_pickle)
     except pickle.UnpicklingError as error:
@@ -245,6 +265,14 @@ _PLAIN: dict[str, Decoder] = {
     "json": json.loads,
     "jsonl": _decode_lines,
     "safetensors": _decode_safetensors,
+}
+_ARRAYS = frozenset({*_IMAGE_EXTENSIONS, "npy", "npz"})
+_MODULES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_IMAGE_EXTENSIONS, ("PIL.Image",)),
+    **dict.fromkeys(("mp", "msgpack"), ("msgspec.msgpack",)),
+    **dict.fromkeys(("npy", "npz"), ("numpy.lib.format",)),
+    **dict.fromkeys(("pt", "pth"), ("torch",)),
+    "safetensors": ("safetensors.torch",),
 }
 _WITH_OPTIONS: dict[str, Callable[[Options, bytes], Any]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, _decode_image),

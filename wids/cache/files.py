@@ -13,6 +13,7 @@ import stat
 import tempfile
 from typing import TYPE_CHECKING
 
+from wids import forks
 from wids.cache import locks
 from wids.errors import CacheError, ShardError, TableError
 from wids.events import logger
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.index.table import Group, Identity, KeyRule, MemberTable
+
+
+# No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
+_LEAST_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 
 
 def open_file(path: str) -> tuple[int, Identity]:
@@ -77,11 +82,14 @@ def scan_table(
     return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
 
 
-def load_table(path: str, url: str) -> MemberTable | None:
+def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
     """The table saved beside ``path``; None when there is none, or none that can be used."""
     try:
-        fd, _ = open_file(path + tables.SUFFIX)
+        fd, facts = open_file(path + tables.SUFFIX)
         with open(fd, "rb", buffering=0) as file:
+            if facts.size > _LEAST_TABLE_BYTES + _TABLE_RATIO * shard_bytes:
+                logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
+                return None
             data = file.read()
     except OSError:
         return None
@@ -143,7 +151,12 @@ def is_ours(path: str) -> bool:
 
 def private_dir() -> str:
     """The user's own cache directory, under the system's temporary directory."""
-    return os.path.join(tempfile.gettempdir(), f"wids-cache-{os.getuid()}")
+    with forks.held:  # tempfile looks for it once, under a lock
+        try:
+            place = tempfile.gettempdir()
+        except FileNotFoundError:  # it can write nowhere; local shards can be read all the same
+            place = "/tmp"  # noqa: S108 - what cannot be made there is told when something is to go there
+    return os.path.join(place, f"wids-cache-{os.getuid()}")
 
 
 def make_directory(path: str, *, is_private: bool) -> None:

@@ -9,30 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from typing import Any
 from urllib.parse import quote
 
 import stamina.instrumentation
 
+from wids import forks
 from wids.index import urls
 
 CONNECT_SECONDS, READ_SECONDS = 30.0, 120.0
 
-# A module that another thread is importing during a fork stays half-imported in the child, its lock held for good, and
-# the child's own import of it never returns. So forks wait while file systems are being imported: 0.3 s, once.
-_importing = threading.RLock()
-
 
 def _start_child() -> None:
-    _importing.release()
     asyn = sys.modules.get("fsspec.asyn")
     if asyn is not None:
         asyn.reset_lock()  # its event loop ran in a thread that the child does not have; a wait for it never ends
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_start_child)
+    os.register_at_fork(after_in_child=_start_child)
 
 # A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
 # connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
@@ -80,7 +75,7 @@ def _http_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _import_for(url: str) -> None:
     """Import and start all that a fetch would import or start on the way, with forks held off."""
-    with _importing:
+    with forks.held:
         import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
 
         import fsspec

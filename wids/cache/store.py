@@ -82,7 +82,10 @@ class Store:
         self.group: Group = group
         self.hooks = hooks
         # Relative paths mean what they meant here, wherever the program or a worker goes later.
-        self.home = os.getcwd()
+        try:
+            self.home = os.getcwd()
+        except FileNotFoundError:  # someone deleted it; absolute paths and URLs do not need it
+            self.home = ""
         self._tables: dict[str, MemberTable] = {}
         self._unsummed = 0  # bytes of tables remembered since they were last summed up
         self._miscounted: dict[str, Identity] = {}
@@ -157,7 +160,8 @@ class Store:
                     expected=shard.filesize,
                     found=facts.size,
                 )
-            saved = files.load_table(path, shard.url) if tables.is_standard(self.rule, self.group) else None
+            is_standard = tables.is_standard(self.rule, self.group)
+            saved = files.load_table(path, shard.url, shard_bytes=facts.size) if is_standard else None
             if saved is not None and saved.identity.is_same(facts):
                 table = saved
             else:
@@ -229,7 +233,7 @@ class Store:
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
-            table = files.load_table(path, shard.url)
+            table = files.load_table(path, shard.url, shard_bytes=facts.size)
             cause = find_difference(shard, facts, table, miscounted=self._miscounted.get(path))
         if table is None or cause:
             os.close(fd)
