@@ -42,6 +42,8 @@ logger = logging.getLogger("wids")
 _FORMATS = ("PIL", "numpy", "torch", "raw")
 # No shard is open: no index lies in it.
 _NOWHERE: tuple[int, int, Any, Any] = (0, 0, None, None)
+# What Python says of a generator (PEP 479): it would end the loop over the dataset or its loader, unseen.
+_STOPPED = "a transformation, localname or key_rule raised StopIteration (a next() without a default, mostly)"
 
 
 class Location(NamedTuple):
@@ -207,8 +209,11 @@ class ShardListDataset(Dataset[Any]):
         sample["__index__"] = index
         sample["__shard__"] = reader.url
         sample["__shardindex__"] = row
-        for transform in self._transformations:
-            sample = transform(sample)
+        try:
+            for transform in self._transformations:
+                sample = transform(sample)
+        except StopIteration as error:
+            raise RuntimeError(_STOPPED) from error
         return sample
 
     def __iter__(self) -> Iterator[Any]:
@@ -255,7 +260,10 @@ class ShardListDataset(Dataset[Any]):
             CountMismatchError: it does not hold as many samples as the index says.
             FetchError, CacheError, ShardError: it cannot be had or read.
         """
-        reader = self.cache.open(self._list[k])
+        try:
+            reader = self.cache.open(self._list[k])
+        except StopIteration as error:  # from the caller's localname or key_rule
+            raise RuntimeError(_STOPPED) from error
         if len(reader) != self.lengths[k]:
             self._raise_mismatch(k, len(reader), reader.table.nrepeated)
         return reader
@@ -384,8 +392,11 @@ class ShardListDataset(Dataset[Any]):
         )
 
     def _transform(self, sample: Any) -> Any:
-        for transform in self._transformations:
-            sample = transform(sample)
+        try:
+            for transform in self._transformations:
+                sample = transform(sample)
+        except StopIteration as error:
+            raise RuntimeError(_STOPPED) from error
         return sample
 
     def _find(self, url: str) -> Shard:
