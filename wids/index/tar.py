@@ -37,6 +37,10 @@ _EXTENDED = frozenset(b"LKxXg")
 _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
 # PAX keys that say the same; `GNU.volume.label` alone is a title.
 _SPARSE_KEY, _VOLUME_KEY = b"GNU.sparse.", b"GNU.volume.filename"
+_PAX_KEYS, _PAX_REFUSED = frozenset({b"path", b"size"}), (_SPARSE_KEY, _VOLUME_KEY)
+# A path for all members alike makes no sense, but is legal; a long one would make a member table of many times the
+# archive's size.
+_MAX_GLOBAL_PATH_BYTES = 4096
 # An extended header longer than this is damage or an attack, not a name.
 _MAX_EXTENDED_BYTES = 16 << 20
 _WIDE_WINDOW, _NARROW_WINDOW, _SHORT_HOP = 256 << 10, BLOCK, 4 << 10
@@ -91,7 +95,11 @@ class _Extended:
             records, broken_at = headers.parse_records(body)
             if broken_at is not None:
                 _raise_corrupt(shard, pos, f"the PAX header has a broken record at byte {pos + BLOCK + broken_at}")
-            (self._global_records if kind == _PAX_GLOBAL else self._records).update(records)
+            # The rest says nothing here, and a member costs as much as there are records that hold for it.
+            kept = {key: value for key, value in records.items() if key in _PAX_KEYS or key.startswith(_PAX_REFUSED)}
+            if kind == _PAX_GLOBAL and len(kept.get(b"path", b"")) > _MAX_GLOBAL_PATH_BYTES:
+                _raise_corrupt(shard, pos, "the global PAX header gives a very long path to all members that follow")
+            (self._global_records if kind == _PAX_GLOBAL else self._records).update(kept)
 
     def take(self) -> tuple[bytes | None, dict[bytes, bytes]]:
         """Return (GNU long name, PAX records) for this member and forget those that hold for one member only."""
@@ -193,7 +201,7 @@ def _resolve(
 def _check_supported(kind: int, name: bytes, records: dict[bytes, bytes], shard: str, pos: int) -> None:
     what = _UNSUPPORTED.get(kind)
     for key in records:
-        if key.startswith((_SPARSE_KEY, _VOLUME_KEY)):
+        if key.startswith(_PAX_REFUSED):
             what = "sparse" if key.startswith(_SPARSE_KEY) else "multi-volume"
     if what is None:
         return
