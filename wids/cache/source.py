@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wids.cache.fetch import read_bytes
 from wids.errors import SpecError
 from wids.index import urls
+from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, parse_index
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
             path="",
         )
     found = list_shards(shards, base=base)
+    if sum(found.nsamples) > MAX_COUNT:
+        raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
     found.header.update(options or {})
     return found
 

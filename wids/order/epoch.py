@@ -64,6 +64,7 @@ def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None =
     """
     if hi <= lo:
         return np.zeros((0, 2), np.int64)
+    chunksize = min(chunksize, hi - lo)  # numpy's integers have an end
     edges = np.array([lo, hi], np.int64)
     if boundaries is not None:
         first, last = np.searchsorted(boundaries, (lo, hi), side="right")
