@@ -76,6 +76,7 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed (one line on stderr), 2 wrong usage, 130 interrupted."""
+    _open_standard_files()
     args = sys.argv[1:]
     if "--debug" in args:
         # Through the environment, so that it also counts behind the command's name and in processes it starts.
@@ -85,6 +86,15 @@ def main() -> None:
         # A name that the terminal's encoding lacks must not end a command that has done its work.
         sys.stdout.reconfigure(errors="backslashreplace")
     app(args=args, prog_name="wids")
+
+
+def _open_standard_files() -> None:
+    """Open those of 0, 1 and 2 that whoever started this had closed: a pipe would get the number, and the output."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _is_debug() -> bool:
