@@ -1,0 +1,388 @@
+"""Attacks on the promises of the README: what once broke them, and the sharpest of what did not."""
+
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import wids
+from tests import cache_shards, tars
+from tests.children import PATIENCE_SECONDS, call_in_child, child, receive
+from tests.servers import redirect
+from tests.shards import write_shards
+from wids import errors
+from wids.cache import fetch, files
+from wids.decode import SampleDecoder
+from wids.index.table import Identity, build_table
+from wids.index.urls import cache_name
+
+
+def run_script(text):
+    """Run a program in a fresh interpreter, which must end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- forks while another thread is at it
+
+
+def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held():
+    """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
+    run_script("""
+        import os, tempfile, threading, time
+        from wids.cache import files
+        inside = threading.Event()
+        look = tempfile._get_default_tempdir
+        def slowly():
+            inside.set()
+            time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
+            return look()
+        tempfile._get_default_tempdir = slowly
+        thread = threading.Thread(target=files.private_dir)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            import signal
+            signal.alarm(20)
+            files.private_dir()
+            os._exit(0)
+        thread.join()
+        raise SystemExit(os.waitpid(pid, 0)[1])
+    """)
+
+
+@pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
+def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
+    """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
+    run_script(f"""
+        import importlib.abc, os, sys, threading, time
+        from wids.decode import SampleDecoder
+        inside = threading.Event()
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    inside.set()
+                    time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
+        sys.meta_path.insert(0, Slow())
+        def decode():
+            try:
+                SampleDecoder()({{{field!r}: b"damaged"}})
+            except ValueError:
+                pass
+        thread = threading.Thread(target=decode)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            import signal
+            signal.alarm(20)
+            decode()
+            os._exit(0)
+        thread.join()
+        raise SystemExit(os.waitpid(pid, 0)[1])
+    """)
+
+
+def check_samples(dataset, seed, count):
+    """Read samples of shards a, b, c (200 each) at random, one by one and in batches; False where one is wrong."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        indices = [rng.randrange(600) for _ in range(8)]
+        for index, sample in zip(indices[1:], dataset.__getitems__(indices[1:]), strict=True):
+            if sample[".txt"].read() != cache_shards.text("abc"[index // 200], index % 200):
+                return False
+        if dataset[indices[0]][".txt"].read() != cache_shards.text("abc"[indices[0] // 200], indices[0] % 200):
+            return False
+    return True
+
+
+def read_and_fork(connection, shards, cache_dir, seed, use_mmap):
+    """Read in threads and in a child of this process; send whether all was right."""
+    dataset = wids.ShardListDataset(
+        shards, cache_dir=cache_dir, transformations=[], use_mmap=use_mmap, lru_size=1 + seed % 3
+    )
+    dataset._has_warned = True
+    wrong = []
+    threads = [
+        threading.Thread(target=lambda k=k: check_samples(dataset, seed + k, 10) or wrong.append(k)) for k in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    is_right = call_in_child(check_samples, dataset, seed, 10)
+    for thread in threads:
+        thread.join()
+    connection.send(is_right and not wrong)
+
+
+def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server, tmp_path):
+    """Threads, forks and SIGKILL at any moment: the survivor ends, reads right, and the cache holds what was served."""
+    blobs = {server.add(f"/{tag}.tar", data): data for tag in "abc" if (data := cache_shards.shard(tag, 200, 4000))}
+    shards = [(url, 200) for url in blobs]
+    fetch.read_bytes(next(iter(blobs)))  # imports here, so that the children are in the middle of their work
+    rng = random.Random(5)
+    for number in range(20):
+        cache_dir = str(tmp_path / f"cache{number // 2}")
+        with (
+            child(read_and_fork, shards, cache_dir, number, number % 2 == 1) as (victim, _),
+            child(read_and_fork, shards, cache_dir, number + 100, number % 2 == 0) as (_, answer),
+        ):
+            time.sleep(rng.random() * 0.2)
+            os.kill(victim.pid, signal.SIGKILL)
+            assert receive(answer)
+        for url, data in blobs.items():
+            path = Path(cache_dir, cache_name(url))
+            assert not path.exists() or path.read_bytes() == data
+
+
+def test_closing_and_pickling_while_others_read_does_no_harm(tmp_path):
+    """Threads read while another closes the dataset, copies it and changes its capacity; nobody gets a wrong sample."""
+    shards = []
+    for tag in "abc":
+        path = cache_shards.write(str(tmp_path / f"{tag}.tar"), cache_shards.shard(tag, 200))
+        shards.append((path, 200))
+    dataset = wids.ShardListDataset(shards, transformations=[])
+    dataset._has_warned = True
+    results = []
+    threads = [threading.Thread(target=lambda k=k: results.append(check_samples(dataset, k, 300))) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    number = 0
+    while any(thread.is_alive() for thread in threads):
+        dataset.close()
+        assert pickle.loads(pickle.dumps(dataset))[number % 600]["__index__"] == number % 600
+        dataset.cache.lru.capacity = number % 4 - 1
+        number += 1
+    assert results == [True] * 3
+
+
+# --- callbacks
+
+
+def stop(_):
+    """What ``next(name for name in sample if ...)`` does where no name fits."""
+    raise StopIteration
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_in_a_transformation_does_not_end_the_loop(tmp_path, workers):
+    """It ended the epoch of this rank, unseen, and left the other ranks waiting for it."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (3, 4)), transformations=[])
+    dataset.add_transform(lambda sample: sample["__index__"] if sample["__index__"] < 4 else stop(sample))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(dataset)
+    for batch_size in (None, 2):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(DataLoader(dataset, batch_size=batch_size, num_workers=workers))
+
+
+def test_a_stop_iteration_in_a_key_rule_or_localname_does_not_end_the_loop(tmp_path):
+    """The same for the other functions of the caller."""
+    shards = write_shards(tmp_path, (3, 4))
+    for options in ({"key_rule": stop}, {"localname": stop}):
+        dataset = wids.ShardListDataset(shards, **options)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(dataset)
+
+
+def test_what_a_caller_does_to_a_sample_does_not_reach_the_next_access(tmp_path):
+    """Streams are the caller's own, also when they were cut from a block that is kept."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (30, 30)), transformations=[])
+    for _ in range(20):
+        for sample in dataset:
+            g = sample["__index__"]
+            assert sample[".bin"].getvalue() == bytes([g]) * 40
+            sample[".bin"].getbuffer()[:] = b"X" * 40
+            sample[".txt"].write(b"longer than it was")
+            sample.clear()
+    assert dataset.cache._blocks.kept
+
+
+# --- hostile archives, tables and members
+
+
+def test_a_table_longer_than_its_shard_could_have_is_not_read(tmp_path):
+    """A sparse file of terabytes beside a local shard would have been read into memory."""
+    shard = write_shards(tmp_path, (3,))[0]
+    with open(shard["url"] + ".widx", "wb") as file:
+        file.truncate(1 << 42)
+    assert wids.ShardListDataset([shard], transformations=[])[2]["__key__"] == "s0-002"
+
+
+def table_of(data):
+    """The member table of an archive."""
+    return build_table(tars.scanned(data), identity=Identity(size=len(data)), shard="s.tar")
+
+
+def test_a_long_global_path_does_not_make_a_table_of_many_times_the_archive():
+    """One PAX header of 8 MB named each second member: 300 KB of members made 2.5 GB of keys."""
+    long = tars.pax({b"path": b"q" * 100_000 + b".txt"}, b"g")
+    with pytest.raises(errors.CorruptHeaderError, match="long path"):
+        table_of(long + tars.member(b"a.txt") + tars.END)
+    short = tars.pax({b"path": b"q.txt"}, b"g")
+    assert list(table_of(short + tars.member(b"a.txt") + tars.END).keys()) == ["q"]
+
+
+def test_global_records_that_say_nothing_cost_nothing():
+    """Each member copied all of them: a hundred thousand records and members took hours."""
+    records = b"".join(tars.record(b"k%06d" % k, b"v") for k in range(100_000))
+    members = b"".join(tars.member(b"%d.txt" % k) for k in range(5_000))
+    assert len(table_of(tars.pax(records, b"g") + members + tars.END)) == 5_000
+
+
+def test_a_checkpoint_inflates_to_no_more_than_the_bound():
+    """Torch stores its records and never deflates them, but inflates what it finds: a thousandfold."""
+    stored, deflated = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(1 << 18), stored)
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as target:
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info.filename))
+    assert len(deflated.getvalue()) < 1 << 14
+    decoder = SampleDecoder(max_inflate_bytes=1 << 16)
+    assert decoder({".pt": stored.getvalue()})[".pt"].shape == (1 << 18,)
+    with pytest.raises(errors.DecodeError, match="max_inflate_bytes"):
+        decoder({".pt": deflated.getvalue()})
+
+
+def test_names_are_keys_and_never_paths(tmp_path):
+    """Absolute, climbing, broken and very long names are keys of samples, and nothing is made of them on disk."""
+    names = [b"/abs", b"../../up", b"new\nline", b"\xff\xfe", b"L" * 10_000]
+    data = b"".join(
+        (tars.long_name(name + b".txt") if len(name) > 90 else b"") + tars.member(name + b".txt", b"%d" % k)
+        for k, name in enumerate(names)
+    )
+    path = cache_shards.write(str(tmp_path / "x" / "s.tar"), data + tars.END)
+    dataset = wids.ShardListDataset([path], transformations=[], cache_local=True, cache_dir=tmp_path / "cache")
+    dataset = pickle.loads(pickle.dumps(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1)
+    assert [sample["__key__"] for sample in loader] == [os.fsdecode(name) for name in names]
+    assert [dataset[k][".txt"].read() for k in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert sorted(os.listdir(tmp_path)) == ["cache", "x"]
+
+
+# --- places
+
+
+LOCAL = ["file://{}", "FILE://{}", "local://{}", "~/..{}", "pipe:cat {}", "pipe://cat {}", "simplecache::{}"]
+LOCAL += ["simplecache::file://{}", "tar://s0.tar::file://{}", "http://h/x::file://{}", "generic://{}", "dir::{}"]
+LOCAL += ["reference://{}", "async_wrapper::file://{}", "asynclocal::{}", "::{}", "git://{}", "filecache::local://{}"]
+REMOTE = ["{}", "file:{}", "PIPE:cat {}", " file://{}", "../../../..{}", "f\u0131le://{}", "\tfile://{}"]
+
+
+@pytest.mark.parametrize("form", LOCAL + REMOTE)
+def test_a_remote_index_reads_nothing_local(server, tmp_path, no_waits, form):
+    """However a URL, a base or a sub-dataset is written: it is refused, or it means a file of the server."""
+    secret = write_shards(tmp_path, (3,))[0]["url"]
+    url, base = form.format(secret), form.format(tmp_path)
+    shards, relative = [{"url": url, "nsamples": 3}], [{"url": "s0.tar", "nsamples": 3}]
+    for index in (
+        {"shardlist": shards},
+        {"shardlist": relative, "base": base},
+        {"datasets": [{"shardlist": relative, "base_path": base}]},
+        {"datasets": [{"source_url": url}]},
+    ):
+        place = server.add("/index.json", json.dumps({"wids_version": 1, **index}).encode())
+        with pytest.raises((errors.NotAllowedError, errors.FetchError, errors.SpecError)) as raised:
+            wids.ShardListDataset(place, cache_dir=tmp_path / "cache")[0]
+        assert form in REMOTE or raised.type is errors.NotAllowedError
+
+
+@pytest.mark.parametrize("form", ["file://{}", "pipe:cat {}", "{}", "ftp://127.0.0.1{}"])
+def test_a_redirect_leads_to_nothing_local(server, tmp_path, no_waits, form):
+    """A server that was asked for a shard cannot name a file of this machine instead."""
+    secret = write_shards(tmp_path, (3,))[0]["url"]
+    url = server.add("/s.tar", b"", redirect(form.format(secret)))
+    with pytest.raises(errors.FetchError):
+        wids.ShardListDataset([(url, 3)], cache_dir=tmp_path / "cache")[0]
+
+
+def test_counts_that_overflow_in_all_are_refused(tmp_path):
+    """Each count was fine, their sum was not: the length became -2."""
+    first, second = (shard["url"] for shard in write_shards(tmp_path, (3, 4)))
+    with pytest.raises(errors.SpecError, match="more than can be counted"):
+        wids.ShardListDataset([(first, 2**63 - 1), (second, 2**63 - 1)])
+
+
+def test_a_working_directory_that_was_deleted_is_not_needed(tmp_path, monkeypatch):
+    """Absolute paths and URLs do not depend on it."""
+    shards = write_shards(tmp_path, (3,))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert wids.ShardListDataset(shards, transformations=[])[0]["__index__"] == 0
+
+
+def test_without_a_temporary_directory_an_own_cache_directory_and_local_shards_work(tmp_path, monkeypatch):
+    """A container whose file systems are read-only but for the volume of the cache."""
+
+    def fail():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    shards = write_shards(tmp_path, (3,))
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    assert wids.ShardListDataset(shards, transformations=[])[0]["__index__"] == 0
+    dataset = wids.ShardListDataset(shards, cache_dir=tmp_path / "cache", cache_local=True, transformations=[])
+    assert dataset[2]["__key__"] == "s0-002"
+    assert files.private_dir() == f"/tmp/wids-cache-{os.getuid()}"
+
+
+def read_all_with_few_descriptors(shards, cache_dir):
+    """Keys of all samples, read by a process that may have 40 files open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    dataset = wids.ShardListDataset(shards, cache_dir=cache_dir, transformations=[], lru_size=10**9)
+    return [dataset[k][".txt"].read() for k in range(len(dataset))]
+
+
+def test_few_file_descriptors_are_enough(server, tmp_path):
+    """The pool gives way when there are none left, for local and for remote shards."""
+    local = write_shards(tmp_path, [2] * 50)
+    assert call_in_child(read_all_with_few_descriptors, local, None) == [b"text %d" % k for k in range(100)]
+    tags = [chr(ord("a") + k) for k in range(26)]
+    remote = [(server.add(f"/{tag}.tar", cache_shards.shard(tag, 2)), 2) for tag in tags]
+    found = call_in_child(read_all_with_few_descriptors, remote, str(tmp_path / "cache"))
+    assert found == [cache_shards.text(tag, row) for tag in tags for row in range(2)]
+
+
+def test_the_command_line_works_with_its_standard_files_closed():
+    """``wids demo >&-``: a pipe to the ranks got number 1, and a rank that redirected its output ended itself."""
+    run_script("""
+        import os
+        from wids import cli
+        os.close(1)
+        os.close(0)
+        cli._open_standard_files()
+        assert all(os.get_inheritable(fd) and os.fstat(fd) for fd in range(3))
+    """)
+
+
+# --- samplers
+
+
+def test_chunks_larger_than_any_integer_of_numpy():
+    """`chunksize` has no upper end: everything is one chunk."""
+    sampler = wids.DistributedChunkedSampler(range(10), num_replicas=3, rank=1, chunksize=2**70, seed=2**90)
+    sampler.set_epoch(-(10**30))
+    assert len(list(sampler)) == len(sampler) == 4
