@@ -270,8 +270,9 @@ _ARRAYS = frozenset({*_IMAGE_EXTENSIONS, "npy", "npz"})
 _MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, ("PIL.Image",)),
     **dict.fromkeys(("mp", "msgpack"), ("msgspec.msgpack",)),
-    **dict.fromkeys(("npy", "npz"), ("numpy.lib.format",)),
-    **dict.fromkeys(("pt", "pth"), ("torch",)),
+    "npy": ("numpy.lib.format",),
+    "npz": ("numpy.lib.format", "encodings.cp437"),  # zipfile's for names
+    **dict.fromkeys(("pt", "pth"), ("torch", "torch.utils.serialization.config", "encodings.cp437")),
     "safetensors": ("safetensors.torch",),
 }
 _WITH_OPTIONS: dict[str, Callable[[Options, bytes], Any]] = {

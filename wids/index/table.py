@@ -250,7 +250,9 @@ def _check_distinct(columns: _Columns, keys: list[bytes], names: list[str], shar
     offsets, _, ids, starts = columns
     owners = _owners(starts)
     fields = owners * len(names) + np.asarray(ids, np.int64)
-    if len(np.unique(fields)) == len(fields):
+    # Not by np.unique: it imports numpy.ma on its first call, and a fork in another thread's import hangs.
+    in_order = np.sort(fields)
+    if not (in_order[1:] == in_order[:-1]).any():
         return
     order = np.argsort(fields, kind="stable")
     seconds = order[1:][fields[order[1:]] == fields[order[:-1]]]
