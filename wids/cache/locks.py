@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SUFFIX = ".lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _POLL_SECONDS, _REPORT_SECONDS = 0.02, 30.0
+_MOST_MISSED = 50
 
 
 @contextlib.contextmanager
@@ -51,15 +52,18 @@ def hold(path: str, *, hooks: Sequence[Hook] = ()) -> Iterator[None]:
 def _acquire(lock: FileLock, path: str, hooks: Sequence[Hook]) -> bool:
     start = reported = time.monotonic()
     has_waited = False
+    missed = 0
 
     def note_wait() -> bool:
-        nonlocal has_waited, reported
+        nonlocal has_waited, reported, missed
         has_waited = True
         now = time.monotonic()
         if now - reported >= _REPORT_SECONDS:
             reported = now
             logger.warning("%s: still waiting for its lock after %.0f s", path, now - start)
-        return False
+        # filelock tries for ever where a directory is there and files cannot be made (/proc, a dying mount).
+        missed = 0 if os.path.lexists(path + SUFFIX) else missed + 1
+        return missed >= _MOST_MISSED
 
     try:
         lock.acquire(timeout=-1, cancel_check=note_wait)
