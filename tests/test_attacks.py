@@ -74,6 +74,23 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
     """)
 
 
+def test_opening_a_first_shard_imports_nothing_late():
+    """A module that is imported at the first use is imported in a thread, some day, while another one forks."""
+    run_script("""
+        import sys, tempfile, os
+        import wids
+        from tests import cache_shards
+        with tempfile.TemporaryDirectory() as directory:
+            path = cache_shards.write(os.path.join(directory, "s.tar"), cache_shards.shard("a"))
+            wids.ShardListDataset
+            before = set(sys.modules)
+            dataset = wids.ShardListDataset([(path, 3)], transformations=[])
+            dataset[0], dataset.__getitems__([1, 2])
+            late = sorted(name for name in set(sys.modules) - before if not name.startswith("encodings"))
+            assert not late, late
+    """)
+
+
 @pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
 def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
@@ -316,6 +333,30 @@ def test_a_redirect_leads_to_nothing_local(server, tmp_path, no_waits, form):
     url = server.add("/s.tar", b"", redirect(form.format(secret)))
     with pytest.raises(errors.FetchError):
         wids.ShardListDataset([(url, 3)], cache_dir=tmp_path / "cache")[0]
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/self", "/sys", "/dev/null", "{}/link", "{}/file", "{}/loop", "{}/" + "n" * 300]
+)
+def test_a_cache_directory_that_cannot_be_used_is_told(server, tmp_path, place):
+    """Whatever stands there: an error that names it, no wait without end."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    url = server.add("/s.tar", cache_shards.shard("a"))
+    with pytest.raises(errors.CacheError):
+        wids.ShardListDataset([(url, 3)], cache_dir=place.format(tmp_path))[0]
+
+
+@pytest.mark.parametrize("name", ["sp ace", "new\nline", "q?#%41", "\udcff", "~x", "-rf", "{a..b}", "x::y", "[a]*"])
+def test_a_cache_directory_may_have_any_name(server, tmp_path, name):
+    """Nothing in a path is a pattern, a URL or an option."""
+    url = server.add("/s.tar", cache_shards.shard("a"))
+    for _ in range(2):
+        dataset = wids.ShardListDataset([(url, 3)], cache_dir=str(tmp_path / name), transformations=[])
+        assert dataset[1][".txt"].read() == b"a1"
+    assert os.listdir(tmp_path) == [name]
+    assert len(server.requests) == 1
 
 
 def test_counts_that_overflow_in_all_are_refused(tmp_path):
