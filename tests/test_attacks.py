@@ -427,3 +427,47 @@ def test_chunks_larger_than_any_integer_of_numpy():
     sampler = wids.DistributedChunkedSampler(range(10), num_replicas=3, rank=1, chunksize=2**70, seed=2**90)
     sampler.set_epoch(-(10**30))
     assert len(list(sampler)) == len(sampler) == 4
+
+
+def rewrite(path, members):
+    """Write an archive over a file in place, as a careless tool does: the inode stays."""
+    data = cache_shards.pack(members)
+    with open(path, "r+b") as file:
+        file.write(data)
+    stamp = os.stat(path).st_mtime_ns + 1_000_000  # file systems with coarse clocks
+    os.utime(path, ns=(stamp, stamp))
+
+
+@pytest.mark.parametrize("size", [200, 30_000])
+def test_members_moved_within_an_open_shard_are_not_mistaken_for_one_another(tmp_path, size):
+    """A shard rewritten in place with the same size but in another order raises; one that is touched goes on."""
+    path = tmp_path / "a.tar"
+    members = [(f"{letter}.x", letter.encode() * size) for letter in "abcd"]
+    path.write_bytes(cache_shards.pack(members))
+    dataset = wids.ShardListDataset([(str(path), 4)], transformations="raw")
+    assert dataset[0][".x"] == members[0][1]
+    stamp = os.stat(path).st_mtime_ns + 10**9
+    os.utime(path, ns=(stamp, stamp))
+    assert dataset[1][".x"] == members[1][1]
+    rewrite(path, [members[1], members[0], members[3], members[2]])
+    with pytest.raises(errors.ChangedShardError, match="not where they were"):
+        _ = dataset[2]
+    with pytest.raises(errors.ChangedShardError):
+        dataset.__getitems__([3, 1])
+    dataset.close()
+    assert [sample["__key__"] for sample in dataset] == ["b", "a", "d", "c"]
+
+
+def test_a_localname_that_gives_two_urls_one_place_mixes_nothing_up(tmp_path):
+    """Two shards that a caller's localname puts in one file are fetched in turn, never taken for one another."""
+    urls = []
+    for name in "xy":
+        os.mkdir(tmp_path / name)
+        (tmp_path / name / "s.tar").write_bytes(cache_shards.pack([("k.txt", name.encode())]))
+        urls.append((str(tmp_path / name / "s.tar"), 1))
+    place = str(tmp_path / "cache.tar")
+    dataset = wids.ShardListDataset(urls, localname=lambda _: place, lru_size=1)
+    for _ in range(2):
+        assert [sample[".txt"] for sample in dataset] == ["x", "y"]
+    again = wids.ShardListDataset(urls[:1], localname=lambda _: place)
+    assert again[0][".txt"] == "x"

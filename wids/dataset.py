@@ -89,9 +89,10 @@ class ShardListDataset(Dataset[Any]):
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
         allow_local: let an index from a remote place point at local files.
         cache_local: copy local shards into the cache too, instead of reading them in place (NAS to NVMe).
-        use_mmap: read through memory maps: members of 80 kB two to three times as fast. A shard that is truncated while
-            it is read raises either way, but with maps there is a window of microseconds in which it kills the process
-            (SIGBUS), and so does a network file system that fails. For large members on a local disk.
+        use_mmap: read through memory maps: members of 80 kB twice as fast. A shard that is truncated while it is read
+            raises either way, but with maps there is a window of microseconds in which it kills the process (SIGBUS),
+            a network file system that fails does so too, and a shard that is rewritten in place with the same size
+            goes unnoticed. For large members on a local disk, in shards that stay as they are.
         storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...).
         hooks: called with every `wids.events` event, in the process where it happens.
 

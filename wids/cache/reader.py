@@ -19,8 +19,10 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.errors import ChangedShardError, ShardError, TruncatedShardError
+from wids.errors import ChangedShardError, ShardError, TarError, TruncatedShardError
 from wids.events import logger
+from wids.index import tar
+from wids.index.keys import encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,12 +92,14 @@ class ShardReader:
         tag: sets this reader's blocks apart.
     """
 
-    __slots__ = ("_blocks", "_fd", "_hot", "_map", "path", "table", "tag", "url")
+    __slots__ = ("_blocks", "_fd", "_hot", "_map", "_mtime_ns", "path", "table", "tag", "url")
 
     def __init__(self, fd: int, *, table: MemberTable, url: str, path: str) -> None:
         """Take ownership of the open descriptor ``fd``."""
         self._fd = fd
         self._map: mmap.mmap | None = None
+        known = table.identity.mtime_ns
+        self._mtime_ns = os.fstat(fd).st_mtime_ns if known is None else known
         self.url = url
         self.path = path
         self.table = table
@@ -238,6 +242,7 @@ class ShardReader:
 
         Raises:
             TruncatedShardError: the file has become shorter than its member table says.
+            ChangedShardError: it was written to, and its members are not where they were.
             ShardError: it cannot be read, or this reader is closed.
         """
         try:
@@ -249,6 +254,10 @@ class ShardReader:
             data = os.pread(self._fd, size, offset)
             if len(data) != size:
                 data += self._read_rest(offset + len(data), size - len(data))
+            # After the read: what was written before it shows. Without this, members that someone moved within the
+            # file would be read as one another.
+            if os.fstat(self._fd).st_mtime_ns != self._mtime_ns:
+                self._check_layout()
         except OSError as error:
             raise ShardError(
                 f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
@@ -272,6 +281,34 @@ class ShardReader:
             sample[names[ids[m]]] = BytesIO(self.pread(offsets[m], sizes[m]))
         sample["__key__"] = table.key(row)
         return sample
+
+    def _check_layout(self) -> None:
+        """The file's modification time is another one: go on if each member is still where the table says.
+
+        It may just have been touched, which saves files from being purged and must not end a training.
+        """
+        status = os.fstat(self._fd)
+        table = self.table
+        try:
+            members = tar.scan(lambda offset, size: os.pread(self._fd, size, offset), status.st_size, shard=self.url)
+            found = {offset: (name, size) for name, _, offset, size in members}
+            is_same = all(
+                found.get(offset) == (encode_name(table.key(row) + extension), size)
+                for row in range(table.nsamples)
+                for extension, offset, size in table.members(row)
+            )
+        except TarError as error:
+            if status.st_size < table.identity.size:
+                self._raise_short(0, table.identity.size)
+            logger.debug("%s", error)
+            is_same = False
+        if not is_same:
+            raise ChangedShardError(
+                f"{self.url}: {self.path} was written to after it was opened, and its members are not where they were. "
+                "Write or fetch the shard again, and restart",
+                shard=self.url,
+            )
+        self._mtime_ns = status.st_mtime_ns
 
     def _read_rest(self, offset: int, size: int) -> bytes:
         """A read came up short: past 2 GiB the kernel returns less than asked; else the file was cut."""

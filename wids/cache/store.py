@@ -11,6 +11,7 @@ In the cache directory: ``NAME`` the shard (see `wids.index.urls.cache_name`), `
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -234,11 +235,26 @@ class Store:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
             table = files.load_table(path, shard.url, shard_bytes=facts.size)
-            cause = find_difference(shard, facts, table, miscounted=self._miscounted.get(path))
+            cause = self._find_difference(shard, path, facts, table)
         if table is None or cause:
             os.close(fd)
             return None, cause
         return (fd, table), ""
+
+    def _find_difference(self, shard: Shard, path: str, facts: Identity, table: MemberTable | None) -> str:
+        origin, miscounted = self._origin(shard.url), self._miscounted.get(path)
+        return find_difference(shard, facts, table, origin=origin, miscounted=miscounted)
+
+    def _identify(self, fd: int, shard: Shard) -> Identity:
+        """What is verified of a file that came from ``shard.url``."""
+        return msgspec.structs.replace(files.identify(fd, md5=shard.md5sum), etag=self._origin(shard.url))
+
+    def _origin(self, url: str) -> str | None:
+        """A mark of the URL, its query aside (signatures change): a caller's ``localname`` may give two one place."""
+        if self.localname is None:
+            return None
+        name = self._absolute(urls.local_path(url)) if urls.is_local(url) else urls.without_query(url)
+        return "url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _prove(self, shard: Shard, path: str) -> tuple[Found | None, str]:
         """With the lock held: as `_look`, by the md5 of the file instead of what its table says."""
@@ -252,8 +268,8 @@ class Store:
                 if not cause and (digest := fetch.file_md5(fd)) != shard.md5sum:
                     cause = f"its md5 is {digest}, the index says {shard.md5sum}"
                 if not cause:
-                    table = files.scan_table(fd, shard.url, files.identify(fd, md5=shard.md5sum))
-                    cause = find_difference(shard, facts, table, miscounted=self._miscounted.get(path))
+                    table = files.scan_table(fd, shard.url, self._identify(fd, shard))
+                    cause = self._find_difference(shard, path, facts, table)
             except (ShardError, OSError) as error:
                 cause = str(error)
         if cause:
@@ -274,7 +290,7 @@ class Store:
                 with files.closing_on_error(fd):
                     fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)
                     os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
-                    arrived.append((fd, files.scan_table(fd, shard.url, files.identify(fd, md5=shard.md5sum))))
+                    arrived.append((fd, files.scan_table(fd, shard.url, self._identify(fd, shard))))
 
             fetch.fetch_to(
                 shard.url,

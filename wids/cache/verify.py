@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from wids.index.table import Identity, MemberTable
 
 
-def find_difference(
-    shard: Shard, facts: Identity, table: MemberTable | None, *, miscounted: Identity | None = None
+def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
+    shard: Shard,
+    facts: Identity,
+    table: MemberTable | None,
+    *,
+    origin: str | None = None,
+    miscounted: Identity | None = None,
 ) -> str:
     """Why a cached file is not known to be ``shard``.
 
@@ -21,6 +26,7 @@ def find_difference(
         shard: what the index says.
         facts: size and modification time of the file now.
         table: what was verified: the member table saved beside it, or just built from it.
+        origin: the mark of the URL it must have come from, where its place does not say (see ``Store``).
         miscounted: bytes that are known to hold another count than the index says; fetching again would not help.
     """
     if cause := find_difference_in_size(shard, facts):
@@ -29,6 +35,8 @@ def find_difference(
         return "its member table, which says what was verified, is missing or damaged"
     if not table.identity.is_same(facts):
         return "it changed since it was verified"
+    if origin is not None and table.identity.etag != origin:
+        return "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
     if shard.nsamples not in (None, table.nsamples) and miscounted != table.identity:

@@ -82,6 +82,12 @@ def _split(url: str) -> tuple[str, str, str]:
     return url[:slash], url[slash:cut], url[cut:]
 
 
+def without_query(url: str) -> str:
+    """The URL up to its query."""
+    head, path, _ = _split(url)
+    return head + path
+
+
 def directory_of(url: str) -> str:
     """What relative URLs in a file at ``url`` are relative to: its directory, without query."""
     head, path, _ = _split(url)
