@@ -135,7 +135,6 @@ class ShardListDataset(Dataset[Any]):
         self.cache_dir = _choose_cache_dir(cache_dir, localname)
         self.fields = _parse_fields(fields)
         self._allow_pickle = allow_pickle
-        self._group = group
         self._shards: list[dict[str, Any]] | None = None
         store = Store(
             cache_dir=self.cache_dir,
@@ -210,12 +209,7 @@ class ShardListDataset(Dataset[Any]):
         sample["__index__"] = index
         sample["__shard__"] = reader.url
         sample["__shardindex__"] = row
-        try:
-            for transform in self._transformations:
-                sample = transform(sample)
-        except StopIteration as error:
-            raise RuntimeError(_STOPPED) from error
-        return sample
+        return self._transform(sample) if self._transformations else sample
 
     def __iter__(self) -> Iterator[Any]:
         # Without this, Python ends a loop at any IndexError: one from a transformation would cut the data off unseen.
@@ -240,10 +234,7 @@ class ShardListDataset(Dataset[Any]):
                 at = len(order)
             while at < len(order) and wanted[order[at]] < hi:
                 at += 1
-            if self.fields is None:
-                reader.read_into(samples, order[first:at], wanted, lo, name)
-            else:
-                self._read_fields_into(samples, order[first:at], wanted, (lo, reader, name))
+            reader.read_into(samples, order[first:at], wanted, lo, name, self.fields)
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
         return samples
@@ -365,20 +356,6 @@ class ShardListDataset(Dataset[Any]):
         reader = shard if isinstance(shard, ShardReader) else _Foreign(shard, desc["url"])
         lo = plain - operator.index(row)
         return plain, (lo, plain + 1, reader, desc.get("dataset"))
-
-    def _read_fields_into(
-        self, samples: list[Any], places: Sequence[int], indices: Sequence[int], here: tuple[int, ShardReader, Any]
-    ) -> None:
-        """As `ShardReader.read_into`, with ``fields``; ``here`` is (first index, reader, sub-dataset's name)."""
-        lo, reader, name = here
-        for place in places:
-            index = indices[place]
-            sample = reader.read_fields(index - lo, self.fields or ())
-            sample["__dataset__"] = name
-            sample["__index__"] = index
-            sample["__shard__"] = reader.url
-            sample["__shardindex__"] = index - lo
-            samples[place] = sample
 
     def _raise_mismatch(self, k: int, found: int, nrepeated: int) -> None:
         url, expected = self._list.urls[k], self._list.nsamples[k]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.index.table import Group, Identity, KeyRule, MemberTable
+    from wids.index.tar import Member
 
 
 # No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
@@ -60,6 +61,25 @@ def closing_on_error(fd: int) -> Iterator[None]:
         raise
 
 
+def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
+    """The members of an open archive of ``size`` bytes, from its headers; see `wids.index.tar.scan`.
+
+    Raises:
+        ShardError: it is not a readable tar, or cannot be read at all.
+    """
+    pread = os.pread  # called once for each large member, so that even the look-up counts
+
+    def read(offset: int, count: int) -> bytes:
+        try:
+            return pread(fd, count, offset)
+        except OSError as error:
+            raise ShardError(
+                f"{url}: {count} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset
+            ) from error
+
+    return tar.scan(read, size, shard=url)
+
+
 def scan_table(
     fd: int, url: str, identity: Identity, *, rule: KeyRule = "first-dot", group: Group = "adjacent"
 ) -> MemberTable:
@@ -68,17 +88,7 @@ def scan_table(
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
-    pread = os.pread  # called once for each large member, so that even the look-up counts
-
-    def read(offset: int, size: int) -> bytes:
-        try:
-            return pread(fd, size, offset)
-        except OSError as error:
-            raise ShardError(
-                f"{url}: {size} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset
-            ) from error
-
-    members = tar.scan(read, identity.size, shard=url)
+    members = scan_members(fd, url, identity.size)
     return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
 
 

@@ -7,8 +7,9 @@ import os
 from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO
 
+from wids.cache import files
 from wids.errors import TruncatedShardError
-from wids.index import table, tar
+from wids.index import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,13 +32,8 @@ class MMIndexedTar:
             cleanup_callback(self.fname, self.stream.fileno(), "start")
         fd = self.stream.fileno()
         try:
-            self.members = list(
-                tar.scan(
-                    lambda offset, size: os.pread(fd, size, offset),
-                    os.fstat(fd).st_size,
-                    shard=self.fname or str(getattr(self.stream, "name", "stream")),
-                )
-            )
+            name = self.fname or str(getattr(self.stream, "name", "stream"))
+            self.members = list(files.scan_members(fd, name, os.fstat(fd).st_size))
         except BaseException:
             self.stream.close()
             raise
