@@ -3,6 +3,7 @@
 import pytest
 
 from tests.servers import Server
+from tests.shards import serve, write_index
 from wids.cache import fetch
 
 
@@ -36,3 +37,24 @@ class Events(list):
 def events():
     """A hook that keeps what it is told: ``events`` itself is the list."""
     return Events()
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The test neither touches the user's cache nor inherits the user's settings."""
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "default-cache"))
+    monkeypatch.delenv("WIDS_VERBOSE", raising=False)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index of three shards, of 3, 4 and 2 samples."""
+    return write_index(tmp_path / "data", (3, 4, 2))
+
+
+@pytest.fixture
+def web(tmp_path, index):
+    """The same dataset behind HTTP: ``web.url`` is the directory of the index."""
+    with serve(tmp_path) as server:
+        server.url += "/data"
+        yield server

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import wids
 import wids.wids
 import wids.wids_specs
-from tests.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
+from tests.shards import serve, write_json, write_shard, write_shards, write_tar
 from wids.errors import (
     CountMismatchError,
     NotAllowedError,
@@ -33,31 +33,13 @@ COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """No test touches the user's cache, or inherits the user's settings."""
-    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "default-cache"))
-    monkeypatch.delenv("WIDS_VERBOSE", raising=False)
-
-
-@pytest.fixture
-def index(tmp_path):
-    """An index of three shards, nine samples."""
-    return write_index(tmp_path / "data", COUNTS, name="index.json")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
 def ds(index):
     """The dataset of that index, undecoded."""
     return wids.ShardListDataset(index, transformations=[])
-
-
-@pytest.fixture
-def web(tmp_path, index):
-    """The same dataset behind HTTP: ``web.url`` is the directory of the index."""
-    with serve(tmp_path) as server:
-        server.url += "/data"
-        yield server
 
 
 def texts(dataset):

@@ -39,25 +39,7 @@ TOTAL = sum(COUNTS)
 PATIENCE_SECONDS = 60
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """No test touches the user's cache, or inherits the user's settings."""
-    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "default-cache"))
-    monkeypatch.delenv("WIDS_VERBOSE", raising=False)
-
-
-@pytest.fixture
-def index(tmp_path):
-    """An index of three shards, nine samples."""
-    return write_index(tmp_path / "data", COUNTS)
-
-
-@pytest.fixture
-def web(tmp_path, index):
-    """The same dataset behind HTTP: ``web.url`` is the directory of the index."""
-    with serve(tmp_path) as server:
-        server.url += "/data"
-        yield server
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def labels(samples):

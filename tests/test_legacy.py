@@ -18,31 +18,14 @@ import wids.wids_dl
 import wids.wids_lru
 import wids.wids_mmtar
 import wids.wids_specs
-from tests.shards import serve, write_index, write_shard, write_shards, write_tar
+from tests.shards import write_shard, write_shards, write_tar
 from wids.errors import CountMismatchError, DigestMismatchError, NotAllowedError, SpecError, TruncatedShardError
 
 COUNTS = (3, 4, 2)
 EXPECTED = [f"text {g}" for g in range(sum(COUNTS))]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """No test touches the user's cache."""
-    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "default-cache"))
-
-
-@pytest.fixture
-def index(tmp_path):
-    """An index of three shards, nine samples."""
-    return write_index(tmp_path / "data", COUNTS)
-
-
-@pytest.fixture
-def web(tmp_path, index):
-    """The same dataset behind HTTP: ``web.url`` is the directory of the index."""
-    with serve(tmp_path) as server:
-        server.url += "/data"
-        yield server
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # --- wids.wids
