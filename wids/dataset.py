@@ -12,6 +12,7 @@ import hashlib
 import logging
 import operator
 import os
+import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -26,6 +27,8 @@ from wids.cache.store import Store, default_cache_dir
 from wids.decode import SampleDecoder
 from wids.errors import CountMismatchError, SpecError
 from wids.index import urls
+from wids.order.layout import digest
+from wids.order.mask import MarkedIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,7 +61,8 @@ class ShardListDataset(Dataset[Any]):
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
     plus ``__key__`` (str), ``__index__`` (i), ``__shard__`` (the shard's resolved URL), ``__shardindex__`` (row in the
-    shard) and ``__dataset__`` (the sub-dataset's name or None), after ``transformations``.
+    shard) and ``__dataset__`` (the sub-dataset's name or None), after ``transformations``. From a sampler that masks
+    (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated.
 
     Attributes:
         lengths: samples in each shard, ints. total_length: their sum, an int.
@@ -101,6 +105,8 @@ class ShardListDataset(Dataset[Any]):
         FetchError: the index cannot be read.
     """
 
+    takes_marked_indices = True
+
     def __init__(
         self,
         shards: Any,
@@ -136,6 +142,7 @@ class ShardListDataset(Dataset[Any]):
         self.fields = _parse_fields(fields)
         self._allow_pickle = allow_pickle
         self._shards: list[dict[str, Any]] | None = None
+        self._fingerprint: str | None = None
         store = Store(
             cache_dir=self.cache_dir,
             localname=localname,
@@ -172,6 +179,15 @@ class ShardListDataset(Dataset[Any]):
         """The index as a dict, its shards resolved."""
         return {**self._list.header, "shardlist": self.shards}
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the shards' names and counts, in order: the same wherever the shards lie."""
+        if self._fingerprint is None:
+            names = "\n".join(re.split(r"[?#]", url)[0].rstrip("/").rsplit("/", 1)[-1] for url in self._list.urls)
+            counts = np.asarray(self.lengths, "<i8").tobytes()
+            self._fingerprint = digest(names.encode("utf-8", "surrogatepass"), counts)
+        return self._fingerprint
+
     def __len__(self) -> int:
         return self.total_length
 
@@ -201,6 +217,7 @@ class ShardListDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         lo, hi, reader, name = self._here
         self.cache.accesses += 1
+        asked = index
         if type(index) is not int or not lo <= index < hi:
             index, (lo, hi, reader, name) = self._enter(index)
         row = index - lo
@@ -209,6 +226,8 @@ class ShardListDataset(Dataset[Any]):
         sample["__index__"] = index
         sample["__shard__"] = reader.url
         sample["__shardindex__"] = row
+        if asked is not index and isinstance(asked, MarkedIndex):
+            sample["__valid__"] = asked.is_valid
         return self._transform(sample) if self._transformations else sample
 
     def __iter__(self) -> Iterator[Any]:
@@ -220,6 +239,7 @@ class ShardListDataset(Dataset[Any]):
         cls = type(self)
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
+        indices = list(indices)
         wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
         self.cache.accesses += len(wanted)
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
@@ -235,6 +255,9 @@ class ShardListDataset(Dataset[Any]):
             while at < len(order) and wanted[order[at]] < hi:
                 at += 1
             reader.read_into(samples, order[first:at], wanted, lo, name, self.fields)
+        if indices and isinstance(indices[0], MarkedIndex):  # a sampler marks all of its indices or none
+            for sample, index in zip(samples, indices, strict=True):
+                sample["__valid__"] = index.is_valid
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
         return samples
@@ -454,7 +477,7 @@ class _Foreign:
 def _to_int(index: Any) -> int:
     """Whatever counts as an integer (numpy's and torch's do), as an int."""
     try:
-        return operator.index(index)
+        return int(operator.index(index))  # index() alone would let subclasses of int through
     except TypeError:
         kind = type(index).__name__
         hint = {

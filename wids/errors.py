@@ -22,6 +22,7 @@
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
     │   └── DigestMismatchError        their md5 is not the one in the index
     ├── CacheError (OSError)           the cache directory cannot be used
+    ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
     └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
 
@@ -137,6 +138,10 @@ class DigestMismatchError(FetchError):
 
 class CacheError(WidsError, OSError):
     """The cache directory cannot be used."""
+
+
+class StateError(WidsError, ValueError):
+    """A sampler's state belongs to another dataset, seed or setting (the message says what differs), or is damaged."""
 
 
 class DecodeError(WidsError, ValueError):

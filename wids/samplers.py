@@ -1,103 +1,35 @@
-"""Torch samplers, thin over `wids.order`: chunks of a lane in a new order for each epoch, mixed inside.
+"""Torch samplers, thin over `wids.order`: chunks of a lane in a new order for each epoch, mixed a window at a time.
 
 Rules: every rank yields the same number of indices, whatever the length and the world size, and ``len`` is that
 number. An order is a function of (seed, epoch) alone. ``set_epoch`` decides the next iteration's epoch; without it each
-iteration takes the next one. Explicit ``rank`` and ``num_replicas`` always win.
+iteration takes the next one. Explicit ``rank`` and ``num_replicas`` always win. A state is one position in the global
+order, so it is the same on every rank and good for any number of them.
 """
 
 from __future__ import annotations
 
 import os
-import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch.distributed
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from wids.order.arguments import parse_int, parse_range, parse_ranges, shard_ends
-from wids.order.epoch import cut_chunks, iterate_lane, lane_length, lane_source
+from wids.order.arguments import parse_int, shard_ends
+from wids.order.layout import layout, takes_marks
+from wids.order.walk import EpochWalk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Sequence, Sized
 
-    from wids.order.permute import Indices
+    from wids.order.epoch import Tail
 
-
-class _RangeSampler(Sampler[int]):
-    """Ranges in a new order for each epoch, and the count of epochs.
-
-    Attributes:
-        dslength_per_replica: how many indices an iteration yields, that is ``len``.
-        seed: any integer, modulo 2**64. shuffle: whether the order is mixed at all.
-        shufflefirst: as given; it decides nothing, for every epoch shuffles its chunks, the first one too.
-    """
-
-    def __init__(self, chunks: Indices, *, seed: int, shuffle: bool, shufflefirst: bool) -> None:
-        self.seed = parse_int("seed", seed)
-        self.shuffle = shuffle
-        self.shufflefirst = shufflefirst
-        self._rng: random.Random | None = None
-        self._is_rng_assigned = False
-        self.epoch = 0
-        self._set_chunks(chunks)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the iteration that began last, or that ``set_epoch`` chose for the next one; may be assigned."""
-        return self._epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch = parse_int("epoch", epoch)
-        self._is_begun = False
-        if not self._is_rng_assigned:
-            self._rng = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; one that has begun goes on as it was."""
-        self.epoch = epoch
-
-    @property
-    def rng(self) -> random.Random:
-        """For subclasses that shuffle by themselves: one generator for each epoch; one that is assigned stays."""
-        if self._rng is None:
-            self._rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
-        return self._rng
-
-    @rng.setter
-    def rng(self, rng: random.Random) -> None:
-        self._rng, self._is_rng_assigned = rng, True
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """The chunks as (lo, hi), half-open, in a new list; assign one to yield just its samples, each once."""
-        return [(lo, hi) for lo, hi in self._chunks.tolist()]
-
-    @ranges.setter
-    def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self._set_chunks(parse_ranges(ranges))
-
-    def _set_chunks(self, chunks: Indices) -> None:
-        self._chunks = chunks
-        self.dslength_per_replica = int((chunks[:, 1] - chunks[:, 0]).sum())
-
-    def __len__(self) -> int:
-        return self.dslength_per_replica
-
-    def __iter__(self) -> Iterator[int]:
-        # A generator, so that the epoch is taken with the first index: DataLoader makes two iterators of a sampler and
-        # advances one where it has workers and no batches (batch_size=None), which would skip an epoch each time.
-        if self._is_begun:
-            self.epoch += 1
-        self._is_begun = True
-        seed = parse_int("seed", self.seed)
-        yield from iterate_lane(self._chunks, length=len(self), seed=seed, epoch=self.epoch, is_shuffled=self.shuffle)
+    Reshuffle = Literal["fixed", "epoch"]
 
 
-class ChunkedSampler(_RangeSampler):
-    """Chunks of consecutive samples in random order, mixed inside: shuffled, and still local.
+class ChunkedSampler(EpochWalk, Sampler[int]):
+    """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, and still local.
 
     Args:
         dataset: anything with ``len()``.
@@ -105,6 +37,7 @@ class ChunkedSampler(_RangeSampler):
             epoch again, fewer stop early.
         num_samples: the range: ``n`` for ``0 .. n``, or ``(lo, hi)``; default the whole dataset.
         chunksize: samples in a chunk.
+        window: chunks that are mixed at a time; 1 mixes each by itself.
         seed: with the epoch, all that the order depends on.
         shuffle: False yields the range in order.
         shufflefirst: accepted for the original's sake; every epoch shuffles its chunks, the first one too.
@@ -123,45 +56,67 @@ class ChunkedSampler(_RangeSampler):
         dslength_per_replica: int = -1,
         num_samples: int | tuple[int, int] | None = None,
         chunksize: int = 2000,
+        window: int = 4,
         seed: int = 0,
         shuffle: bool = True,
         shufflefirst: bool = False,
     ) -> None:
-        lo, hi = parse_range(num_samples, n=len(dataset))
-        chunks = cut_chunks(lo, hi, chunksize=parse_int("chunksize", chunksize, least=1))
-        super().__init__(chunks, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
+        super().__init__(
+            dataset,
+            num_samples=num_samples,
+            chunksize=chunksize,
+            window=window,
+            seed=seed,
+            shuffle=shuffle,
+            shufflefirst=shufflefirst,
+        )
         length = parse_int("dslength_per_replica", dslength_per_replica)
         if length > 0:
-            if lo == hi:
-                raise ValueError(f"dslength_per_replica is {length}, and there is no sample in the range {lo} .. {hi}")
+            if self._lo == self._hi:
+                raise ValueError(
+                    f"dslength_per_replica is {length}, and there is no sample in the range {self._lo} .. {self._hi}"
+                )
             self.dslength_per_replica = length
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
-    """The rank's equal share of a dataset in random chunks.
+    """The rank's equal share of a dataset in random chunks; resumable anywhere, on any number of ranks.
 
-    The range is cut in ``num_replicas`` near-equal lanes of consecutive samples; a rank reads its lane and no other, so
-    a shard is fetched by few ranks, mostly one. Where lanes differ by one, the shorter ones repeat one of their samples
-    (``drop_last=True``: the longer ones leave one out), so all ranks yield the same count.
+    The range is cut in ``lanes`` near-equal lanes of consecutive samples. All ranks together read one global order, in
+    which the lanes take turns: with as many lanes as ranks a rank reads its lane and no other, so a shard is fetched by
+    few ranks, mostly one. `wids.order.epoch` has the definition and a picture.
 
     Args:
-        dataset: anything with ``len()``; shard boundaries are used where it has ``lengths``.
+        dataset: anything with ``len()``; shard boundaries are used where it has ``lengths``, and through
+            `torch.utils.data.Subset` and ``ConcatDataset``. A subset in another order (`random_split`) is read shard by
+            shard if it is shuffled.
         num_replicas: default: the process group's size, else ``$WORLD_SIZE``, else 1.
         num_samples: the range to share out: ``n``, or ``(lo, hi)``; default the whole dataset.
         rank: default: 0 of one replica, else the process group's, else ``$RANK``.
-        shuffle: False yields the lane in order.
+        shuffle: False yields each lane in order.
         shufflefirst: accepted for the original's sake.
         seed: the same on all ranks.
-        drop_last: drop the tail instead of padding it.
+        drop_last: True is ``tail="drop"``, False ``tail="pad"``.
         chunksize: the most samples in a chunk; chunks are cut at shard boundaries too.
+        window: chunks that are mixed at a time, so that a batch draws on several shards; 1 mixes each by itself.
+        tail: what becomes of an epoch that the ranks do not divide: ``"pad"`` (default) repeats a sample on some ranks,
+            ``"drop"`` leaves out fewer samples than there are ranks, ``"mask"`` pads, and every sample dict has
+            ``__valid__``, False on those repeated: for exact evaluation.
+        lanes: default: ``num_replicas``, or those of a loaded state.
+        reshuffle: ``"fixed"``: a lane is the same part of the range in all epochs, so a node's cache stays useful;
+            ``"epoch"``: chunks are dealt to the lanes anew in each epoch.
+        epochs: passes in one iteration, one after another without a tail between them; None: it never ends.
+        epoch_size: samples of all ranks in a nominal epoch. Nominal epochs cut the endless sequence of passes, so that
+            every sample is seen equally often; their ends are rounded up to equal counts on all ranks.
 
     Attributes:
         num_samples: indices that this and every other rank yields, that is ``len``. total_size: of all ranks together.
+        num_valid: how many of the rank's indices are not repeated.
         ranges: the rank's chunks as (lo, hi), half-open; may be assigned, and then equal counts are the caller's task.
 
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
-            below 1, or no integer where one belongs.
+            below 1, settings that exclude each other, or no integer where one belongs.
     """
 
     def __init__(
@@ -176,35 +131,76 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool | None = None,
         chunksize: int = 2000,
+        window: int = 4,
+        tail: Tail | None = None,
+        lanes: int | None = None,
+        reshuffle: Reshuffle = "fixed",
+        epochs: int | None = 1,
+        epoch_size: int | None = None,
     ) -> None:
-        world, rank = _parse_rank(num_replicas, rank)
-        lo, hi = parse_range(num_samples, n=len(dataset))
-        chunksize = parse_int("chunksize", chunksize, least=1)
-        mine = lane_source(lo, hi, rank=rank, world=world)
-        chunks = cut_chunks(*mine, chunksize=chunksize, boundaries=_boundaries(dataset))
-        _RangeSampler.__init__(self, chunks, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
-        self.dslength_per_replica = lane_length(hi - lo, world=world, tail="drop" if drop_last else "pad")
         # What DistributedSampler would have set; its own constructor knows no range and insists on a process group.
-        self.dataset: Any = dataset
-        self.num_replicas, self.rank, self.drop_last = world, rank, bool(drop_last)
+        self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
+        self.tail = _parse_tail(tail, drop_last)
+        self.drop_last = self.tail == "drop"
+        if reshuffle not in ("fixed", "epoch"):
+            raise ValueError(f"reshuffle is {reshuffle!r}; it is 'fixed' or 'epoch'")
+        self.reshuffle = reshuffle
+        EpochWalk.__init__(
+            self,
+            dataset,
+            num_samples=num_samples,
+            chunksize=chunksize,
+            window=window,
+            seed=seed,
+            shuffle=shuffle,
+            shufflefirst=shufflefirst,
+            epochs=epochs,
+            epoch_size=epoch_size,
+        )
+        self._layout = layout(dataset)
+        self._has_own_lanes = lanes is not None
+        self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, least=1)
+        if self.tail == "mask" and not takes_marks(dataset):
+            raise ValueError(
+                f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
+                "does not hand it the sampler's indices as they are. Use tail='pad': of the rank's samples the first "
+                "sampler.num_valid count (a dataset that does hand them on says so with takes_marked_indices = True)"
+            )
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
         """Indices that every rank yields."""
-        return self.dslength_per_replica
+        return len(self)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
         """Indices that all ranks yield together."""
         return self.num_samples * self.num_replicas
 
+    def _seat(self) -> tuple[int, int]:
+        # Chunks that were assigned are this rank's alone.
+        return (1, 0) if self._chunks is not None else (self.num_replicas, self.rank)
 
-class ShardListSampler(_RangeSampler):
+    def _tail(self) -> Tail:
+        return self.tail
+
+    def _is_masked(self) -> bool:
+        return self.tail == "mask"
+
+    def _is_dealt(self) -> bool:
+        return self.reshuffle == "epoch"
+
+    def _lanes_fact(self, lanes: int) -> dict[str, int]:
+        return {"lanes": lanes} if self._has_own_lanes else {}
+
+
+class ShardListSampler(EpochWalk, Sampler[int]):
     """All shards in random order, the samples of each mixed: one pass that opens each shard once.
 
     Args:
         dataset: with ``lengths``; anything if ``lengths`` is given.
         lengths: samples in each shard.
+        window: shards that are mixed at a time.
         seed: with the epoch, all that the order depends on.
         shufflefirst: accepted for the original's sake.
 
@@ -216,17 +212,33 @@ class ShardListSampler(_RangeSampler):
     """
 
     def __init__(
-        self, dataset: Any, *, lengths: Sequence[int] | None = None, seed: int = 0, shufflefirst: bool = False
+        self,
+        dataset: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        window: int = 1,
+        seed: int = 0,
+        shufflefirst: bool = False,
     ) -> None:
         given = getattr(dataset, "lengths", None) if lengths is None else lengths
         ends = shard_ends(given)
         if ends is None:
             raise ValueError(f"lengths is {given!r:.200}; it is the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
-        super().__init__(chunks, seed=seed, shuffle=True, shufflefirst=shufflefirst)
+        super().__init__(dataset, chunks=chunks, window=window, seed=seed, shuffle=True, shufflefirst=shufflefirst)
 
 
 ShardedSampler = ShardListSampler
+
+
+def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - as the callers name it
+    if tail is None:
+        return "drop" if drop_last else "pad"
+    if tail not in ("pad", "drop", "mask"):
+        raise ValueError(f"tail is {tail!r}; it is 'pad', 'drop' or 'mask'")
+    if drop_last is not None and bool(drop_last) != (tail == "drop"):
+        raise ValueError(f"tail is {tail!r} and drop_last {drop_last}; they contradict each other")
+    return tail
 
 
 def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
@@ -256,10 +268,3 @@ def _environ_int(name: str, *, default: int) -> int:
         return int(text) if text else default
     except ValueError:
         raise ValueError(f"${name} is {text!r}; it is an integer") from None
-
-
-def _boundaries(dataset: Any) -> Indices | None:
-    """Where shards end in the dataset's indices; None for a dataset that does not say."""
-    ends = shard_ends(getattr(dataset, "lengths", None))
-    # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
-    return ends if ends is not None and len(ends) and ends[-1] == len(dataset) else None

@@ -1,115 +1,223 @@
-"""One epoch: sample range -> the equal lanes of the ranks -> chunks -> indices.
+"""The order of an epoch: one sequence G of all samples, dealt to the ranks like cards.
 
-    n = 10, world = 4, tail = "pad"      lane 0: 0 1 [0]   lane 1: 2 3 4   lane 2: 5 6 [5]   lane 3: 7 8 9
-                       tail = "drop"     lane 0: 0 1       lane 1: 2 3     lane 2: 5 6       lane 3: 7 8
-    n = 2,  world = 4, tail = "pad"      lane 0: [0]       lane 1: 0       lane 2: [0]       lane 3: 1
-                       tail = "drop"     lane 0:           lane 1:         lane 2:           lane 3:
+    G[t] = lane[t % L][t // L]        rank r of W reads G[r], G[r + W], G[r + 2 W], ...
 
-Every lane yields the same number of samples (the pictures are unshuffled; ``[i]`` is a repetition). ``pad`` repeats
-what the lane itself began with, and a lane without a sample of its own (n < world) borrows one; ``drop`` leaves out at
-most one sample a lane, the last of its epoch. Cost of an iteration: O(chunks in the lane + one chunk).
+    n = 10, L = 4 lanes (not shuffled)    lane 0: 0 1 2    lane 1: 3 4 5    lane 2: 6 7      lane 3: 8 9
+    G = 0 3 6 8 1 4 7 9 2 5
+
+    W = 4, pad      rank 0: 0 1 2      rank 1: 3 4 5      rank 2: 6 7 [6]    rank 3: 8 9 [8]
+    W = 4, drop     rank 0: 0 1        rank 1: 3 4        rank 2: 6 7        rank 3: 8 9
+    W = 3, pad      rank 0: 0 8 7 5    rank 1: 3 1 9 [6]  rank 2: 6 4 2 [8]
+    W = 3, drop     rank 0: 0 8 7      rank 1: 3 1 9      rank 2: 6 4 2
+
+G holds each sample once and does not know W: any number of ranks reads the same G, from any position on. Only its tail
+does: where W does not divide what is left, ``pad`` repeats (``[i]``) a sample of the lane whose turn it is, from the
+lane's beginning, and ``drop`` leaves out fewer than W samples. The first n % L lanes are longer by one; with W = L rank
+r reads lane r and no other. Lanes without a sample of their own (n < L) repeat those of others.
+
+Passes that follow each other without a seam (`Stream`) are one sequence too: position T lies in pass T // n, and always
+in lane T % L.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from wids.order.permute import CHUNKS, SAMPLES, permutation
+from wids.order.lane import Lane, cut_chunks, slice_chunks
+from wids.order.permute import CHUNKS, DEAL, permutation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.permute import Indices
 
-Tail = Literal["pad", "drop"]
+Tail = Literal["pad", "drop", "mask"]
+
+# Indices handed on at a time: enough to make numpy's calls cheap, few enough not to delay the first one.
+_BLOCK, _BLOCK_OF_A_LANE = 4096, 32
 
 
-def lane_bounds(lo: int, hi: int, *, rank: int, world: int) -> tuple[int, int]:
-    """The half-open part of ``lo .. hi`` that is lane ``rank``: parts differ by at most one sample and cover all."""
-    n = hi - lo
-    return lo + rank * n // world, lo + (rank + 1) * n // world
+def end_position(n: int, *, start: int, world: int, tail: Tail) -> int:
+    """Where an epoch of ``n`` that ``world`` ranks read from position ``start`` on ends; all have had equally many."""
+    left = max(n - start, 0)
+    return start + (left // world if tail == "drop" else -(-left // world)) * world
 
 
-def lane_length(n: int, *, world: int, tail: Tail) -> int:
-    """Samples that every lane yields of ``n``."""
-    return n // world if tail == "drop" else -(-n // world)
+def nominal_start(epoch: int, *, size: int, origin: int, world: int) -> int:
+    """Where nominal epoch number ``epoch`` begins in a stream that ``world`` ranks read from ``origin`` on.
 
-
-def lane_source(lo: int, hi: int, *, rank: int, world: int) -> tuple[int, int]:
-    """What lane ``rank`` of ``lo .. hi`` reads: its own part, or one borrowed sample where that is empty.
-
-    Empty only if the whole range is.
+    It is the first position at ``epoch * size`` or after it at which all ranks have had equally many, so that nominal
+    epochs neither overlap nor leave a gap, whatever ``size`` and ``world`` are.
     """
-    first, last = lane_bounds(lo, hi, rank=rank, world=world)
-    if first == last and lo < hi:
-        first = lo + rank % (hi - lo)
-        last = first + 1
-    return first, last
+    return max(origin + -((origin - epoch * size) // world) * world, origin % world)
 
 
-def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None = None) -> Indices:
-    """Cut ``lo .. hi`` at ``boundaries`` and, from each of them on, every ``chunksize`` samples.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All that the order of every epoch depends on.
+
+    Attributes:
+        lo, hi: the range of samples.
+        chunks: instead of the range, chunks in an order of the caller's: (nchunks, 2), half-open; needs one lane.
+        boundaries: where shards end, sorted; None: not known.
+        chunksize, window: see `wids.order.lane`.
+        lanes: L, at least 1.
+        is_shuffled: False leaves each lane in the order of the range.
+        is_dealt: chunks are dealt to the lanes anew in each epoch; False: a lane keeps its part of the range.
+        seed: any integer, modulo 2**64.
+    """
+
+    lo: int = 0
+    hi: int = 0
+    chunks: Indices | None = None
+    boundaries: Indices | None = None
+    chunksize: int
+    window: int
+    lanes: int
+    is_shuffled: bool
+    is_dealt: bool = False
+    seed: int
+
+    def __len__(self) -> int:
+        if self.chunks is not None:
+            return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
+        return self.hi - self.lo
+
+    def lane_bounds(self, lane: int, *, shift: int = 0) -> tuple[int, int]:
+        """The half-open part of ``0 .. n`` that lane number ``lane`` owns, counted in samples of the range.
+
+        Args:
+            lane: 0 <= lane < lanes.
+            shift: the lane that the sequence begins with; the longer lanes are the n % lanes from there on.
+        """
+        n = len(self)
+        return self._lane_start(n, lane, shift), self._lane_start(n, lane + 1, shift)
+
+    def _lane_start(self, n: int, lane: int, shift: int) -> int:
+        each, longer = divmod(n, self.lanes)
+        # Longer lanes before this one: of shift .. shift + longer, which may go round past the last lane.
+        return lane * each + min(max(lane - shift, 0), longer) + min(lane, max(shift + longer - self.lanes, 0))
+
+    def lane_chunks(self, lane: int) -> Indices:
+        """The chunks of a lane that keeps its part of the range, in the order of the range."""
+        if self.chunks is not None:
+            return self.chunks
+        first, last = self.lane_bounds(lane)
+        return self.cut(first, last)
+
+    def cut(self, first: int, last: int) -> Indices:
+        """The part ``first .. last`` of the range as chunks."""
+        lo, hi = self.lo + first, self.lo + last
+        return cut_chunks(lo, hi, chunksize=self.chunksize, boundaries=self.boundaries)
+
+
+class EpochOrder:
+    """G of one epoch: positions to sample indices, any part of it without what comes before.
 
     Args:
-        lo: the first sample.
-        hi: one past the last.
-        chunksize: the most samples in a chunk, at least 1.
-        boundaries: sorted indices where a shard ends and the next begins, repeated where shards are empty; so a chunk
-            is read from one shard.
-
-    Returns:
-        (nchunks, 2), half-open, none empty.
-    """
-    if hi <= lo:
-        return np.zeros((0, 2), np.int64)
-    chunksize = min(chunksize, hi - lo)  # numpy's integers have an end
-    edges = np.array([lo, hi], np.int64)
-    if boundaries is not None:
-        first, last = np.searchsorted(boundaries, (lo, hi), side="right")
-        edges = np.sort(np.concatenate([edges, boundaries[first:last]]))
-        edges = edges[np.append(True, np.diff(edges) > 0)]  # np.unique would import numpy.ma late; see MemberTable
-    counts = -(-np.diff(edges) // chunksize)
-    starts = np.repeat(edges[:-1], counts)
-    steps = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = starts + steps * chunksize
-    return np.stack([starts, np.append(starts[1:], hi)], axis=1)
-
-
-def iterate_chunks(chunks: Indices, *, seed: int, epoch: int, is_shuffled: bool) -> Iterator[Indices]:
-    """Yield the indices of each chunk; shuffled: the chunks in this epoch's order, each mixed inside.
-
-    Args:
-        chunks: (nchunks, 2), half-open.
-        seed: with the epoch and each chunk's place, all that the order depends on.
+        plan: what is ordered.
         epoch: any integer.
-        is_shuffled: False yields all in the order given.
+        shift: the lane of position 0: 0, but in a `Stream`.
     """
-    if is_shuffled:
-        chunks = chunks[permutation(len(chunks), seed=seed, epoch=epoch, stream=CHUNKS)]
-    # Row by row: a list of all chunks would cost more time and memory than the first index may.
-    for lo, hi in map(np.ndarray.tolist, chunks):
-        if is_shuffled:
-            yield lo + permutation(hi - lo, seed=seed, epoch=epoch, stream=SAMPLES, position=lo)
-        else:
-            yield np.arange(lo, hi)
+
+    def __init__(self, plan: Plan, epoch: int, *, shift: int = 0) -> None:
+        self.plan, self.epoch, self.shift = plan, epoch, shift
+        self._n = len(plan)
+        self._lanes: dict[int, Lane] = {}
+        self._dealt: tuple[Indices, Indices] | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def blocks(self, start: int, stop: int, step: int = 1) -> Iterator[Indices]:
+        """Yield ``G[start:stop:step]`` in pieces of one or more indices; past n, G repeats (see the module).
+
+        Raises:
+            ValueError: G is empty, and there is nothing to repeat.
+        """
+        lanes = self.plan.lanes
+        most = max(_BLOCK, _BLOCK_OF_A_LANE * (lanes // gcd(step, lanes)))
+        while start < stop:
+            at, end = self._source(start)
+            count = min(-(-(stop - start) // step), -(-(end - at) // step), most)
+            yield self._read(at, count, step)
+            start += count * step
+
+    def _source(self, t: int) -> tuple[int, int]:
+        """The position below n that ``t`` repeats (or is), and up to where positions go on like that."""
+        if t < self._n:
+            return t, self._n
+        if self._n == 0:
+            raise ValueError("samples are asked for out of ranges that hold none")
+        lanes = self.plan.lanes
+        if lanes == 1 or self._n < lanes:  # a lane of nothing borrows
+            return t % self._n, self._n if lanes == 1 else t % self._n + 1
+        row, column = divmod(t, lanes)
+        at = column + lanes * (row % -(-(self._n - column) // lanes))
+        return at, at + 1
+
+    def _read(self, first: int, count: int, step: int) -> Indices:
+        """G at ``first``, ``first + step``, ...: (count,), all below n."""
+        lanes = self.plan.lanes
+        common = gcd(step, lanes)
+        cycle, stride = lanes // common, step // common  # every cycle-th lies in one lane, stride rows apart
+        if cycle == 1:
+            return self._lane((first + self.shift) % lanes).rows(first // lanes, count, stride)
+        found = np.empty(count, np.int64)
+        for k in range(min(cycle, count)):
+            t = first + k * step
+            lane = self._lane((t + self.shift) % lanes)
+            found[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
+        return found
+
+    def _lane(self, number: int) -> Lane:
+        lane = self._lanes.get(number)
+        if lane is None:
+            plan = self.plan
+            lane = self._lanes[number] = Lane(
+                self._chunks(number),
+                window=plan.window,
+                seed=plan.seed,
+                epoch=self.epoch,
+                is_shuffled=plan.is_shuffled,
+            )
+        return lane
+
+    def _chunks(self, lane: int) -> Indices:
+        """The lane's chunks in this epoch's order."""
+        plan, epoch = self.plan, self.epoch
+        first, last = plan.lane_bounds(lane, shift=self.shift)
+        if plan.is_shuffled and plan.is_dealt and plan.chunks is None:
+            if self._dealt is None:
+                chunks = plan.cut(0, self._n)
+                chunks = chunks[permutation(len(chunks), seed=plan.seed, epoch=epoch, stream=DEAL, position=plan.lo)]
+                self._dealt = chunks, np.cumsum(chunks[:, 1] - chunks[:, 0])
+            return slice_chunks(*self._dealt, first, last)
+        chunks = plan.cut(first, last) if plan.chunks is None else plan.chunks
+        if plan.is_shuffled:
+            # The position keeps lanes of equally many chunks from going through them in the same order.
+            where = int(chunks[0, 0]) if len(chunks) else 0
+            chunks = chunks[permutation(len(chunks), seed=plan.seed, epoch=epoch, stream=CHUNKS, position=where)]
+        return chunks
 
 
-def iterate_lane(chunks: Indices, *, length: int, seed: int, epoch: int, is_shuffled: bool) -> Iterator[int]:
-    """Yield exactly ``length`` indices of the chunks' epoch, from its beginning again where the chunks hold fewer.
+class Stream:
+    """Pass after pass over a plan's samples as one endless sequence, each pass in an order of its own."""
 
-    Raises:
-        ValueError: there is nothing to repeat.
-    """
-    left = length
-    while left > 0:
-        before = left
-        for indices in iterate_chunks(chunks, seed=seed, epoch=epoch, is_shuffled=is_shuffled):
-            part = indices[:left].tolist()
-            left -= len(part)
-            yield from part
-            if not left:
-                return
-        if left == before:
-            raise ValueError(f"{length} samples are to come out of ranges that hold none")
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def blocks(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
+        """Yield the stream's ``start:stop:step`` in pieces; without a stop there is no end, unless n is 0."""
+        n = len(self.plan)
+        while n and (stop is None or start < stop):
+            number, at = divmod(start, n)
+            begin = number * n
+            order = EpochOrder(self.plan, number, shift=begin % self.plan.lanes)
+            end = n if stop is None else min(n, stop - begin)
+            yield from order.blocks(at, end, step)
+            start += -(-(end - at) // step) * step

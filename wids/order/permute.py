@@ -14,7 +14,7 @@ Indices = NDArray[np.int64]
 
 _WORD = 1 << 64
 # Streams keep permutations that serve different purposes apart, whatever their seed and position.
-CHUNKS, SAMPLES = 1, 2
+CHUNKS, SAMPLES, DEAL = 1, 2, 3
 
 
 def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:

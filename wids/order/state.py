@@ -1,0 +1,82 @@
+"""The state of a sampler: one position, and the facts that its meaning depends on.
+
+::
+
+    {"kind": "wids.sampler", "version": 1,
+     "epoch": 3,            the epoch, or nominal epoch
+     "position": 5120,      samples of its sequence that all ranks together have had
+     "yielded": 640,        of them by each rank, in this epoch
+     "lanes": 8,            lanes of the run, which any other world size takes over
+     "order": {...}}        what else the sequence depends on; it has to be the same where the state is loaded
+
+Rules: plain ints, strings, lists, bools and None, so that JSON, `torch.save` and weights-only loaders take it; the same
+on every rank.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from wids.errors import StateError
+
+KIND, VERSION = "wids.sampler", 1
+
+
+class Place(NamedTuple):
+    """Where an iteration begins: its epoch, a position, and what each rank has had of the epoch before."""
+
+    epoch: int
+    position: int
+    yielded: int = 0
+
+
+def build_state(place: Place, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
+    """The state that `parse_state` reads."""
+    return {"kind": KIND, "version": VERSION, **place._asdict(), "lanes": lanes, "order": order}
+
+
+def parse_state(state: Any) -> tuple[Place, int, dict[str, Any]]:
+    """(place, lanes, order) of a state.
+
+    Raises:
+        StateError: it is not a sampler's, of a version that is not known, or damaged.
+    """
+    if not isinstance(state, Mapping) or state.get("kind") != KIND:
+        raise StateError(f"not the state of a wids sampler: {state!r:.200}")
+    if state.get("version") != VERSION:
+        raise StateError(
+            f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}; "
+            "resume with the wids that wrote it"
+        )
+    facts = {name: _read_int(state, name) for name in ("epoch", "position", "yielded", "lanes")}
+    for name, least in (("position", 0), ("yielded", 0), ("lanes", 1)):
+        if facts[name] < least:
+            raise StateError(f"the state's {name} is {facts[name]}, below {least}; it is damaged")
+    order = state.get("order")
+    if not isinstance(order, Mapping):
+        raise StateError(f"the state's order is {order!r:.200}, not a mapping; it is damaged")
+    return Place(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
+
+
+def check_order(there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raise StateError, naming all that differs, unless both orders are the same."""
+    names = sorted(there.keys() | here.keys())
+    differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
+    if differing:
+        listed = "; ".join(f"{name}: {there.get(name)!r} there, {here.get(name)!r} here" for name in differing)
+        raise StateError(
+            f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
+            "was saved, or leave the state and begin an epoch"
+        )
+
+
+_ABSENT = object()
+
+
+def _read_int(state: Mapping[str, Any], name: str) -> int:
+    try:
+        return operator.index(state[name])
+    except (KeyError, TypeError):
+        raise StateError(f"the state's {name} is {state.get(name)!r}, not an integer; it is damaged") from None
