@@ -39,6 +39,10 @@ class Iteration(chain):  # type: ignore[type-arg]  # chain is generic for type c
     sampler: EpochWalk
     place: Place | None = None  # where it began
     is_finished = False
+    _plan: Plan
+    _world: int
+    _lanes: int
+    _order: dict[str, Any] | None = None
     _loaded: Place | None = None
     _count = 0
     _block: Iterator[int] = iter(())
@@ -59,10 +63,17 @@ class Iteration(chain):  # type: ignore[type-arg]  # chain is generic for type c
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is, or would begin; see the sampler's."""
-        place = self._loaded or self.sampler._next_place()
         if self.place is not None:
-            place = self.sampler._advance(self.place, self.handed_out)
-        return self.sampler._describe(place)
+            return self.state_at(self.handed_out)
+        return self.sampler._describe(self._loaded or self.sampler._next_place())
+
+    def state_at(self, count: int) -> dict[str, Any]:
+        """The state after every rank has had ``count`` indices of the iteration, which has begun."""
+        epoch, position, yielded = cast("Place", self.place)
+        if self._order is None:  # once: a loader asks for every batch, and to describe many shards takes a millisecond
+            self._order = self.sampler._facts(self._plan)
+        place = Place(epoch, position + count * self._world, yielded + count)
+        return build_state(place, lanes=self._lanes, order=dict(self._order))
 
     def load_state_dict(self, state: Any) -> None:
         """Begin where the state says; before the first index is drawn."""
@@ -77,6 +88,7 @@ class Iteration(chain):  # type: ignore[type-arg]  # chain is generic for type c
         sampler._begin(self, place)
         world, rank = sampler._seat()
         plan, order = sampler._plan(), sampler._arrange()[1]
+        self._plan, self._world, self._lanes = plan, world, sampler.lanes
         start, stop = sampler._span(plan, place)
         n = len(plan)
         if sampler._is_stream():
@@ -146,7 +158,7 @@ class EpochWalk:
         self._length: int | None = None
         self._origin = Place(0, 0)
         self._arranged: dict[bool, tuple[Indices | None, Indices | None]] = {}
-        self._marks: dict[str, str | None] = {}
+        self._fingerprint: str | None = None
         self._loaded: Place | None = None
         self._is_named = False
         self._iteration: Iteration | None = None
@@ -219,7 +231,6 @@ class EpochWalk:
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._chunks = parse_ranges(ranges)
         self._length = None
-        self._marks.clear()
 
     @property
     def dslength_per_replica(self) -> int:
@@ -277,7 +288,7 @@ class EpochWalk:
                     "has received since its iteration began"
                 )
             drawn = min(count, drawn)  # batches times batch size is too many after a last batch that is smaller
-        return self._describe(self._advance(iteration.place, drawn))
+        return iteration.state_at(drawn)
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iteration go on where ``state`` was taken; on any number of ranks, workers and batch sizes.
@@ -403,31 +414,24 @@ class EpochWalk:
         self._is_begun = True
         self._iteration = iteration
 
-    def _advance(self, place: Place, count: int) -> Place:
-        """The place after every rank has had ``count`` indices from ``place`` on."""
-        return Place(place.epoch, place.position + count * self._seat()[0], place.yielded + count)
-
     def _describe(self, place: Place) -> dict[str, Any]:
-        return build_state(place, lanes=self.lanes, order=self._facts())
+        return build_state(place, lanes=self.lanes, order=self._facts(self._plan()))
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, plan: Plan) -> dict[str, Any]:
         """What a position's meaning depends on, besides the lanes."""
-        if not self._marks:
-            chunks, boundaries = self._chunks, self._arrange()[0]
-            self._marks = {
-                "dataset": fingerprint(self.dataset),
-                "shards": None if boundaries is None else digest(np.asarray(boundaries, "<i8").tobytes()),
-                "ranges": None if chunks is None else digest(np.asarray(chunks, "<i8").tobytes()),
-            }
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.dataset)
         return {
-            **self._marks,
-            "samples": len(self._plan()),
-            "first": self._lo,
-            "seed": parse_int("seed", self.seed),
-            "shuffle": bool(self.shuffle),
-            "chunksize": self.chunksize,
-            "window": self.window,
-            "reshuffle": "epoch" if self._is_dealt() else "fixed",
+            "dataset": self._fingerprint,
+            "shards": _digest(plan.boundaries),
+            "ranges": _digest(plan.chunks),
+            "samples": len(plan),
+            "first": plan.lo,
+            "seed": plan.seed,
+            "shuffle": plan.is_shuffled,
+            "chunksize": plan.chunksize,
+            "window": plan.window,
+            "reshuffle": "epoch" if plan.is_dealt else "fixed",
             "epochs": self._epochs,
             "epoch_size": self._epoch_size,
         }
@@ -435,7 +439,8 @@ class EpochWalk:
     def _adopt(self, state: Any) -> Place:
         """The place that a state means; its lanes are taken over."""
         place, lanes, order = parse_state(state)
-        check_order({**order, **self._lanes_fact(lanes)}, {**self._facts(), **self._lanes_fact(self.lanes)})
+        here = self._facts(self._plan())
+        check_order({**order, **self._lanes_fact(lanes)}, {**here, **self._lanes_fact(self.lanes)})
         self.lanes = lanes
         self._origin = place
         return place
@@ -443,3 +448,7 @@ class EpochWalk:
     def _lanes_fact(self, lanes: int) -> dict[str, int]:
         """Lanes that are not free to follow a state's."""
         return {"lanes": lanes}
+
+
+def _digest(indices: Indices | None) -> str | None:
+    return None if indices is None else digest(np.asarray(indices, "<i8").tobytes())
