@@ -154,10 +154,11 @@ class EpochOrder:
         if self._n == 0:
             raise ValueError("samples are asked for out of ranges that hold none")
         lanes = self.plan.lanes
-        if lanes == 1 or self._n < lanes:  # a lane of nothing borrows
-            return t % self._n, self._n if lanes == 1 else t % self._n + 1
+        if lanes == 1:
+            return t % self._n, self._n
         row, column = divmod(t, lanes)
-        at = column + lanes * (row % -(-(self._n - column) // lanes))
+        rows = -(-(self._n - column) // lanes)
+        at = column + lanes * (row % rows) if rows > 0 else t % self._n  # a lane without samples borrows
         return at, at + 1
 
     def _read(self, first: int, count: int, step: int) -> Indices:
