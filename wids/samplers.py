@@ -130,7 +130,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         shufflefirst: bool = False,
         seed: int = 0,
         drop_last: bool | None = None,
-        chunksize: int = 2000,
+        chunksize: int = 10_000,
         window: int = 4,
         tail: Tail | None = None,
         lanes: int | None = None,
