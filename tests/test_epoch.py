@@ -4,7 +4,8 @@ import re
 import subprocess
 import sys
 import tracemalloc
-from itertools import chain
+from itertools import accumulate, chain, groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 import wids
 from wids.order import epoch as epochs
 from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
-from wids.order.lane import Lane
-from wids.order.permute import CHUNKS, permutation
+from wids.order.permute import CHUNKS, DEAL, SAMPLES, permutation
 
+GOLDEN = Path(__file__).parent / "golden"
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -32,39 +33,48 @@ def read(source, start, stop, step=1):
     return [i for block in source.blocks(start, stop, step) for i in block.tolist()]
 
 
+def slow_cut(lo, hi, plan):
+    """The samples lo .. hi in lists, one for each chunk."""
+    boundaries = set() if plan.boundaries is None else set(plan.boundaries.tolist())
+    chunks = []
+    for i in range(lo, hi):
+        if not chunks or i in boundaries or len(chunks[-1]) == plan.chunksize:
+            chunks.append([])
+        chunks[-1].append(i)
+    return chunks
+
+
+def slow_deal(chunks, sizes):
+    """The samples of chunks, so many to each lane; a chunk that does not fit is continued in the next lane."""
+    cards = [(i, number) for number, chunk in enumerate(chunks) for i in chunk]
+    hands = []
+    for size in sizes:
+        mine, cards = cards[:size], cards[size:]
+        hands.append([[i for i, _ in group] for _, group in groupby(mine, key=itemgetter(1))])
+    return hands
+
+
 def slow_lanes(plan, epoch, shift=0):
     """All lanes of an epoch as lists, from their definition: the sizes, the cut, the chunks' order, the windows."""
+
+    def permuted(items, stream, position):
+        if not plan.is_shuffled:
+            return items
+        order = permutation(len(items), seed=plan.seed, epoch=epoch, stream=stream, position=position)
+        return [items[i] for i in order]
+
     n, count = len(plan), plan.lanes
     sizes = [len(range((lane - shift) % count, n, count)) for lane in range(count)]
-    chunks = plan.cut(0, n)
-    dealt = []
+    starts = [plan.lo, *accumulate(sizes, initial=plan.lo)][1:]
     if plan.is_dealt and plan.is_shuffled:
-        order = permutation(len(chunks), seed=plan.seed, epoch=epoch, stream=epochs.DEAL, position=plan.lo)
-        dealt = [i for lo, hi in chunks[order].tolist() for i in range(lo, hi)]
-    lanes, first = [], 0
-    for size in sizes:
-        last = first + size
-        mine = plan.cut(first, last)
-        if dealt:
-            mine = np.array(runs(dealt[first:last], chunks), np.int64).reshape(-1, 2)
-        elif plan.is_shuffled and size:
-            mine = mine[permutation(len(mine), seed=plan.seed, epoch=epoch, stream=CHUNKS, position=plan.lo + first)]
-        lane = Lane(mine, window=plan.window, seed=plan.seed, epoch=epoch, is_shuffled=plan.is_shuffled)
-        lanes.append(lane.rows(0, size).tolist())
-        first = last
+        hands = slow_deal(permuted(slow_cut(plan.lo, plan.hi, plan), DEAL, plan.lo), sizes)
+    else:
+        hands = [permuted(slow_cut(lo, lo + size, plan), CHUNKS, lo) for lo, size in zip(starts, sizes, strict=False)]
+    lanes = []
+    for hand in hands:
+        windows = [hand[k : k + plan.window] for k in range(0, len(hand), plan.window)]
+        lanes.append([i for w in windows for i in permuted(list(chain(*w)), SAMPLES, w[0][0])])
     return lanes
-
-
-def runs(samples, chunks):
-    """Samples as (lo, hi) of consecutive ones that lie in one chunk."""
-    edges = {lo for lo, _ in chunks.tolist()}
-    found = []
-    for i in samples:
-        if found and found[-1][1] == i and i not in edges:
-            found[-1][1] = i + 1
-        else:
-            found.append([i, i + 1])
-    return found
 
 
 def slow_sequence(plan, epoch, stop, shift=0):
@@ -77,7 +87,7 @@ def slow_sequence(plan, epoch, stop, shift=0):
     return found
 
 
-CASES = [(n, lanes) for n in [*range(40), 59, 60, 1009] for lanes in range(1, 10)]
+CASES = [(n, lanes) for n in range(61) for lanes in range(1, 10)] + [(1009, 9), (2000, 4), (3001, 1), (3001, 7)]
 
 
 @pytest.mark.parametrize("is_dealt", [False, True])
@@ -104,6 +114,8 @@ def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
 @settings(deadline=None)
 @given(
     n=st.integers(1, 300),
+    lo=st.sampled_from([0, 7, 1 << 40]),
+    shards=st.lists(st.integers(0, 310), max_size=9),
     lanes=st.integers(1, 40),
     shift=st.integers(0, 39),
     window=st.integers(1, 6),
@@ -113,9 +125,10 @@ def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
     count=st.integers(0, 60),
     step=st.integers(1, 80),
 )
-def test_any_part_of_the_sequence(n, lanes, shift, window, chunksize, is_dealt, start, count, step):
+def test_any_part_of_the_sequence(n, lo, shards, lanes, shift, window, chunksize, is_dealt, start, count, step):
     """Any start and step give what the whole sequence has there, without what comes before, shifted lanes too."""
-    plan = plan_of(n, lanes=lanes, window=window, chunksize=chunksize, is_dealt=is_dealt)
+    options = {"window": window, "chunksize": chunksize, "boundaries": np.array(sorted(shards), np.int64) + lo}
+    plan = plan_of(n, lo=lo, lanes=lanes, is_dealt=is_dealt, **options)
     stop = start + count * step
     expected = slow_sequence(plan, 1, stop, shift % lanes)[start:stop:step]
     assert read(EpochOrder(plan, 1, shift=shift % lanes), start, stop, step) == expected
@@ -269,6 +282,35 @@ def test_a_billion_samples_cost_chunks_and_a_window(lanes, world, is_dealt, star
         tracemalloc.stop()
     assert 0 <= first.min() <= first.max() < 10**9
     assert peak_bytes < (100e6 if is_dealt else 40e6)
+
+
+def test_orders_are_pinned():
+    """The orders of `golden/lanes.txt` never change, and are those of the definition: saved runs resume in them."""
+    lines = [line for line in (GOLDEN / "lanes.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 12
+    for line in lines:
+        arguments, indices = line.split(":")
+        kind, *numbers = arguments.split()
+        n, lo, lanes, chunksize, window, is_shuffled, is_dealt, seed, epoch = map(int, numbers)
+        plan = plan_of(
+            n,
+            lo=lo,
+            boundaries=np.array([5, 5, 14, 23]),
+            chunksize=chunksize,
+            window=window,
+            lanes=lanes,
+            is_shuffled=bool(is_shuffled),
+            is_dealt=bool(is_dealt),
+            seed=seed,
+        )
+        pinned = [int(i) for i in indices.split()]
+        if kind == "stream":
+            passes = [slow_sequence(plan, number, n, number * n % lanes) for number in range(epoch, epoch + 2)]
+            found, slow = read(Stream(plan), epoch * n, (epoch + 2) * n), list(chain(*passes))
+        else:
+            found, slow = read(EpochOrder(plan, epoch), 0, n + lanes), slow_sequence(plan, epoch, n + lanes)
+        assert found == pinned, line
+        assert slow == pinned, line
 
 
 def test_the_same_order_in_another_process():
