@@ -1,0 +1,163 @@
+"""What a sampler costs on a billion samples: the first index, each index, memory, and a resume in mid-epoch.
+
+    python benchmarks/scale.py             two minutes, 6 GB: torch's DistributedSampler at 1e8 takes both
+    python benchmarks/scale.py --brief     without that: half a minute
+    python benchmarks/scale.py --check     exit with 1 when a target is missed
+    python benchmarks/scale.py --quick     seconds; the figures mean nothing
+
+Each case is a process of its own in each round; medians of the rounds. README.md beside this file says what is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import report
+import typer
+from rich.console import Console
+from rich.table import Table
+
+ROOT = str(Path(__file__).parents[1])
+RANKS, RANK = 64, 7
+FIRST_SECONDS, FIRST_BYTES = 0.2, 200e6
+
+# name -> (sampler, samples, options); {"resume": True} begins in the middle, from a state.
+CASES: dict[str, tuple[str, int, dict]] = {
+    "ours, 1e9": ("ours", 10**9, {}),
+    "ours, 1e9, resume at 5e8": ("ours", 10**9, {"resume": True}),
+    "ours, 1e9, 64 lanes on 48 ranks": ("ours", 10**9, {"lanes": 64, "num_replicas": 48}),
+    "ours, 1e9, 64 lanes on 48 ranks, resume at 5e8": (
+        "ours",
+        10**9,
+        {"lanes": 64, "num_replicas": 48, "resume": True},
+    ),
+    'ours, 1e9, reshuffle="epoch"': ("ours", 10**9, {"reshuffle": "epoch"}),
+    "ours, 1e9, epoch_size=1e6": ("ours", 10**9, {"epoch_size": 10**6}),
+    "ours, 1e8": ("ours", 10**8, {}),
+    "ours, 1e7": ("ours", 10**7, {}),
+    "torch DistributedSampler, 1e7": ("torch", 10**7, {}),
+    "torch DistributedSampler, 1e8": ("torch", 10**8, {}),
+}
+
+
+class Shards:
+    """A dataset that has nothing but its lengths: shards of 10,000 samples."""
+
+    def __init__(self, n: int) -> None:
+        self.lengths = [10_000] * (n // 10_000)
+
+    def __len__(self) -> int:
+        return 10_000 * len(self.lengths)
+
+
+def memory_bytes(field: str) -> int:
+    """This process's memory, VmRSS or VmHWM (the most it was)."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/self/status has no " + field)
+
+
+def run_case(kind: str, n: int, options: dict, count: int) -> dict:
+    """Seconds to the sampler and its first index, seconds an index of the next ``count``, bytes over the imports."""
+    sys.path.insert(0, ROOT)
+    import torch.utils.data
+
+    from wids.samplers import DistributedChunkedSampler
+
+    options = {"num_replicas": RANKS, "rank": RANK, "seed": 1, **options}
+    resume = options.pop("resume", False)
+    dataset = Shards(n)
+    state = None
+    if resume:
+        sampler = DistributedChunkedSampler(dataset, **options)
+        state = {**sampler.state_dict(), "position": n // 2 // RANKS * RANKS, "yielded": n // 2 // RANKS}
+        del sampler
+    before = memory_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins here
+    begin = time.perf_counter()
+    if kind == "torch":
+        made = torch.utils.data.DistributedSampler(dataset, num_replicas=RANKS, rank=RANK, seed=1)
+    else:
+        made = DistributedChunkedSampler(dataset, **options)
+    if state is not None:
+        made.load_state_dict(state)
+    indices = iter(made)
+    next(indices)
+    first = time.perf_counter() - begin
+    first_bytes = memory_bytes("VmHWM") - before
+    begin = time.perf_counter()
+    drawn = sum(1 for _ in islice(indices, count))
+    each = (time.perf_counter() - begin) / max(drawn, 1)
+    return {"first": first, "each": each, "first_bytes": first_bytes, "bytes": memory_bytes("VmHWM") - before}
+
+
+def main(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each case.")] = 5,
+    brief: Annotated[bool, typer.Option("--brief", help="Leave out torch's sampler at 1e8.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small numbers: tests the benchmark only.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
+    json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
+    case: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Measure what an epoch of many samples costs to begin, to go through and to resume."""
+    if case:
+        print(json.dumps(run_case(*json.loads(case))))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    found: dict[str, list[dict]] = {}
+    cases = {name: c for name, c in CASES.items() if not (brief or quick) or c[:2] != ("torch", 10**8)}
+    for number in range(1 if quick else rounds):
+        for name, (kind, n, options) in cases.items():
+            if kind == "torch" and n == 10**8 and number:
+                continue  # half a minute each time, and always the same
+            request = json.dumps((kind, n // 100 if quick else n, options, 100 if quick else 1_000_000))
+            child = [sys.executable, str(Path(__file__)), "--case", request]
+            answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
+            found.setdefault(name, []).append(json.loads(answer))
+    figures = {
+        name: {key: median(answer[key] for answer in answers) for key in answers[0]} for name, answers in found.items()
+    }
+    start = figures["ours, 1e9"]["first"]
+    targets = {
+        f"first index <= {FIRST_SECONDS} s": start <= FIRST_SECONDS,
+        f"memory for it <= {FIRST_BYTES / 1e6:.0f} MB": figures["ours, 1e9"]["first_bytes"] <= FIRST_BYTES,
+        "resume at 5e8 <= the start of an epoch (and a fifth for noise)": (
+            figures["ours, 1e9, resume at 5e8"]["first"] <= 1.2 * start
+        ),
+    }
+    show(console, figures, targets)
+    if quick:
+        console.print("quick: the numbers are too small for these figures to mean anything")
+    if json_file:
+        with open(json_file, "w", encoding="utf-8") as stream:
+            json.dump({"machine": report.machine(), "rounds": found, "targets": targets}, stream, indent=1)
+    if check and not all(targets.values()):
+        raise typer.Exit(1)
+
+
+def show(console: Console, figures: dict[str, dict], targets: dict[str, bool]) -> None:
+    """The table, the targets, the machine."""
+    table = Table(title=f"rank {RANK} of {RANKS}; shards of 10,000 samples")
+    table.add_column("sampler", no_wrap=True)
+    for title in ("first index, ms", "each index, ns", "memory for the first, MB", "memory in all, MB"):
+        table.add_column(title, justify="right")
+    for name, f in figures.items():
+        cells = f["first"] * 1e3, f["each"] * 1e9, f["first_bytes"] / 1e6, f["bytes"] / 1e6
+        table.add_row(name, *(f"{cell:,.{1 if cell < 10 else 0}f}" for cell in cells))
+    console.print(table)
+    for target, is_met in targets.items():
+        console.print(f"{'met   ' if is_met else 'missed'} {target}")
+    console.print(", ".join(f"{key} {value}" for key, value in report.machine().items()))
+
+
+if __name__ == "__main__":
+    typer.run(main)
