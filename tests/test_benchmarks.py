@@ -82,3 +82,50 @@ def test_verdicts_follow_from_the_rounds(modules):
     assert told["figures"]["ours"]["median"] == pytest.approx(2.0)
     assert [target["met"] for target in told["targets"]] == [True, False, None, True, False]
     assert [target["text"] for target in told["targets"]] == [">= 3x", "<= 1.8x", "<= 2x", "<= 2.5", "no torch"]
+
+
+@pytest.mark.timeout(300)
+def test_shuffle_quality_is_told(tmp_path):
+    """`shuffle.py --quick` measures every order, and what must hold of any data holds: a permutation is the best."""
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
+    run = subprocess.run(
+        [
+            sys.executable,
+            os.path.join(HERE, "shuffle.py"),
+            *["--quick", "--locality", "--json"],
+            figures,
+            "--png",
+            picture,
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    found = {figure["name"]: figure for figure in told["figures"]}
+    assert all(name in run.stdout for name in found)
+    best, ours, plain = found["permutation of everything"], found["ours"], found["ours, shuffle=False"]
+    assert best["classes"] > ours["classes"] > plain["classes"]
+    assert best["neighbours"] < ours["neighbours"] < plain["neighbours"]
+    assert plain["chi_square"] > 1.9
+    assert ours["chi_square"] < 1.1
+    assert found["ours, 1,000 x 1"]["first"] == 1
+    assert {row["data"] for row in told["windows"]} == {"small", "large"}
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.timeout(300)
+def test_scale_is_told(tmp_path):
+    """`scale.py --quick` runs every case and saves its figures."""
+    figures = tmp_path / "figures.json"
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "scale.py"), "--quick", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    assert len(told["rounds"]) == 9
+    assert all(answer["first"] > 0 and answer["each"] > 0 for answers in told["rounds"].values() for answer in answers)
+    assert len(told["targets"]) == 3
