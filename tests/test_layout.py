@@ -1,6 +1,7 @@
 """Where the samples of shard lists, of their parts and joins lie, through torch's own Subset and ConcatDataset."""
 
 import pickle
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -211,3 +212,24 @@ def test_a_marked_index_is_an_int(kind):
     joined = ConcatDataset([Shards([3]), Shards([4])])
     assert type(joined[index]) is kind
     assert joined[index] == 2
+
+
+@pytest.mark.parametrize("kind", [OwnIndex, RepeatedIndex])
+@pytest.mark.parametrize("other", [0.5, np.array([1, 2]), 1j])
+def test_a_marked_index_subtracts_what_is_no_integer_as_an_int_does(kind, other):
+    """A float, an array or a complex number is subtracted as from any int; only integers keep the mark."""
+    found, plain = kind(5) - other, 5 - other
+    assert type(found) is type(plain)
+    assert np.array_equal(found, plain)
+
+
+def test_the_fingerprint_of_a_range_of_a_large_dataset_costs_nothing():
+    """A state of Subset(dataset, range(lo, hi)) does not list the range."""
+    part = Subset(Shards([10**6] * 10), range(5, 10**7 - 5))
+    tracemalloc.start()
+    try:
+        fingerprint(part)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10e6

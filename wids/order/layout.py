@@ -74,7 +74,7 @@ def fingerprint(dataset: Any) -> str | None:
         marks = [fingerprint(part) for part in joined]
         return digest(*(f"{mark} {len(part)}".encode() for mark, part in zip(marks, joined, strict=True)))
     if (part := _part(dataset)) is not None:
-        return digest(f"{fingerprint(part[0])}".encode(), _to_array(part[1]).tobytes())
+        return digest(f"{fingerprint(part[0])}".encode(), _compact(part[1]))
     mark = getattr(dataset, "fingerprint", None)
     return mark if isinstance(mark, str) else None
 
@@ -130,6 +130,15 @@ def _to_array(indices: Any) -> Indices:
     except (TypeError, ValueError):
         return np.zeros((0, 0), np.int64)
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
+
+
+def _compact(indices: Any) -> bytes:
+    """Indices as bytes; those in equal steps as start, step and length, whether they are a range or an array."""
+    n = len(indices)
+    steps = np.diff(indices[:3] if isinstance(indices, range) else indices)
+    if len(steps) and (steps != steps[0]).any():
+        return np.asarray(indices, "<i8").tobytes()
+    return f"{int(indices[0]) if n else 0} {int(steps[0]) if len(steps) else 1} {n}".encode()
 
 
 def _pick(inner: Layout, indices: Any) -> Layout | None:

@@ -6,6 +6,8 @@ the subtraction by which `torch.utils.data.ConcatDataset` hands it on.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MarkedIndex(int):
     """An int with a mark: `is_valid`."""
@@ -13,8 +15,9 @@ class MarkedIndex(int):
     __slots__ = ()
     is_valid = True
 
-    def __sub__(self, other: int) -> MarkedIndex:
-        return type(self)(int(self) - other)
+    def __sub__(self, other: Any) -> Any:
+        found = int(self) - other
+        return type(self)(found) if isinstance(other, int) else found
 
 
 class OwnIndex(MarkedIndex):
