@@ -1,21 +1,15 @@
 """Distributed training over real gloo process groups: ranks take equal steps, end together, and see every sample."""
 
 import json
-import os
-import socket
-import subprocess
 import sys
 import tarfile
 from collections import Counter
 from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-import wids
-
-LIMIT_SECONDS = 40
+from tests.launch import environment, run_all, torchrun
 
 # One process of a training run. Arguments: index, directory for results; then, without a launcher: rank, world.
 PROGRAM = """
@@ -100,45 +94,6 @@ def index(tmp_path):
     return str(path)
 
 
-def environment(**variables):
-    """For child processes: this wids, loopback, one thread, and no rank from whatever launched the tests."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    kept = {name: value for name, value in os.environ.items() if name not in launcher}
-    path = [str(Path(wids.__file__).parents[1]), *filter(None, [kept.get("PYTHONPATH")])]
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(path),
-        "GLOO_SOCKET_IFNAME": loopback,
-        "TP_SOCKET_IFNAME": loopback,
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-
-
-def run_all(commands, *, env, output):
-    """Run the commands at the same time; each must end well within the limit. None is left behind."""
-    started = []
-    try:
-        with open(output, "wb") as stream:
-            started.extend(
-                subprocess.Popen(command, env=env, stdout=stream, stderr=subprocess.STDOUT) for command in commands
-            )
-        codes = [process.wait(LIMIT_SECONDS) for process in started]
-    finally:
-        # A launcher ends its workers on SIGTERM; SIGKILL would orphan them.
-        for process in started:
-            if process.poll() is None:
-                process.terminate()
-        for process in started:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-    assert codes == [0] * len(commands), Path(output).read_text(errors="replace")
-
-
 @pytest.fixture
 def train(tmp_path, index):
     """Train on `world` ranks and return their answers."""
@@ -168,13 +123,15 @@ def check(answers, *, each, total):
         assert answer["weights"] == answers[0]["weights"]
         assert answer["gathered"] == [other["epochs"] for other in answers]
         assert [len(steps) for steps in answer["epochs"]] == [-(-each // 2)] * 3
-        for a, b in pairwise(answer["epochs"]):
-            assert a != b
         assert answer["rank=0"][:2] == [0, world]
         assert answer["rank=0"][2] == answers[0]["rank=0"][2]
         assert answer["rank=0 of 5"][:2] == [0, 5]
-        # The first fifth of 13 samples, which are 2 or 3 to a lane.
-        assert set(answer["rank=0 of 5"][2]) == {0, 1}
+        # The first fifth of 13 samples; lanes of 3, 3, 3, 2 and 2.
+        assert set(answer["rank=0 of 5"][2]) <= {0, 1, 2}
+        assert len(set(answer["rank=0 of 5"][2])) == (3 if total == 13 else 2)
+    # Of all ranks together: a single rank's few chunks may well fall in the same order twice.
+    for a, b in pairwise(zip(*(answer["epochs"] for answer in answers), strict=True)):
+        assert a != b
     for epoch in range(3):
         counts = Counter(i for answer in answers for step in answer["epochs"][epoch] for i in step)
         assert sum(counts.values()) == each * world
@@ -194,9 +151,4 @@ def test_two_ranks_drop(train):
 
 def test_torchrun(train):
     """Under torchrun a sampler knows its rank before the process group exists, from the launcher's variables."""
-    launcher = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-        *("--local-addr=127.0.0.1", "--max-restarts=0"),
-    ]
-    check(train(2, launcher=launcher), each=7, total=13)
+    check(train(2, launcher=torchrun(2)), each=7, total=13)

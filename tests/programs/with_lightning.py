@@ -4,6 +4,7 @@ Rules: the results name what each rank's training steps received, as ``[epoch, i
 """
 
 import json
+import multiprocessing
 import os
 import sys
 
@@ -23,6 +24,11 @@ def as_tensors(sample):
     return {"index": sample["__index__"], "x": torch.tensor([float(sample[".cls"].read())])}
 
 
+def workers(count):
+    """How a loader starts its workers: not by forking this process, for Python 3.11 hangs then if gloo is active."""
+    return {"num_workers": count, "multiprocessing_context": "forkserver"} if count else {}
+
+
 class Stateful(lightning.LightningDataModule):
     """Lightning keeps the state of a loader that has one."""
 
@@ -31,10 +37,12 @@ class Stateful(lightning.LightningDataModule):
         self.workers = workers
 
     def train_dataloader(self):
+        """The loader of the training set."""
         dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
         self.sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
-        self.sampler.set_epoch(self.trainer.current_epoch)
-        return StatefulDataLoader(dataset, sampler=self.sampler, batch_size=BATCH, num_workers=self.workers)
+        # At an epoch's end Lightning restores no loader, and makes its iterator before it calls set_epoch.
+        self.sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
+        return StatefulDataLoader(dataset, sampler=self.sampler, batch_size=BATCH, **workers(self.workers))
 
 
 class Plain(lightning.LightningDataModule):
@@ -47,18 +55,23 @@ class Plain(lightning.LightningDataModule):
         self.workers = workers
 
     def train_dataloader(self):
+        """The loader of the training set."""
         dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
         self.sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
-        if self.state is not None:
+        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        self.sampler.set_epoch(epoch)
+        if self.state is not None and self.state["epoch"] == epoch:
             self.sampler.load_state_dict(self.state)
-        return DataLoader(dataset, sampler=self.sampler, batch_size=BATCH, num_workers=self.workers)
+        return DataLoader(dataset, sampler=self.sampler, batch_size=BATCH, **workers(self.workers))
 
     def state_dict(self):
+        """What Lightning keeps."""
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready  # of the epoch, before a resume too
         resumed = self.state is not None and self.trainer.current_epoch == self.state["epoch"]
         return self.sampler.state_dict(consumed=batches * BATCH - (self.state["yielded"] if resumed else 0))
 
     def load_state_dict(self, state):
+        """Before train_dataloader is called."""
         self.state = state
 
 
@@ -71,29 +84,33 @@ class Model(lightning.LightningModule):
         self.steps = []
 
     def training_step(self, batch, batch_idx):
+        """Note the batch."""
         self.steps.append([self.trainer.current_epoch, batch["index"].tolist()])
         return ((self.layer(batch["x"]) - 2 * batch["x"]) ** 2).mean()
 
     def configure_optimizers(self):
+        """Any."""
         return torch.optim.SGD(self.parameters(), lr=1e-5)
 
 
 class Saving(lightning.Callback):
-    """Checkpoints after each batch and each epoch, or some of them."""
+    """A checkpoint after each batch and each epoch."""
 
-    def __init__(self, name, stop_at=None):
-        self.name, self.stop_at = name, stop_at
+    def __init__(self, name):
+        self.name = name
 
     def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        """Save in mid-epoch."""
         trainer.save_checkpoint(f"{RESULTS}/{self.name}-{trainer.current_epoch}-{batch_idx + 1}.ckpt")
 
     def on_train_epoch_end(self, trainer, model):
-        trainer.save_checkpoint(f"{RESULTS}/{self.name}-{len(model.steps) and model.steps[-1][0]}-end.ckpt")
+        """Save at the end."""
+        trainer.save_checkpoint(f"{RESULTS}/{self.name}-{trainer.current_epoch}-end.ckpt")
 
 
-def fit(kind, workers, *, resume=None, save=None):
-    """One run; what this rank's steps had, and what the sampler in the loader was."""
-    module, model = kind(workers), Model()
+def fit(name, kind, workers, resume=None):
+    """One run, from a checkpoint if one is named; what this rank's steps had, and what became of the sampler."""
+    module, model = {"plain": Plain, "stateful": Stateful}[kind](workers), Model()
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=DEVICES,
@@ -103,40 +120,31 @@ def fit(kind, workers, *, resume=None, save=None):
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Saving(save)] if save else [],
+        # On another number of devices the epoch resumed in has another length than those after it.
+        reload_dataloaders_every_n_epochs=int(DEVICES == 1),
+        callbacks=[Saving(name)],
     )
     trainer.fit(model, datamodule=module, ckpt_path=resume and f"{RESULTS}/{resume}.ckpt")
-    loader = trainer.train_dataloader
-    sampler = loader.sampler
+    sampler = trainer.train_dataloader.sampler
     return {
         "steps": model.steps,
         "left alone": sampler is module.sampler and type(sampler) is wids.DistributedChunkedSampler,
-        "rank": [sampler.rank, sampler.num_replicas, trainer.global_rank, trainer.world_size],
-        "len": [len(sampler), len(loader), trainer.num_training_batches],
+        "rank": [sampler.rank, sampler.num_replicas],
+        "len": [len(sampler), len(trainer.train_dataloader), trainer.num_training_batches],
         "epoch": sampler.epoch,
     }
 
 
 def main():
-    """All runs of the test, in one launch, which is what costs."""
-    answers = {}
-    for kind in (Stateful, Plain):
-        for workers in (0, 2):
-            name = f"{kind.__name__}-{workers}"
-            if DEVICES > 1:
-                answers[name] = fit(kind, workers, save=name)
-            for at in sys.argv[4:]:
-                try:
-                    answers[f"{name}-{at}"] = fit(kind, workers, resume=f"{name}-{at}", save=DEVICES>1 and f"{name}-{at}")
-                except Exception as e:
-                    import traceback; traceback.print_exc()
-                    answers[f"{name}-{at}"] = None
+    """All runs of a test in one launch, for a launch is what costs."""
+    multiprocessing.set_forkserver_preload(["lightning", "torchdata.stateful_dataloader", "wids.dataset"])
+    answers = {run[0]: fit(*run) for run in json.loads(sys.argv[4])}
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     with open(f"{RESULTS}/{DEVICES}-{rank}.json", "w") as file:
         json.dump(answers, file)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the interpreter's end: a gloo thread that then frees the last tensors of a collective aborts the process.
+    # Not by the interpreter's end: a gloo thread that then frees the last tensors of a collective aborts the process.
     os._exit(0)
 
 
