@@ -243,7 +243,7 @@ def test_pain_11_the_default_order_opens_each_shard_about_once(tmp_path, events)
             if make is not wids.DistributedChunkedSampler and world > 1:
                 continue
             del events[:]
-            dataset = wids.ShardListDataset(shards, lru_size=2, hooks=[events], transformations="raw")
+            dataset = wids.ShardListDataset(shards, lru_size=8, hooks=[events], transformations="raw")
             options = {"num_replicas": world, "rank": 0} if make is wids.DistributedChunkedSampler else {}
             sampler = make(dataset, **options)
             for _ in range(2):

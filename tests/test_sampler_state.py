@@ -190,6 +190,8 @@ def test_nominal_epochs():
         starts = []
         for epoch in range(9):
             starts.append(len(stream))
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
             lengths = [len(sampler) for sampler in samplers]
             assert lengths == [sampler.num_valid for sampler in samplers]
             rows = [list(sampler) for sampler in samplers]
@@ -399,16 +401,47 @@ def test_consumed_counts_from_where_the_iteration_began():
 def test_more_than_was_drawn_cannot_be_consumed():
     """Counting the samples of all ranks, say, is noticed; a last, smaller batch counted as a whole one is no error."""
     sampler = begun(6)
-    with pytest.raises(ValueError, match="consumed is 7, and only 6 indices were drawn"):
+    with pytest.raises(ValueError, match="consumed is 7, and from 0 to 6 indices were drawn"):
         sampler.state_dict(consumed=7)
     with pytest.raises(ValueError, match="consumed is -1; it is at least 0"):
         sampler.state_dict(consumed=-1)
     sampler = begun()
     assert sampler.state_dict(consumed=0)["position"] == 0
-    with pytest.raises(ValueError, match="has not begun"):
+    with pytest.raises(ValueError, match="from 0 to 0 indices were drawn"):
         sampler.state_dict(consumed=1)
     assert len(list(sampler)) == 17
     assert sampler.state_dict(consumed=20)["yielded"] == 17
+
+
+def test_yielded_counts_from_the_beginning_of_the_epoch():
+    """What a trainer that counts the epoch's batches knows: what was received before a resume is in it."""
+    sampler = begun()
+    sampler.load_state_dict(begun(5).state_dict())
+    assert sampler.state_dict(yielded=5)["position"] == 15
+    list(islice(sampler, 7))
+    for count in range(5, 13):
+        state = sampler.state_dict(yielded=count)
+        assert (state["position"], state["yielded"]) == (3 * count, count)
+    for count in (4, 13):
+        with pytest.raises(ValueError, match=f"yielded is {count}, and from 5 to 12 indices were drawn"):
+            sampler.state_dict(yielded=count)
+    with pytest.raises(ValueError, match="one of them"):
+        sampler.state_dict(consumed=1, yielded=6)
+
+
+def test_an_epoch_that_is_named_after_it_was_drawn():
+    """A loader's workers may have drawn all of it by then: what the loop has had counts; what was drawn, if it ran."""
+    sampler = begun(5)
+    sampler.set_epoch(0)
+    list(sampler._iteration)
+    assert sampler.state_dict()["position"] == 51
+    assert sampler.state_dict(consumed=2)["position"] == 6
+    sampler = begun(17)
+    list(sampler._iteration)
+    sampler.set_epoch(0)
+    assert sampler.state_dict()["position"] == 0
+    assert sampler.state_dict(consumed=2)["position"] == 6
+    assert sampler.state_dict(yielded=2)["position"] == 6
 
 
 # --- epochs and states
@@ -559,8 +592,9 @@ def test_lengths_around_a_resume():
     next(running)
     assert len(sampler) == 6 + left
     assert len(list(running)) == left - 1
-    assert len(sampler) == 11
-    assert len(list(sampler)) == 11
+    assert len(sampler) == 6 + left  # the epoch that `epoch` names; a trainer may still be at it
+    sampler.set_epoch(1)
+    assert len(sampler) == len(list(sampler)) == 11
 
 
 # --- subsets and joins

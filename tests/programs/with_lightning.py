@@ -67,8 +67,7 @@ class Plain(lightning.LightningDataModule):
     def state_dict(self):
         """What Lightning keeps."""
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready  # of the epoch, before a resume too
-        resumed = self.state is not None and self.trainer.current_epoch == self.state["epoch"]
-        return self.sampler.state_dict(consumed=batches * BATCH - (self.state["yielded"] if resumed else 0))
+        return self.sampler.state_dict(yielded=batches * BATCH)
 
     def load_state_dict(self, state):
         """Before train_dataloader is called."""

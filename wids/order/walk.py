@@ -162,6 +162,7 @@ class EpochWalk:
         self._loaded: Place | None = None
         self._is_named = False
         self._iteration: Iteration | None = None
+        self._is_rejoined = False
         self._rng: random.Random | None = None
         self._is_rng_assigned = False
         self.epoch = 0
@@ -187,6 +188,9 @@ class EpochWalk:
                         stacklevel=3,
                     )
                 self._loaded = None
+        last = self._iteration
+        # Lightning names the epoch after a loader with workers has begun it: that iteration is still the one meant.
+        self._is_rejoined = bool(last and last.place and last.place.epoch == epoch and not last.is_finished)
         self._epoch = epoch
         self._is_begun = False
         if not self._is_rng_assigned:
@@ -264,31 +268,37 @@ class EpochWalk:
 
     # --- state
 
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+    def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
         """Where to go on, as a small dict that JSON takes, the same on every rank.
 
+        Without arguments: after what was drawn from the sampler. A DataLoader with workers draws ahead of what it hands
+        out, so its training loop says how far it is, in one of two ways.
+
         Args:
-            consumed: samples that this rank's training loop has received from the present iteration. Without it, what
-                was drawn from the sampler; a DataLoader with workers draws ahead of what it hands out.
+            consumed: samples that this rank's loop has received from the present iteration.
+            yielded: samples that this rank has received in this epoch, before a resume too; for trainers that count so.
 
         Raises:
-            ValueError: more were consumed than were drawn.
+            ValueError: more were received than were drawn, or both arguments are given.
         """
-        iteration = self._current_iteration()
-        if iteration is None or iteration.place is None:
-            if consumed is not None and parse_int("consumed", consumed, least=0):
-                raise ValueError(f"consumed is {consumed}, and this sampler has not begun an iteration")
-            return self._describe(self._next_place())
-        drawn = iteration.handed_out
-        if consumed is not None:
-            count = parse_int("consumed", consumed, least=0)
-            if count > drawn and not iteration.is_finished:
-                raise ValueError(
-                    f"consumed is {count}, and only {drawn} indices were drawn; it counts the samples that this rank "
-                    "has received since its iteration began"
-                )
-            drawn = min(count, drawn)  # batches times batch size is too many after a last batch that is smaller
-        return iteration.state_at(drawn)
+        if consumed is not None and yielded is not None:
+            raise ValueError("consumed and yielded are given; one of them says how far the training loop is")
+        name, told = ("consumed", consumed) if yielded is None else ("yielded", yielded)
+        if told is not None:
+            told = parse_int(name, told, least=0)
+        iteration = self._current_iteration(is_counted=bool(told))
+        place = self._next_place() if iteration is None else cast("Place", iteration.place)
+        before = place.yielded if name == "yielded" else 0
+        drawn = 0 if iteration is None else iteration.handed_out
+        if told is not None and not before <= told <= before + drawn and not (iteration and iteration.is_finished):
+            raise ValueError(
+                f"{name} is {told}, and from {before} to {before + drawn} indices were drawn; it counts the samples "
+                f"that this rank has received since its {'iteration' if name == 'consumed' else 'epoch'} began"
+            )
+        if iteration is None:
+            return self._describe(place)
+        # Batches times batch size is too many after a last batch that is smaller.
+        return iteration.state_at(drawn if told is None else min(max(told - before, 0), drawn))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iteration go on where ``state`` was taken; on any number of ranks, workers and batch sizes.
@@ -394,18 +404,22 @@ class EpochWalk:
             return self._first_place(self._loaded.epoch + 1)
         return self._first_place(self._epoch + self._is_begun)
 
-    def _current_iteration(self) -> Iteration | None:
-        """The iteration that is under way, or was the last one and nothing was chosen since."""
+    def _current_iteration(self, *, is_counted: bool = False) -> Iteration | None:
+        """The iteration that is under way, or was the last one and nothing was chosen since.
+
+        Args:
+            is_counted: a training loop says that it has had samples of it, so it is meant even if its epoch was chosen
+                again after it was drawn to its end.
+        """
         last = self._iteration
         if last is None or last.place is None or self._loaded is not None or last.place.epoch != self._epoch:
             return None
-        # Lightning calls set_epoch after a loader with workers has begun that very epoch.
-        return last if self._is_begun or not last.is_finished else None
+        return last if self._is_begun or self._is_rejoined or is_counted else None
 
     def _current_place(self) -> Place:
-        """Where the iteration under way began, or where the next one will."""
+        """Where the epoch that `epoch` names began, or will begin, to be read."""
         last = self._current_iteration()
-        return last.place if last is not None and last.place and not last.is_finished else self._next_place()
+        return last.place if last is not None and last.place else self._next_place()
 
     def _begin(self, iteration: Iteration, place: Place) -> None:
         self._loaded = None
