@@ -1,0 +1,239 @@
+"""Resuming through loaders: torchdata's StatefulDataLoader, and the plain DataLoader, which draws ahead."""
+
+import copy
+import json
+import pickle
+from itertools import chain, islice
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import wids
+from tests.shards import write_shards
+
+N, EPOCHS = 53, 3
+pytestmark = [
+    # Under coverage a worker that runs no line of wids warns of it, and dies of the warning.
+    pytest.mark.filterwarnings("ignore:No data was collected"),
+    # torchdata 0.11 calls what torch 2.15 has retired.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+
+def index_of(sample):
+    """What a loader hands out of a sample: its number."""
+    return sample["__index__"]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """53 samples in uneven shards."""
+    return write_shards(tmp_path_factory.mktemp("d"), (17, 0, 5, 31))
+
+
+def make(shards, loader=StatefulDataLoader, *, world=2, rank=1, batch_size=4, **options):
+    """A fresh dataset, sampler and loader, as a program that starts makes them."""
+    dataset = wids.ShardListDataset(shards, transformations=index_of)
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, chunksize=6, window=2)
+    if options.get("num_workers", 0) == 0:
+        options.pop("persistent_workers", None)
+    return sampler, loader(dataset, sampler=sampler, batch_size=batch_size, collate_fn=torch.tensor, **options)
+
+
+def close(loader):
+    """Stop the workers of an iteration that was left, or that persist."""
+    iterator = loader._iterator
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def batches_of(iterable):
+    """Batches as lists."""
+    return [batch.tolist() for batch in iterable]
+
+
+def uninterrupted(shards, **options):
+    """The batches of each epoch of a run without workers, by a plain loader."""
+    sampler, loader = make(shards, DataLoader, **{**options, "num_workers": 0})
+    epochs = []
+    for epoch in range(EPOCHS + 2):
+        sampler.set_epoch(epoch)
+        epochs.append(batches_of(loader))
+    return epochs
+
+
+LOADERS = {
+    "alone": {},
+    "drop_last": {"drop_last": True},
+    "odd batches": {"batch_size": 9},
+    "no batches": {"batch_size": None},
+    "snapshots": {"snapshot_every_n_steps": 3},
+    "workers": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "persistent, odd": {"num_workers": 2, "persistent_workers": True, "batch_size": 9, "snapshot_every_n_steps": 2},
+}
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["set_epoch", "no set_epoch"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_stateful_loader_resumes(shards, name, is_named):
+    """From batches of two epochs, from before the first and after the last: the rest, and the epochs that follow."""
+    options = LOADERS[name]
+    plain = {key: value for key, value in options.items() if key in ("batch_size", "drop_last")}
+    epochs = uninterrupted(shards, **plain)
+    every = 1 if not options.get("num_workers") else 3
+    if options.get("batch_size", 4) is None:
+        every = 7
+    states = []
+    sampler, loader = make(shards, **options)
+    states.append((0, 0, loader.state_dict()))
+    for epoch in range(2):
+        if is_named:
+            sampler.set_epoch(epoch)
+        for step, _ in enumerate(loader, 1):
+            if step % every == epoch % every or step in (1, len(epochs[epoch])):
+                states.append((epoch, step, copy.deepcopy(loader.state_dict())))
+        states.append((epoch, "end", copy.deepcopy(loader.state_dict())))
+    close(loader)
+    for epoch, step, state in states:
+        sampler, loader = make(shards, **options)
+        loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+        found = []
+        # A program that resumes after the end of an epoch begins its loop with the next one.
+        first = epoch + (step == "end")
+        for number in range(first, first + 2):
+            if is_named:
+                sampler.set_epoch(number)
+            found.append(batches_of(loader))
+        close(loader)
+        rest = epochs[epoch][step:] if step != "end" else epochs[first]
+        assert found == [rest, epochs[first + 1]], (epoch, step)
+
+
+def test_a_state_between_a_new_iterator_and_its_first_batch(shards):
+    """iter() of the second epoch was called, and nothing received: the state is that epoch's beginning."""
+    epochs = uninterrupted(shards)
+    for options in ({}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}):
+        _, loader = make(shards, **options)
+        batches_of(loader)
+        iter(loader)
+        state = loader.state_dict()
+        close(loader)
+        _, loader = make(shards, **options)
+        loader.load_state_dict(state)
+        assert [batches_of(loader), batches_of(loader)] == epochs[1:3]
+        close(loader)
+
+
+def sampler_state_of(state):
+    """The sampler's own state in that of a StatefulDataLoader, which torchdata nests."""
+    if isinstance(state, dict):
+        if state.get("kind") == "wids.sampler":
+            return state
+        for name in ("sampler_iter_state", "_sampler_iter_state", *state):
+            if name in state and (found := sampler_state_of(state[name])) is not None:
+                return found
+    return None
+
+
+def test_the_samplers_state_leaves_a_stateful_loader(shards):
+    """Torchdata's state wants as many workers again; the sampler's in it fits any loader and world size."""
+    sequence = list(wids.DistributedChunkedSampler(make(shards)[0].dataset, **whole(2)))
+    _, loader = make(shards, num_workers=2)
+    running = iter(loader)
+    received = list(islice(running, 3))
+    state = sampler_state_of(loader.state_dict())
+    close(loader)
+    assert json.loads(json.dumps(state))["position"] == 2 * sum(map(len, received)) == 24
+    rows = []
+    for rank in range(3):
+        sampler, loader = make(shards, world=3, rank=rank, num_workers=rank, batch_size=5)
+        sampler.load_state_dict(state)
+        rows.append(list(chain(*batches_of(loader))))
+        close(loader)
+    found = list(chain(*zip(*rows, strict=True)))
+    assert found[: N - 24] == sequence[24:]
+    assert len(found) == 30
+
+
+def whole(lanes):
+    """Arguments of the sampler that reads the whole order of a run of ``lanes`` ranks."""
+    return {"num_replicas": 1, "rank": 0, "lanes": lanes, "chunksize": 6, "window": 2}
+
+
+PLAIN = {
+    "alone": {"num_workers": 0},
+    "workers": {"num_workers": 2, "prefetch_factor": 4},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_loader_resumes_where_the_loop_is(shards, name):
+    """At every k-th batch, the last and smaller one too: the rest on other workers, batch sizes and world sizes."""
+    options = PLAIN[name]
+    sampler, loader = make(shards, DataLoader, **options)
+    sequence = {}
+    for epoch in range(EPOCHS):
+        one = wids.DistributedChunkedSampler(sampler.dataset, **whole(2))
+        one.set_epoch(epoch)
+        sequence[epoch] = list(one)
+    states = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for step, _ in enumerate(loader, 1):
+            if step % 3 == epoch or step == len(loader):
+                states.append((epoch, min(4 * step, len(sampler)), sampler.state_dict(consumed=4 * step)))
+    close(loader)
+    for k, (epoch, count, state) in enumerate(states):
+        world = k % 4 + 1
+        rows, following = [], []
+        for rank in range(world):
+            workers = k % 2 if rank == 0 else 0
+            again, loader = make(shards, DataLoader, world=world, rank=rank, batch_size=k % 5 + 1, num_workers=workers)
+            again.load_state_dict(json.loads(json.dumps(state)))
+            again.set_epoch(epoch)
+            rows.append(list(chain(*batches_of(loader))))
+            again.set_epoch(epoch + 1)
+            following.append(list(chain(*batches_of(loader))))
+        rest = sequence[epoch][2 * count :]
+        found = list(chain(*zip(*rows, strict=True)))
+        assert found[: len(rest)] == rest
+        assert len(found) == -(-len(rest) // world) * world
+        assert list(chain(*zip(*following, strict=True)))[:N] == sequence[epoch + 1]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_break_in_mid_epoch_and_on(shards, name):
+    """A loop that is left and begun again is in the next epoch; a state from before the break goes on where it was."""
+    epochs = uninterrupted(shards)
+    sampler, loader = make(shards, DataLoader, **PLAIN[name])
+    for step, _ in enumerate(loader, 1):
+        if step == 3:
+            state = sampler.state_dict(consumed=12)
+            break
+    assert batches_of(loader) == epochs[1]
+    sampler.load_state_dict(state)
+    assert [batches_of(loader), batches_of(loader)] == [epochs[0][3:], epochs[1]]
+    close(loader)
+
+
+def test_a_batch_sampler_of_torchs(shards):
+    """Torchdata cannot save torch's own BatchSampler: it skips batches of the epoch that set_epoch chose, exactly."""
+    epochs = uninterrupted(shards)
+
+    def fresh():
+        sampler, _ = make(shards)
+        batches = BatchSampler(sampler, batch_size=4, drop_last=False)
+        return sampler, StatefulDataLoader(sampler.dataset, batch_sampler=batches, collate_fn=torch.tensor)
+
+    sampler, loader = fresh()
+    sampler.set_epoch(1)
+    received = batches_of(islice(iter(loader), 3))
+    state = loader.state_dict()
+    sampler, loader = fresh()
+    sampler.set_epoch(1)
+    loader.load_state_dict(state)
+    assert received + batches_of(loader) == epochs[1]
