@@ -1,6 +1,6 @@
 """What hurt users of the original (CLIENTS.md, by its numbers), end to end through the public API.
 
-3, 5, 10, 12 and 18 are about one module each; their tests are with it.
+5 and 10 are about one module each; their tests are with it.
 """
 
 import gzip
@@ -89,6 +89,36 @@ def test_pain_02_local_tars_are_not_copied(tmp_path):
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "data").iterdir()} == before
     assert os.listdir(tmp_path / "tmp") == []
     assert not (tmp_path / "cache").exists()
+
+
+def received(dataset, world, **options):
+    """What a DataLoader hands to each rank, as lists of labels, and the length it announces; for two epochs."""
+    epochs = []
+    for epoch in range(2):
+        rows = []
+        for rank in range(world):
+            sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, **options)
+            sampler.set_epoch(epoch)
+            loader = DataLoader(dataset, sampler=sampler, batch_size=4, collate_fn=labels)
+            rows.append([label for batch in loader for label in batch])
+            assert len(rows[-1]) == len(sampler)
+        epochs.append(rows)
+    return epochs
+
+
+def test_pain_03_ranks_get_equal_counts(tmp_path):
+    """10 samples on 4 ranks, 5 on 8, and any other: as many on each rank as len says, each sample seen."""
+    for counts in [(10,), (5,), (1,), (3, 0, 4), (7, 6), (2, 2, 2)]:
+        dataset = wids.ShardListDataset(write_shards(tmp_path / "-".join(map(str, counts)), counts))
+        n = sum(counts)
+        for world in (1, 2, 3, 4, 8):
+            for rows in received(dataset, world):
+                assert {len(row) for row in rows} == {-(-n // world)}
+                assert {label for row in rows for label in row} == set(range(n))
+            for rows in received(dataset, world, drop_last=True):
+                seen = [label for row in rows for label in row]
+                assert {len(row) for row in rows} == {n // world}
+                assert len(set(seen)) == len(seen) == n // world * world
 
 
 @pytest.mark.parametrize("has_group", [False, True])
@@ -286,6 +316,35 @@ def test_pain_11_a_shard_that_is_opened_again_is_not_scanned_again(tmp_path, mon
     assert all(event.has_saved_table for event in events if isinstance(event, Opened))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pain_12_a_run_goes_on_in_mid_epoch(tmp_path, workers):
+    """Stopped after any batch, on 3 ranks, and resumed on 2 with other batches: what is left, each sample once."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (20, 11, 30)))
+    for stop in (1, 3, 5):
+        had, states = set(), []
+        for rank in range(3):
+            sampler = wids.DistributedChunkedSampler(dataset, num_replicas=3, rank=rank)
+            loader = DataLoader(dataset, sampler=sampler, batch_size=4, collate_fn=labels, num_workers=workers)
+            running = iter(loader)
+            had.update(label for _ in range(stop) for label in next(running))
+            states.append(json.dumps(sampler.state_dict(consumed=stop * 4)))
+            if workers:
+                running._shutdown_workers()
+        assert len(had) == 3 * 4 * stop
+        assert len(set(states)) == 1
+        left = []
+        for rank in range(2):
+            sampler = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank)
+            sampler.load_state_dict(json.loads(states[0]))
+            left.append(
+                [label for b in DataLoader(dataset, sampler=sampler, batch_size=5, collate_fn=labels) for label in b]
+            )
+        assert len(left[0]) == len(left[1])
+        rest = set(range(61)) - had
+        assert set(left[0]) | set(left[1]) >= rest
+        assert len(left[0]) * 2 - len(rest) in (0, 1)
+
+
 def test_pain_13_a_dataset_in_use_reaches_spawned_workers(tmp_path):
     """After ds[0], and through a sampler that is itself in use: it pickles, and a spawned worker reads all of it."""
     dataset = wids.ShardListDataset(write_index(tmp_path / "d", (3, 4)), fields=(".cls",))
@@ -459,3 +518,25 @@ def test_pain_17_samplers_have_a_length_and_lightning_leaves_ours_alone(tmp_path
     for sampler in (wids.ChunkedSampler(dataset, num_samples=(2, 9)), wids.ShardListSampler(dataset)):
         assert len(list(sampler)) == len(sampler)
     assert len(DataLoader(dataset, batch_size=4, sampler=wids.ShardListSampler(dataset))) == 3
+
+
+def test_pain_18_epochs_are_shuffled_and_set_epoch_decides(tmp_path):
+    """Epoch 0 is shuffled too, iterating and set_epoch agree, and a rank need not keep its slice for ever."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (10,) * 24))
+
+    def make(**options):
+        return wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=1, chunksize=10, window=1, **options)
+
+    sampler = make()
+    epochs = [list(sampler) for _ in range(5)]
+    shards = [[order[k] // 10 for k in range(0, 120, 10)] for order in epochs]
+    assert all(order != sorted(order) for order in shards)
+    assert len({tuple(order) for order in shards}) == 5
+    for epoch in (3, 0, 4):
+        again = make()
+        again.set_epoch(epoch)
+        assert list(again) == epochs[epoch]
+        assert again.epoch == epoch
+    assert {frozenset(order) for order in shards} == {frozenset(range(12, 24))}
+    dealt = make(reshuffle="epoch")
+    assert len({frozenset(i // 10 for i in dealt) for _ in range(5)}) == 5
