@@ -56,27 +56,29 @@ class Layout:
 
 def layout(dataset: Any) -> Layout | None:
     """The layout of a dataset; None for one that does not say."""
+    ends = shard_ends(getattr(dataset, "lengths", None))
+    # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
+    if ends is not None and len(ends) and ends[-1] == len(dataset):
+        return Layout(ends=ends, size=int(ends[-1]))
     if (joined := _parts(dataset)) is not None:
         return _join([layout(part) or Layout(ends=np.array([len(part)]), size=len(part)) for part in joined])
     if (part := _part(dataset)) is not None:
         inner = layout(part[0])
         return _pick(inner, part[1]) if inner is not None else None
-    ends = shard_ends(getattr(dataset, "lengths", None))
-    # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
-    if ends is None or not len(ends) or ends[-1] != len(dataset):
-        return None
-    return Layout(ends=ends, size=int(ends[-1]))
+    return None
 
 
 def fingerprint(dataset: Any) -> str | None:
     """A short digest of which samples these are, as far as the datasets underneath tell; None where they do not."""
+    mark = getattr(dataset, "fingerprint", None)
+    if isinstance(mark, str):
+        return mark
     if (joined := _parts(dataset)) is not None:
         marks = [fingerprint(part) for part in joined]
         return digest(*(f"{mark} {len(part)}".encode() for mark, part in zip(marks, joined, strict=True)))
     if (part := _part(dataset)) is not None:
         return digest(f"{fingerprint(part[0])}".encode(), _compact(part[1]))
-    mark = getattr(dataset, "fingerprint", None)
-    return mark if isinstance(mark, str) else None
+    return None
 
 
 def takes_marks(dataset: Any) -> bool:
