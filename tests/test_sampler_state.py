@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import wids
+from tests.shards import write_shards
 from wids.errors import StateError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 
 
 class Shards:
-    """A dataset that has only its lengths and a name."""
+    """A dataset that has only its lengths and a name, and says that marked indices reach it."""
+
+    takes_marked_indices = True
 
     def __init__(self, lengths, fingerprint="name"):
         self.lengths, self.fingerprint = lengths, fingerprint
@@ -52,7 +55,7 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-TAILS = ("pad", "drop")
+TAILS = ("pad", "drop", "mask")
 
 
 def check_rest(found, rest, world, tail):
@@ -68,12 +71,14 @@ def check_rest(found, rest, world, tail):
 @pytest.mark.parametrize("reshuffle", ["fixed", "epoch"])
 def test_every_world_reads_the_same_sequence(reshuffle, tail):
     """For all n to 40 and some more, all W and L to 9: G does not know W; equal counts, exact len; tails as stated."""
-    for k, (n, lanes) in enumerate((n, lanes) for n in [*range(41), 59, 60, 1013] for lanes in range(1, 10)):
+    sizes = [*range(41), 59, 60, 1013] if tail != "mask" else [*range(22), 60]
+    for k, (n, lanes) in enumerate((n, lanes) for n in sizes for lanes in range(1, 10)):
         options = {"chunksize": (1, 3, 16, 70)[k % 4], "window": (1, 2, 5)[k % 3], "seed": k, "reshuffle": reshuffle}
-        sequence = whole(range(n), lanes, 2, **options)
+        dataset = Shards([n // 3, n - n // 3])
+        sequence = whole(dataset, lanes, 2, **options)
         assert sorted(sequence) == list(range(n))
         for world in range(1, 10) if n < 100 else (k % 9 + 1,):
-            samplers = ranks(range(n), world, lanes=lanes, tail=tail, **options)
+            samplers = ranks(dataset, world, lanes=lanes, tail=tail, **options)
             rows = []
             for sampler in samplers:
                 sampler.set_epoch(2)
@@ -81,16 +86,18 @@ def test_every_world_reads_the_same_sequence(reshuffle, tail):
                 assert len(rows[-1]) == len(sampler) == sampler.num_samples == sampler.total_size // world
                 own = len(range(sampler.rank, min(n, len(sampler) * world), world))
                 assert sampler.num_valid == own
+                if tail == "mask":
+                    assert [i.is_valid for i in rows[-1]] == [at < own for at in range(len(rows[-1]))]
             check_rest(deal(rows), sequence, world, tail)
             assert {i for row in rows for i in row} <= set(range(n))
 
 
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("tail", ["pad", "drop"])
 def test_resume_at_every_position_with_every_world(tail):
     """Whatever the position and the world sizes before and after, the rest of G comes, equal on all ranks."""
     options = {"chunksize": 5, "window": 2, "seed": 4, "tail": tail}
     dataset = Shards([7, 0, 13, 9])
-    for before in range(1, 8):
+    for before in range(1, 10):
         sequence = whole(dataset, before, 3, **{**options, "tail": "pad"})
         running = ranks(dataset, before, **options)
         iterators = []
@@ -100,7 +107,7 @@ def test_resume_at_every_position_with_every_world(tail):
         for step in range(len(running[0]) + 1):
             states = [sampler.state_dict() for sampler in running] if step else [running[0].state_dict()]
             assert all(state == states[0] for state in states)
-            for after in range(1, 8):
+            for after in range(1, 10):
                 resumed = ranks(dataset, after, **options)
                 rows = []
                 for sampler in resumed:
@@ -116,6 +123,40 @@ def test_resume_at_every_position_with_every_world(tail):
                 )
             for iterator in iterators:
                 next(iterator, None)
+
+
+@pytest.mark.parametrize("reshuffle", ["fixed", "epoch"])
+def test_resume_at_every_position_with_lanes_of_ones_own(reshuffle):
+    """The same with lanes that are given, more and fewer than ranks, and with the mask tail: each valid sample once."""
+    dataset = Shards([7, 0, 13, 9])
+    for before, lanes, after in ((3, 5, 4), (2, 7, 9), (6, 4, 1), (1, 40, 5), (9, 2, 2)):
+        options = {"chunksize": 5, "window": 2, "lanes": lanes, "reshuffle": reshuffle}
+        sequence = whole(dataset, epoch=0, **options)
+        running = ranks(dataset, before, **options)[-1]
+        for state in (running.state_dict() for _ in running):
+            resumed = ranks(dataset, after, tail="mask", **options)
+            for sampler in resumed:
+                sampler.load_state_dict(through_json(state))
+                sampler.set_epoch(0)
+            left = deal([list(sampler) for sampler in resumed])
+            assert [i for i in left if i.is_valid] == sequence[state["position"] :]
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 4, 6])
+def test_as_many_ranks_as_lanes_read_a_lane_each(before):
+    """Resumed at any position, each rank of W = L stays in one lane for the rest of the epoch, pads included."""
+    dataset, lanes = Shards([11, 12, 14]), 4
+    edges = [0, 10, 19, 28, 37]
+    running = ranks(dataset, before, lanes=lanes, chunksize=3)[0]
+    for state in (running.state_dict() for _ in running):
+        found = []
+        for sampler in ranks(dataset, lanes, chunksize=3):
+            sampler.load_state_dict(state)
+            sampler.set_epoch(0)
+            row = list(sampler)
+            found.append({int(np.searchsorted(edges, i, side="right")) - 1 for i in row})
+            assert len(found[-1]) == (1 if row else 0)
+            assert row == [] or found[-1] == {(state["position"] + sampler.rank) % lanes}
 
 
 @settings(deadline=None)
@@ -150,9 +191,9 @@ def test_a_resume_of_a_resume(lengths, reshuffle, tail, hops, window, chunksize)
 
 @settings(deadline=None)
 @given(
-    n=st.integers(1, 40),
+    n=st.integers(5, 40),
     lanes=st.none() | st.integers(1, 9),
-    mode=st.sampled_from([{"epochs": 2}, {"epochs": None}, {"epoch_size": 1}, {"epoch_size": 17}, {"epoch_size": 90}]),
+    mode=st.sampled_from([{"epochs": 2}, {"epochs": None}, {"epoch_size": 9}, {"epoch_size": 17}, {"epoch_size": 90}]),
     hops=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=2, max_size=5),
     is_named=st.booleans(),
 )
@@ -161,8 +202,8 @@ def test_a_stream_loses_and_repeats_nothing(n, lanes, mode, hops, is_named):
     options = {"chunksize": 4, "window": 2}
     lanes = lanes or hops[0][0]
     endless = DistributedChunkedSampler(range(n), num_replicas=1, rank=0, lanes=lanes, epochs=None, **options)
-    stream = list(islice(endless, 2000))
-    for number in range(2000 // n):
+    stream = list(islice(endless, 1000))
+    for number in range(1000 // n):
         assert sorted(stream[number * n : (number + 1) * n]) == list(range(n))
     state, found, epoch = None, [], 0
     for world, steps in hops:
@@ -173,7 +214,7 @@ def test_a_stream_loses_and_repeats_nothing(n, lanes, mode, hops, is_named):
                 if is_named:
                     sampler.set_epoch(epoch)
         left = steps
-        while left > 0 and len(found) < 1500:
+        while left > 0 and len(found) < 600:
             rows = [list(islice(sampler, left)) for sampler in samplers]
             found += deal(rows)
             left -= max(len(rows[0]), 1)
@@ -236,6 +277,25 @@ def test_streams_of_nothing():
             next(iter(DistributedChunkedSampler([], num_replicas=1, rank=0, **mode)))
 
 
+def test_states_of_nothing():
+    """No samples, or fewer than ranks that drop: a state is taken and loaded like any other, and nothing comes."""
+    for n, world, tail in ((0, 3, "pad"), (0, 2, "drop"), (0, 2, "mask"), (2, 3, "drop")):
+        for sampler in ranks(Shards([n]), world, tail=tail):
+            for state in (sampler.state_dict(), list(sampler) or sampler.state_dict()):
+                assert (state["position"], state["yielded"]) == (0, 0)
+                again = ranks(Shards([n]), world, tail=tail)[0]
+                again.load_state_dict(through_json(state))
+                assert (len(again), again.num_valid, list(again), list(again)) == (0, 0, [], [])
+                again.load_state_dict(through_json(state))
+                again.set_epoch(0)
+                assert (list(again), again.epoch) == ([], 0)
+    sampler = DistributedChunkedSampler([], num_replicas=2, rank=0, epoch_size=5)
+    again = DistributedChunkedSampler([], num_replicas=2, rank=0, epoch_size=5)
+    again.load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError, match="no sample to repeat"):
+        list(again)
+
+
 # --- what a state is
 
 
@@ -281,13 +341,47 @@ def test_a_state_of_another_order_is_refused(name):
     """The error names what differs, with both values, and the sampler stays as it was."""
     state = begun(4).state_dict()
     other = begun(2, **DIFFERENT[name])
-    before = copy.deepcopy(other.__getstate__()), other.state_dict()
+    before = other.state_dict()
     with pytest.raises(StateError, match=rf"another order \(.*\b{name}: .* there, .* here"):
         other.load_state_dict(state)
-    assert other.state_dict() == before[1]
-    assert other.__getstate__().keys() == before[0].keys()
-    assert other._loaded is None
-    assert next(iter(other)) is not None
+    assert other.state_dict() == before
+    untouched = begun(2, **DIFFERENT[name])
+    assert list(islice(other, 30)) == list(islice(untouched, 30))
+    assert other.state_dict() == untouched.state_dict()
+
+
+def test_a_refused_state_leaves_the_one_before_it():
+    """A state that was loaded stays loaded, lanes and all, when the next one is refused; so does an iterator's."""
+    epoch = list(begun())
+    sampler = begun(num_replicas=3)
+    sampler.load_state_dict(begun(4).state_dict())
+    for refused in (begun(2, seed=9, num_replicas=5).state_dict(), {}, {**begun(2).state_dict(), "lanes": 0}):
+        running = iter(sampler)
+        for target in (sampler, running):
+            with pytest.raises(StateError):
+                target.load_state_dict(refused)
+        assert (sampler.lanes, running.state_dict()["position"], sampler.state_dict()["position"]) == (3, 12, 12)
+    assert list(sampler) == epoch[4:]
+
+
+def test_shards_of_other_names_with_equal_counts(tmp_path):
+    """Real datasets tell theirs apart by name and count; the same shards elsewhere are the same dataset."""
+    for place in ("here", "there"):
+        write_shards(tmp_path / place, (4, 3))
+    names = sorted(path.name for path in (tmp_path / "here").glob("*.tar"))
+    datasets = [
+        wids.ShardListDataset(
+            [(str(tmp_path / place / name), count) for name, count in zip(order, counts, strict=True)]
+        )
+        for place, order, counts in (("here", names, (4, 3)), ("there", names, (4, 3)), ("here", names[::-1], (4, 3)))
+    ]
+    state = DistributedChunkedSampler(datasets[0], num_replicas=1).state_dict()
+    DistributedChunkedSampler(datasets[1], num_replicas=1).load_state_dict(state)
+    with pytest.raises(StateError, match=r"another order \(dataset: '\w+' there, '\w+' here\)"):
+        DistributedChunkedSampler(datasets[2], num_replicas=1).load_state_dict(state)
+    one = DistributedChunkedSampler(Subset(datasets[0], range(5)), num_replicas=1)
+    with pytest.raises(StateError, match="dataset"):
+        DistributedChunkedSampler(Subset(datasets[0], range(1, 6)), num_replicas=1).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("change", [{"rank": 0}, {"num_replicas": 7}, {"tail": "drop"}, {"lanes": 3}])
@@ -431,13 +525,15 @@ def test_yielded_counts_from_the_beginning_of_the_epoch():
 
 def test_an_epoch_that_is_named_after_it_was_drawn():
     """A loader's workers may have drawn all of it by then: what the loop has had counts; what was drawn, if it ran."""
-    sampler = begun(5)
+    sampler = begun()
+    running = iter(sampler)
+    next(running)
     sampler.set_epoch(0)
-    list(sampler._iteration)
+    list(running)
     assert sampler.state_dict()["position"] == 51
     assert sampler.state_dict(consumed=2)["position"] == 6
-    sampler = begun(17)
-    list(sampler._iteration)
+    sampler = begun()
+    list(sampler)
     sampler.set_epoch(0)
     assert sampler.state_dict()["position"] == 0
     assert sampler.state_dict(consumed=2)["position"] == 6
@@ -644,6 +740,14 @@ def test_subsets_and_joins_are_read_shard_by_shard():
         ({"tail": "pad", "drop_last": True}, "tail is 'pad' and drop_last True; they contradict"),
         ({"tail": "drop", "drop_last": False}, "tail is 'drop' and drop_last False; they contradict"),
         ({"reshuffle": True}, "reshuffle is True; it is 'fixed' or 'epoch'"),
+        ({"lanes": "2"}, "lanes is '2'; it is an integer"),
+        ({"lanes": 2.0}, "lanes is 2.0; it is an integer"),
+        ({"tail": ""}, "tail is ''; it is 'pad', 'drop' or 'mask'"),
+        ({"tail": "mask", "drop_last": True}, "tail is 'mask' and drop_last True; they contradict"),
+        ({"tail": "mask"}, "tail='mask' puts __valid__ into the samples of a ShardListDataset, and a range"),
+        ({"reshuffle": None}, "reshuffle is None; it is 'fixed' or 'epoch'"),
+        ({"epochs": 1.5}, "epochs is 1.5; it is an integer"),
+        ({"epoch_size": "10"}, "epoch_size is '10'; it is an integer"),
         ({"epochs": 0}, "epochs is 0; it is at least 1"),
         ({"epoch_size": 0}, "epoch_size is 0; it is at least 1"),
         ({"epochs": 2, "epoch_size": 5}, "epochs is 2 and epoch_size 5; one of them"),
