@@ -181,9 +181,12 @@ class ShardListDataset(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the shards' names and counts, in order: the same wherever the shards lie."""
+        """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+
+        Directories count where shards in several have the same name, then from where their paths part.
+        """
         if self._fingerprint is None:
-            names = "\n".join(re.split(r"[?#]", url)[0].rstrip("/").rsplit("/", 1)[-1] for url in self._list.urls)
+            names = "\n".join(_portable_names(self._list.urls))
             counts = np.asarray(self.lengths, "<i8").tobytes()
             self._fingerprint = digest(names.encode("utf-8", "surrogatepass"), counts)
         return self._fingerprint
@@ -240,7 +243,8 @@ class ShardListDataset(Dataset[Any]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices = list(indices)
-        wanted = [i if type(i) is int and i >= 0 else self._plain(i) for i in indices]
+        is_plain = set(map(type, indices)) == {int} and min(indices) >= 0
+        wanted = indices if is_plain else [self._plain(i) for i in indices]
         self.cache.accesses += len(wanted)
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
         samples: list[Any] = [None] * len(wanted)
@@ -255,9 +259,10 @@ class ShardListDataset(Dataset[Any]):
             while at < len(order) and wanted[order[at]] < hi:
                 at += 1
             reader.read_into(samples, order[first:at], wanted, lo, name, self.fields)
-        if indices and isinstance(indices[0], MarkedIndex):  # a sampler marks all of its indices or none
+        if not is_plain:
             for sample, index in zip(samples, indices, strict=True):
-                sample["__valid__"] = index.is_valid
+                if isinstance(index, MarkedIndex):
+                    sample["__valid__"] = index.is_valid
         if self._transformations:
             samples = [self._transform(sample) for sample in samples]
         return samples
@@ -472,6 +477,18 @@ class _Foreign:
 
     def read_fields(self, row: int, fields: Sequence[str]) -> Sample:
         return {name: value for name, value in self.read(row).items() if name in fields or name.startswith("__")}
+
+
+def _portable_names(urls: Sequence[str]) -> list[str]:
+    """What tells shards apart, without the place where they are kept and without signatures."""
+    # A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
+    paths = [re.sub(r"(\.tar[^/?]*)\?.*", r"\1", url, flags=re.DOTALL) for url in urls]
+    names = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
+    parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return ["/".join(path.split("/")[parted:]) for path in paths]
 
 
 def _to_int(index: Any) -> int:

@@ -160,6 +160,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self._layout = layout(dataset)
         self._has_own_lanes = lanes is not None
         self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, least=1)
+        if self._is_stream() and self._hi > self._lo:
+            self._size()
         if self.tail == "mask" and not takes_marks(dataset):
             raise ValueError(
                 f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
@@ -179,7 +181,9 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     def _seat(self) -> tuple[int, int]:
         # Chunks that were assigned are this rank's alone.
-        return (1, 0) if self._chunks is not None else (self.num_replicas, self.rank)
+        if self._chunks is not None:
+            return 1, 0
+        return parse_int("num_replicas", self.num_replicas, least=1), parse_int("rank", self.rank)
 
     def _tail(self) -> Tail:
         return self.tail

@@ -59,9 +59,10 @@ class Plain(lightning.LightningDataModule):
         dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
         self.sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        self.sampler.set_epoch(epoch)
         if self.state is not None and self.state["epoch"] == epoch:
             self.sampler.load_state_dict(self.state)
+        else:
+            self.sampler.set_epoch(epoch)
         return DataLoader(dataset, sampler=self.sampler, batch_size=BATCH, **workers(self.workers))
 
     def state_dict(self):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
 from itertools import chain, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,11 +23,48 @@ from wids.order.mask import OwnIndex, RepeatedIndex
 from wids.order.state import Place, build_state, check_order, parse_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from wids.order.epoch import Tail
-    from wids.order.layout import Layout
+    from wids.order.layout import Layout, Regrouping
     from wids.order.permute import Indices
+
+
+class Loaded(NamedTuple):
+    """A state that was loaded: where to go on, and the order that this is a place in."""
+
+    place: Place
+    order: dict[str, Any]
+
+
+class Progress:
+    """How far an iteration is.
+
+    Shared by the iteration and its walk, and refers to neither: a cycle would keep the dataset, its open files and a
+    window of indices alive until some garbage collection.
+    """
+
+    place: Place | None = None  # where it began
+    loaded: Loaded | None = None  # where it is to begin
+    is_finished = False
+    plan: Plan
+    world: int
+    lanes: int
+    order: dict[str, Any] | None = None  # described once, for a loader asks at every batch
+    # Indices handed on, the present block's included, and that block. One tuple, so that whoever asks in between (a
+    # signal handler, another thread) sees both from the same moment.
+    at: tuple[int, Iterator[int]] = (0, iter(()))
+
+    @property
+    def drawn(self) -> int:
+        """How many indices were drawn."""
+        count, block = self.at
+        return count - length_hint(block)
+
+    def place_after(self, count: int) -> Place:
+        """The place after every rank has had ``count`` indices of the iteration, which has begun."""
+        epoch, position, yielded = cast("Place", self.place)
+        return Place(epoch, position + count * self.world, yielded + count)
 
 
 class Iteration(chain):  # type: ignore[type-arg]  # chain is generic for type checkers alone
@@ -36,90 +74,57 @@ class Iteration(chain):  # type: ignore[type-arg]  # chain is generic for type c
     it has workers and no batches (batch_size=None), which would skip an epoch each time.
     """
 
-    sampler: EpochWalk
-    place: Place | None = None  # where it began
-    is_finished = False
-    _plan: Plan
-    _world: int
-    _lanes: int
-    _order: dict[str, Any] | None = None
-    _loaded: Place | None = None
-    _count = 0
-    _block: Iterator[int] = iter(())
+    walk: EpochWalk
+    progress: Progress
 
     @classmethod
-    def of(cls, sampler: EpochWalk) -> Iteration:
+    def of(cls, walk: EpochWalk) -> Iteration:
         """A new iteration, not begun."""
-        cell: list[Iteration] = []
-        iteration = cast("Iteration", cls.from_iterable(_generate(cell)))
-        iteration.sampler = sampler
-        cell.append(iteration)
+        progress = Progress()
+        iteration = cast("Iteration", cls.from_iterable(walk._go(progress)))
+        iteration.walk, iteration.progress = walk, progress
         return iteration
-
-    @property
-    def handed_out(self) -> int:
-        """How many indices were drawn."""
-        return self._count - length_hint(self._block)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is, or would begin; see the sampler's."""
-        if self.place is not None:
-            return self.state_at(self.handed_out)
-        return self.sampler._describe(self._loaded or self.sampler._next_place())
-
-    def state_at(self, count: int) -> dict[str, Any]:
-        """The state after every rank has had ``count`` indices of the iteration, which has begun."""
-        epoch, position, yielded = cast("Place", self.place)
-        if self._order is None:  # once: a loader asks for every batch, and to describe many shards takes a millisecond
-            self._order = self.sampler._facts(self._plan)
-        place = Place(epoch, position + count * self._world, yielded + count)
-        return build_state(place, lanes=self._lanes, order=dict(self._order))
+        if self.progress.place is not None:
+            return self.walk._state_of(self.progress, self.progress.drawn)
+        loaded = self.progress.loaded
+        return self.walk._describe(loaded.place if loaded else self.walk._next_place())
 
     def load_state_dict(self, state: Any) -> None:
         """Begin where the state says; before the first index is drawn."""
-        if self.place is not None:
+        if self.progress.place is not None:
             raise StateError("this iteration has begun; load the state into a new one, or into the sampler")
-        self._loaded = self.sampler._adopt(state)
-
-    def begin(self) -> Iterator[Iterator[int]]:
-        """Yield the iteration's indices in pieces."""
-        sampler = self.sampler
-        self.place = place = self._loaded or sampler._next_place()
-        sampler._begin(self, place)
-        world, rank = sampler._seat()
-        plan, order = sampler._plan(), sampler._arrange()[1]
-        self._plan, self._world, self._lanes = plan, world, sampler.lanes
-        start, stop = sampler._span(plan, place)
-        n = len(plan)
-        if sampler._is_stream():
-            blocks = Stream(plan).blocks(start + rank, stop, world)
-            n = stop or 0  # nothing of a stream is repeated to fill up
-        else:
-            blocks = EpochOrder(plan, place.epoch).blocks(start + rank, stop or 0, world)
-        position = start + rank
-        for block in blocks:
-            indices = block if order is None else order[block - plan.lo]
-            self._block = iter(indices.tolist())
-            self._count += len(indices)
-            if sampler._is_masked():
-                own = len(indices) if stop is None else -(-(n - position) // world)
-                yield map(OwnIndex, islice(self._block, max(own, 0)))
-                yield map(RepeatedIndex, self._block)
-            else:
-                yield self._block
-            position += len(indices) * world
-        self.is_finished = True
+        self.progress.loaded = self.walk._adopt(state)
 
 
-def _generate(cell: list[Iteration]) -> Iterator[Iterator[int]]:
-    # A chain is made with its source, so the source learns of the chain afterwards, through the cell.
-    yield from cell.pop().begin()
+class Status(NamedTuple):
+    """What decides the next iteration; replaced as a whole, so that it is never seen half changed.
+
+    Attributes:
+        epoch: of the iteration that began last, or the one that was chosen.
+        is_chosen: it was chosen, and no iteration has begun since.
+        is_begun: an iteration has begun, and nothing was chosen or loaded since.
+        is_rejoined: the epoch that was chosen is that of an iteration under way.
+        loaded: where the next iteration goes on.
+        progress: of the iteration that began last.
+    """
+
+    epoch: int
+    is_chosen: bool = False
+    is_begun: bool = False
+    is_rejoined: bool = False
+    loaded: Loaded | None = None
+    progress: Progress | None = None
 
 
 class EpochWalk:
     """The epochs of a range, or of chunks: their order, how many indices they have, and where one resumes.
 
-    A subclass whose own ``__iter__`` does not draw from this class's has to write its own ``state_dict`` as well.
+    A subclass with an ``__iter__`` of its own has no state: `state_dict` is None, and loaders that resume draw again
+    what was drawn. Or it says how: by a ``state_dict`` of its own, or, where it goes through ``super().__iter__()``, by
+    ``state_dict = ChunkedSampler.state_dict`` and the same for ``load_state_dict``.
 
     Attributes:
         seed: any integer, modulo 2**64. shuffle: whether the order is mixed at all.
@@ -157,44 +162,41 @@ class EpochWalk:
             raise ValueError(f"epochs is {epochs} and epoch_size {epoch_size}; one of them says when an iteration ends")
         self._length: int | None = None
         self._origin = Place(0, 0)
-        self._arranged: dict[bool, tuple[Indices | None, Indices | None]] = {}
+        self._arranged: dict[bool, tuple[Indices | None, Regrouping | None]] = {}
         self._fingerprint: str | None = None
-        self._loaded: Place | None = None
-        self._is_named = False
-        self._iteration: Iteration | None = None
-        self._is_rejoined = False
+        self._status = Status(0)
         self._rng: random.Random | None = None
         self._is_rng_assigned = False
-        self.epoch = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
+            cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign] # as __hash__ does
 
     # --- epochs
 
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that began last, or that ``set_epoch`` chose for the next one; may be assigned."""
-        return self._epoch
+        return self._status.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         epoch = parse_int("epoch", epoch)
-        if (loaded := self._loaded) is not None:
-            self._is_named = loaded.epoch == epoch
-            if not self._is_named:
-                if loaded.position > self._first_place(loaded.epoch).position and not self._is_over(loaded):
-                    warnings.warn(
-                        f"epoch {epoch} was set after a state in the middle of epoch {loaded.epoch} was loaded; the "
-                        "rest of that epoch is left out. To resume in it, begin with set_epoch"
-                        f"({loaded.epoch}), or without",
-                        stacklevel=3,
-                    )
-                self._loaded = None
-        last = self._iteration
+        _, _, _, _, loaded, last = self._status
+        if loaded is not None and loaded.place.epoch != epoch:
+            place = loaded.place
+            if place.position > self._first_place(place.epoch).position and not self._is_over(place):
+                warnings.warn(
+                    f"epoch {epoch} was set after a state in the middle of epoch {place.epoch} was loaded; the rest of "
+                    f"that epoch is left out. To resume in it, begin with set_epoch({place.epoch}), or without",
+                    stacklevel=3,
+                )
+            loaded = None
         # Lightning names the epoch after a loader with workers has begun it: that iteration is still the one meant.
-        self._is_rejoined = bool(last and last.place and last.place.epoch == epoch and not last.is_finished)
-        self._epoch = epoch
-        self._is_begun = False
-        if not self._is_rng_assigned:
-            self._rng = None
+        is_rejoined = bool(last and last.place and last.place.epoch == epoch and not last.is_finished)
+        self._status = Status(epoch, is_chosen=True, is_rejoined=is_rejoined, loaded=loaded, progress=last)
+        self._forget_rng()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; one that has begun goes on as it was.
@@ -221,14 +223,19 @@ class EpochWalk:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The chunks as (lo, hi), half-open, in a new list; assign one to yield just its samples, each once."""
+        """The chunks as (lo, hi), half-open, in a new list; assign one to yield just its samples, each once.
+
+        Raises:
+            ValueError: the rank has none of its own: lanes are shared out among ranks, or chunks anew in each epoch.
+        """
         plan = self._plan()
-        if plan.is_dealt:
-            chunks = plan.cut(0, len(plan))
-        else:
-            world, rank = self._seat()
-            lanes = sorted({(rank + k * world) % plan.lanes for k in range(plan.lanes)})
-            chunks = np.concatenate([plan.lane_chunks(lane) for lane in lanes])
+        world, rank = self._seat()
+        if plan.lanes % world or (plan.is_dealt and world > 1):
+            raise ValueError(
+                f"no chunks are this rank's own: {world} ranks read {plan.lanes} lanes, reshuffle is "
+                f"{'epoch' if plan.is_dealt else 'fixed'!r}"
+            )
+        chunks = np.concatenate([plan.lane_chunks(lane) for lane in range(rank, plan.lanes, world)])
         return [(lo, hi) for lo, hi in chunks.tolist()]
 
     @ranges.setter
@@ -286,19 +293,19 @@ class EpochWalk:
         name, told = ("consumed", consumed) if yielded is None else ("yielded", yielded)
         if told is not None:
             told = parse_int(name, told, least=0)
-        iteration = self._current_iteration(is_counted=bool(told))
-        place = self._next_place() if iteration is None else cast("Place", iteration.place)
+        last = self._current(is_counted=bool(told))
+        place = self._next_place() if last is None else cast("Place", last.place)
         before = place.yielded if name == "yielded" else 0
-        drawn = 0 if iteration is None else iteration.handed_out
-        if told is not None and not before <= told <= before + drawn and not (iteration and iteration.is_finished):
+        drawn = 0 if last is None else last.drawn
+        if told is not None and not before <= told <= before + drawn and not (last and last.is_finished):
             raise ValueError(
                 f"{name} is {told}, and from {before} to {before + drawn} indices were drawn; it counts the samples "
                 f"that this rank has received since its {'iteration' if name == 'consumed' else 'epoch'} began"
             )
-        if iteration is None:
+        if last is None:
             return self._describe(place)
         # Batches times batch size is too many after a last batch that is smaller.
-        return iteration.state_at(drawn if told is None else min(max(told - before, 0), drawn))
+        return self._state_of(last, drawn if told is None else min(max(told - before, 0), drawn))
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iteration go on where ``state`` was taken; on any number of ranks, workers and batch sizes.
@@ -309,13 +316,15 @@ class EpochWalk:
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
-        place = self._adopt(state)
-        self._loaded = None
-        self.epoch = place.epoch
-        self._loaded, self._is_named = place, False
+        loaded = self._adopt(state)
+        old, epoch = self._status, loaded.place.epoch
+        # An epoch that was chosen just before is named as well as one that is chosen afterwards.
+        is_chosen = old.is_chosen and old.epoch == epoch
+        self._status = Status(epoch, is_chosen=is_chosen, loaded=loaded, progress=old.progress)
+        self._forget_rng()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iteration": None}
+        return {**self.__dict__, "_status": self._status._replace(progress=None)}
 
     # --- inside
 
@@ -337,25 +346,25 @@ class EpochWalk:
         return self._epochs != 1 or self._epoch_size is not None
 
     def _plan(self) -> Plan:
-        seed = parse_int("seed", self.seed)
+        seed, window = parse_int("seed", self.seed), parse_int("window", self.window, least=1)
         if self._chunks is not None:
             return Plan(
-                chunks=self._chunks, chunksize=1, window=self.window, lanes=1, is_shuffled=bool(self.shuffle), seed=seed
+                chunks=self._chunks, chunksize=1, window=window, lanes=1, is_shuffled=bool(self.shuffle), seed=seed
             )
         return Plan(
             lo=self._lo,
             hi=self._hi,
             boundaries=self._arrange()[0],
-            chunksize=self.chunksize,
-            window=self.window,
-            lanes=self.lanes,
+            chunksize=parse_int("chunksize", self.chunksize, least=1),
+            window=window,
+            lanes=parse_int("lanes", self.lanes, least=1),
             is_shuffled=bool(self.shuffle),
             is_dealt=self._is_dealt(),
             seed=seed,
         )
 
-    def _arrange(self) -> tuple[Indices | None, Indices | None]:
-        """Where shards end in the range, and the indices in an order that has shards, where theirs has none."""
+    def _arrange(self) -> tuple[Indices | None, Regrouping | None]:
+        """Where shards end in the range, and what to read at which position, where that is not the index itself."""
         if self._layout is None or self._chunks is not None:
             return None, None
         is_sorted = bool(self.shuffle)
@@ -364,18 +373,23 @@ class EpochWalk:
         return self._arranged[is_sorted]
 
     def _first_place(self, epoch: int) -> Place:
-        if not self._is_stream():
+        if not self._is_stream() or not len(self._plan()):
             return Place(epoch, 0)
         return Place(epoch, self._stream_start(epoch))
 
     def _stream_start(self, epoch: int) -> int:
         """Where a nominal epoch begins; those after a resume not before it, whatever the world size was then."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}, and passes that follow each other (epochs, epoch_size) begin with 0")
         start = nominal_start(epoch, size=self._size(), origin=self._origin.position, world=self._seat()[0])
         return max(start, self._origin.position) if epoch > self._origin.epoch else start
 
     def _size(self) -> int:
         """Samples in a nominal epoch of a stream."""
-        return self._epoch_size or len(self._plan()) * (self._epochs or 1)
+        size, world = self._epoch_size or len(self._plan()) * (self._epochs or 1), self._seat()[0]
+        if size < world and self._epochs is not None:
+            raise ValueError(f"an epoch of {size} samples on {world} ranks has less than one for each")
+        return size
 
     def _span(self, plan: Plan, place: Place) -> tuple[int, int | None]:
         """From which position to which the ranks read together; None: without end."""
@@ -384,10 +398,8 @@ class EpochWalk:
             return place.position, place.position + max(self._length - place.yielded, 0) * world
         if not self._is_stream():
             return place.position, end_position(n, start=place.position, world=world, tail=self._tail())
-        if n == 0:
-            raise ValueError(
-                "an epoch_size, or more than one of epochs, is asked for, and there is no sample to repeat"
-            )
+        if not n:
+            raise ValueError("an epoch_size, or more than one of epochs, is asked for; there is no sample to repeat")
         if self._epochs is None:
             return place.position, None
         return place.position, max(self._stream_start(place.epoch + 1), place.position)
@@ -398,35 +410,77 @@ class EpochWalk:
 
     def _next_place(self) -> Place:
         """Where the next iteration begins."""
-        if self._loaded is not None:
-            if self._is_named or not self._is_over(self._loaded):
-                return self._loaded
-            return self._first_place(self._loaded.epoch + 1)
-        return self._first_place(self._epoch + self._is_begun)
+        epoch, is_chosen, is_begun, _, loaded, last = self._status
+        if loaded is not None:
+            if is_chosen or not self._is_over(loaded.place):
+                return loaded.place
+            return self._first_place(loaded.place.epoch + 1)
+        if is_begun and last is not None and self._epochs is None:
+            # An endless iteration that was left: what it has not drawn comes next, or it would come less often.
+            position = last.place_after(last.drawn).position
+            return Place(position // max(len(last.plan), 1), position)
+        return self._first_place(epoch + is_begun)
 
-    def _current_iteration(self, *, is_counted: bool = False) -> Iteration | None:
-        """The iteration that is under way, or was the last one and nothing was chosen since.
+    def _current(self, *, is_counted: bool = False) -> Progress | None:
+        """Of the iteration that is under way, or was the last one and nothing was chosen since.
 
         Args:
             is_counted: a training loop says that it has had samples of it, so it is meant even if its epoch was chosen
                 again after it was drawn to its end.
         """
-        last = self._iteration
-        if last is None or last.place is None or self._loaded is not None or last.place.epoch != self._epoch:
+        epoch, _, is_begun, is_rejoined, loaded, last = self._status
+        if last is None or loaded is not None or cast("Place", last.place).epoch != epoch:
             return None
-        return last if self._is_begun or self._is_rejoined or is_counted else None
+        return last if is_begun or is_rejoined or is_counted else None
 
     def _current_place(self) -> Place:
         """Where the epoch that `epoch` names began, or will begin, to be read."""
-        last = self._current_iteration()
-        return last.place if last is not None and last.place else self._next_place()
+        last = self._current()
+        return cast("Place", last.place) if last is not None else self._next_place()
 
-    def _begin(self, iteration: Iteration, place: Place) -> None:
-        self._loaded = None
-        if place.epoch != self._epoch:
-            self.epoch = place.epoch
-        self._is_begun = True
-        self._iteration = iteration
+    def _go(self, progress: Progress) -> Iterator[Iterator[int]]:
+        """Yield an iteration's indices in pieces; what it depends on is taken now."""
+        loaded = progress.loaded or self._status.loaded
+        place = progress.loaded.place if progress.loaded else self._next_place()
+        plan, order, is_masked = self._plan(), self._arrange()[1], self._is_masked()
+        if loaded is not None:  # attributes may have been assigned since it was loaded
+            check_order(loaded.order, self._facts(plan))
+        world, rank = self._seat()
+        start, stop = self._span(plan, place)
+        n = len(plan)
+        if self._is_stream():
+            blocks = Stream(plan).blocks(start + rank, stop, world)
+            n = stop or 0  # nothing of a stream is repeated to fill up
+        else:
+            blocks = EpochOrder(plan, place.epoch).blocks(start + rank, stop or 0, world)
+        progress.plan, progress.world, progress.lanes, progress.place = plan, world, self.lanes, place
+        is_new = place.epoch != self._status.epoch
+        self._status = Status(place.epoch, is_begun=True, progress=progress)
+        if is_new:
+            self._forget_rng()
+        position, is_endless = start + rank, stop is None
+        del self, loaded  # what is left of the iteration needs neither
+        for block in blocks:
+            indices = (block if order is None else order.take(block)).tolist()
+            progress.at = progress.at[0] + len(indices), iter(indices)
+            if is_masked:
+                own = len(indices) if is_endless else -(-(n - position) // world)
+                yield map(OwnIndex, islice(progress.at[1], max(own, 0)))
+                yield map(RepeatedIndex, progress.at[1])
+            else:
+                yield progress.at[1]
+            position += len(indices) * world
+        progress.is_finished = True
+
+    def _forget_rng(self) -> None:
+        if not self._is_rng_assigned:
+            self._rng = None
+
+    def _state_of(self, progress: Progress, count: int) -> dict[str, Any]:
+        """The state after every rank has had ``count`` indices of an iteration that has begun."""
+        if progress.order is None:
+            progress.order = self._facts(progress.plan)
+        return build_state(progress.place_after(count), lanes=progress.lanes, order=dict(progress.order))
 
     def _describe(self, place: Place) -> dict[str, Any]:
         return build_state(place, lanes=self.lanes, order=self._facts(self._plan()))
@@ -450,14 +504,14 @@ class EpochWalk:
             "epoch_size": self._epoch_size,
         }
 
-    def _adopt(self, state: Any) -> Place:
-        """The place that a state means; its lanes are taken over."""
+    def _adopt(self, state: Any) -> Loaded:
+        """What a state means here; its lanes are taken over."""
         place, lanes, order = parse_state(state)
         here = self._facts(self._plan())
         check_order({**order, **self._lanes_fact(lanes)}, {**here, **self._lanes_fact(self.lanes)})
         self.lanes = lanes
         self._origin = place
-        return place
+        return Loaded(place, order)
 
     def _lanes_fact(self, lanes: int) -> dict[str, int]:
         """Lanes that are not free to follow a state's."""
