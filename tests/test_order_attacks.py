@@ -79,6 +79,31 @@ def test_a_loop_of_a_subclass_s_own_is_not_resumed_at_its_beginning():
     assert [batch.tolist() for batch in again] == whole[2:]
 
 
+class Drawing(DistributedChunkedSampler):
+    """A loop that draws from the class's own."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:No data was collected")
+def test_a_loop_that_draws_from_super_skips_no_epoch():
+    """StatefulDataLoader, state of a finished epoch, ``set_epoch`` of the next: that one is read, not the one after."""
+    dataset = Numbers(12)
+    epochs = [[batch.tolist() for batch in StatefulDataLoader(dataset, batch_size=3, sampler=alone(dataset))]]
+    sampler = Drawing(dataset, num_replicas=1, rank=0)
+    loader = StatefulDataLoader(dataset, batch_size=3, sampler=sampler)
+    assert [batch.tolist() for batch in loader] == epochs[0]
+    state = loader.state_dict()
+    epochs.append([batch.tolist() for batch in loader])
+    sampler = Drawing(dataset, num_replicas=1, rank=0)
+    loader = StatefulDataLoader(dataset, batch_size=3, sampler=sampler)
+    loader.load_state_dict(state)
+    sampler.set_epoch(1)
+    assert [batch.tolist() for batch in loader] == epochs[1]
+
+
 # --- a state at any moment
 
 
@@ -124,7 +149,9 @@ def test_a_state_at_any_moment_is_true(mode, is_resumed):
 # --- a state and what is set around it
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 5), ("shuffle", False), ("chunksize", 2), ("window", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 5), ("shuffle", False), ("chunksize", 2), ("window", 1), ("lanes", 3)]
+)
 def test_what_is_assigned_after_a_load_is_checked_too(name, value):
     """A setting that changes the order between load and iteration is refused, not resumed in another order."""
     sampler = alone(Numbers(40), chunksize=5)

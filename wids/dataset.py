@@ -243,10 +243,9 @@ class ShardListDataset(Dataset[Any]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices = list(indices)
-        is_plain = set(map(type, indices)) == {int} and min(indices) >= 0
-        wanted = indices if is_plain else [self._plain(i) for i in indices]
+        is_plain = set(map(type, indices)) == {int}
+        wanted, order = self._sort(indices if is_plain else [self._plain(i) for i in indices])
         self.cache.accesses += len(wanted)
-        order = sorted(range(len(wanted)), key=wanted.__getitem__)
         samples: list[Any] = [None] * len(wanted)
         at = 0
         while at < len(order):
@@ -351,6 +350,14 @@ class ShardListDataset(Dataset[Any]):
         if not -total <= plain < total:
             raise IndexError(f"sample {plain} of a dataset of {total}")
         return plain + total if plain < 0 else plain
+
+    def _sort(self, wanted: list[int]) -> tuple[list[int], list[int]]:
+        """The indices with none from the end, and in which order to read them."""
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        if order and wanted[order[0]] < 0:
+            wanted = [self._plain(i) for i in wanted]
+            order.sort(key=wanted.__getitem__)
+        return wanted, order
 
     def _enter(self, index: Any) -> tuple[int, tuple[int, int, Any, Any]]:
         """The plain index, and (lo, hi, reader, sub-dataset's name) of its shard, opened if need be."""

@@ -122,9 +122,8 @@ class Status(NamedTuple):
 class EpochWalk:
     """The epochs of a range, or of chunks: their order, how many indices they have, and where one resumes.
 
-    A subclass with an ``__iter__`` of its own has no state: `state_dict` is None, and loaders that resume draw again
-    what was drawn. Or it says how: by a ``state_dict`` of its own, or, where it goes through ``super().__iter__()``, by
-    ``state_dict = ChunkedSampler.state_dict`` and the same for ``load_state_dict``.
+    A subclass with an ``__iter__`` of its own that does not go through ``super().__iter__()`` has no state: its
+    `state_dict` is None, and loaders that resume draw again what was drawn. Or it has a ``state_dict`` of its own.
 
     Attributes:
         seed: any integer, modulo 2**64. shuffle: whether the order is mixed at all.
@@ -170,7 +169,10 @@ class EpochWalk:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
+        loop = vars(cls).get("__iter__")
+        # Whether it goes through super().__iter__(), whose iterations know their places.
+        draws = "__iter__" in getattr(getattr(loop, "__code__", None), "co_names", ())
+        if loop is not None and not draws and "state_dict" not in vars(cls):
             cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign] # as __hash__ does
 
     # --- epochs
@@ -444,7 +446,7 @@ class EpochWalk:
         place = progress.loaded.place if progress.loaded else self._next_place()
         plan, order, is_masked = self._plan(), self._arrange()[1], self._is_masked()
         if loaded is not None:  # attributes may have been assigned since it was loaded
-            check_order(loaded.order, self._facts(plan))
+            check_order(loaded.order, {**self._facts(plan), "lanes": self.lanes})
         world, rank = self._seat()
         start, stop = self._span(plan, place)
         n = len(plan)
@@ -511,7 +513,7 @@ class EpochWalk:
         check_order({**order, **self._lanes_fact(lanes)}, {**here, **self._lanes_fact(self.lanes)})
         self.lanes = lanes
         self._origin = place
-        return Loaded(place, order)
+        return Loaded(place, {**order, "lanes": lanes})
 
     def _lanes_fact(self, lanes: int) -> dict[str, int]:
         """Lanes that are not free to follow a state's."""
