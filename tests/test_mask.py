@@ -1,6 +1,8 @@
 """tail="mask": repeated samples say so, so that what is counted over all ranks is what one process counts."""
 
+import copy
 import json
+import pickle
 from collections import Counter
 
 import pytest
@@ -114,6 +116,54 @@ def test_subclasses_with_access_of_their_own(tmp_path):
             assert [get(kind(1)).get("__valid__") for kind in (OwnIndex, RepeatedIndex, int)] == [True, False, None]
 
 
+@pytest.mark.parametrize("way", ["PIL", "numpy", "torch", "raw", "list", "none", "fluent", "fields"])
+def test_every_way_to_decode_keeps_the_mark(tmp_path, way):
+    """Whatever decodes and transforms the members: the same sample as unmarked, and the mark beside it."""
+
+    def relabel(sample):
+        return {**sample, "label": len(sample["__key__"])}
+
+    options = {
+        "list": {"transformations": ["numpy", relabel]},
+        "none": {"transformations": []},
+        "fluent": {},
+        "fields": {"fields": (".txt",)},
+    }.get(way, {"transformations": way})
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (3, 2)), **options)
+    if way == "fluent":
+        dataset.add_transform(relabel)
+
+    def comparable(sample):
+        values = {name: value.getvalue() if hasattr(value, "getvalue") else value for name, value in sample.items()}
+        return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+
+    for i in range(5):
+        plain = comparable(dataset[i])
+        assert "__valid__" not in plain
+        for kind in (OwnIndex, RepeatedIndex):
+            for sample in (dataset[kind(i)], *dataset.__getitems__([kind(i)])):
+                assert comparable(sample) == {**plain, "__valid__": kind.is_valid}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_over_joined_datasets_masks_too(tmp_path, workers):
+    """ConcatDataset subtracts from indices; marks come through that, through workers and through collation."""
+    parts = [
+        wids.ShardListDataset(write_shards(tmp_path / name, counts), fields=[".cls"]).add_transform(collatable)
+        for name, counts in (("a", (3, 2)), ("b", (4,)), ("c", (1, 1)))
+    ]
+    joined = ConcatDataset([parts[0], parts[1] + parts[2]])
+    valid, repeated = Counter(), 0
+    for sampler in samplers(joined, 4):
+        for batch in DataLoader(joined, batch_size=2, sampler=sampler, num_workers=workers):
+            assert batch["__valid__"].dtype == torch.bool
+            pairs = zip(batch["__shard__"], batch["__shardindex__"].tolist(), strict=True)
+            own = batch["__valid__"].tolist()
+            valid.update(pair for pair, counts in zip(pairs, own, strict=True) if counts)
+            repeated += own.count(False)
+    assert (len(valid), set(valid.values()), repeated) == (11, {1}, 1)
+
+
 def test_joined_datasets_mask_too(tmp_path):
     """ds1 + ds2 hands the marks on: each sample of both counts once over the ranks."""
     one = wids.ShardListDataset(write_shards(tmp_path / "a", (3, 2)), fields=[".cls"])
@@ -127,6 +177,35 @@ def test_joined_datasets_mask_too(tmp_path):
                 valid[sample["__shard__"], sample["__shardindex__"]] += 1
     assert set(valid.values()) == {1}
     assert len(valid) == 9
+
+
+def test_a_marked_index_is_an_int_in_all_respects():
+    """It equals, hashes, sorts, prints and pickles as the number it is, and calculates to plain ints."""
+    for kind in (OwnIndex, RepeatedIndex):
+        index = kind(7)
+        assert isinstance(index, int)
+        assert (index, hash(index), repr(index), f"{index:03d}", json.dumps(index)) == (7, hash(7), "7", "007", "7")
+        assert {7: "x"}[index] == list("abcdefgx")[index] == "x"
+        assert [type(found) for found in (index + 1, 1 + index, 9 - index, index * 2, -index)] == [int] * 5
+        assert torch.tensor([index]).dtype == torch.int64
+        for found in (pickle.loads(pickle.dumps(index)), copy.copy(index), copy.deepcopy(index), index - 0):
+            assert (found, found.is_valid) == (7, kind.is_valid)
+
+
+def test_num_valid_of_a_subset_gives_the_same_accuracy(tmp_path):
+    """The first num_valid samples that a loader hands to each rank, summed: what one process finds, for every n."""
+    shards = wids.ShardListDataset(write_shards(tmp_path / "d", (7, 0, 12)), fields=[".cls"])
+    for count in COUNTS:
+        subset = Subset(shards, list(range(count))[::-1])
+        for options in ({"shuffle": False}, {"chunksize": 3}):
+            found = []
+            for rank in range(3):
+                sampler = wids.DistributedChunkedSampler(subset, num_replicas=3, rank=rank, **options)
+                valid = sampler.num_valid
+                loader = DataLoader(subset, batch_size=4, sampler=sampler, collate_fn=list)
+                found += [sample[".cls"] for batch in loader for sample in batch][:valid]
+            assert sorted(found) == list(range(count))
+            assert accuracy_of(found) == accuracy_of(range(count))
 
 
 def test_other_datasets_are_refused_and_counted_instead(tmp_path):

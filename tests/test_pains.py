@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 import wids
@@ -138,6 +138,22 @@ def test_pain_04_explicit_ranks_are_obeyed(tmp_path, monkeypatch, has_group):
     assert found == (list(range(6, 12)) if has_group else list(range(12)))
     first = list(wids.DistributedChunkedSampler(dataset, rank=0, shuffle=False))
     assert first == (list(range(6)) if has_group else list(range(12)))
+
+
+def test_pain_04_explicit_ranks_win_over_the_launcher_and_over_a_state(tmp_path, monkeypatch):
+    """Over $RANK and $WORLD_SIZE, which count where nothing is given; a state of other ranks changes neither."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (5, 5, 2)))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launched = wids.DistributedChunkedSampler(dataset, shuffle=False)
+    assert list(launched) == list(range(6, 12))
+    given = wids.DistributedChunkedSampler(dataset, num_replicas=3, rank=0, shuffle=False)
+    assert list(given) == [0, 1, 2, 3]
+    state = wids.DistributedChunkedSampler(dataset, num_replicas=4, rank=3, shuffle=False).state_dict()
+    given.load_state_dict(state)
+    assert (given.num_replicas, given.rank) == (3, 0)
+    # The first of every three of the four lanes' order.
+    assert list(given) == [0, 9, 7, 5]
 
 
 @pytest.mark.parametrize("fault", ["cut", "cut_unannounced", "reset"])
@@ -285,6 +301,26 @@ def test_pain_11_the_default_order_opens_each_shard_about_once(tmp_path, events)
             assert misses == sum(isinstance(event, Opened) for event in events)
             if make is not wids.ChunkedSampler:
                 assert misses <= 2 * (40 // world)
+
+
+@pytest.mark.parametrize("kind", ["random_split", "joined"])
+def test_pain_11_parts_and_joins_are_read_shard_by_shard(tmp_path, events, kind):
+    """A random_split's training part and ds1 + ds2 are shuffled, and yet each shard is opened about once an epoch."""
+    one, two = (
+        wids.ShardListDataset(write_shards(tmp_path / name, (25,) * 20), lru_size=8, hooks=[events], fields=[".cls"])
+        for name in "ab"
+    )
+    part = one + two if kind == "joined" else random_split(one, [400, 100], torch.Generator().manual_seed(1))[0]
+    sampler = wids.DistributedChunkedSampler(part, num_replicas=1, rank=0)
+    for _ in range(2):
+        del events[:]
+        loader = DataLoader(part, sampler=sampler, batch_size=8, collate_fn=labels)
+        seen = [label for batch in loader for label in batch]
+        wanted = [*range(500), *range(500)] if kind == "joined" else part.indices
+        assert sorted(seen) == sorted(wanted)
+        assert seen != sorted(seen)
+        opened = sum(isinstance(event, Opened) for event in events)
+        assert opened <= (40 if kind == "joined" else 20)
 
 
 def test_pain_11_a_shard_that_is_opened_again_is_not_scanned_again(tmp_path, monkeypatch, events):
@@ -518,6 +554,27 @@ def test_pain_17_samplers_have_a_length_and_lightning_leaves_ours_alone(tmp_path
     for sampler in (wids.ChunkedSampler(dataset, num_samples=(2, 9)), wids.ShardListSampler(dataset)):
         assert len(list(sampler)) == len(sampler)
     assert len(DataLoader(dataset, batch_size=4, sampler=wids.ShardListSampler(dataset))) == 3
+
+
+def test_pain_17_lengths_count_whole_epochs_around_a_resume(tmp_path):
+    """Trainers size an epoch by len(loader): after a resume it is the whole epoch's, what was had before included."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (9, 4, 10)))
+    for rank in range(2):
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank)
+        loader = DataLoader(dataset, sampler=sampler, batch_size=4, collate_fn=labels)
+        whole = [len(loader), len(sampler)]
+        assert whole == [3, 12]
+        running = iter(loader)
+        had = [next(running), next(running)]
+        state = sampler.state_dict(consumed=8)
+        again = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank)
+        loader = DataLoader(dataset, sampler=again, batch_size=4, collate_fn=labels)
+        again.load_state_dict(state)
+        assert [len(loader), len(again)] == whole
+        rest = list(loader)
+        assert [len(had) + len(rest), sum(map(len, had + rest))] == whole
+        assert [len(loader), len(again)] == whole
+        assert [len(list(loader)), len(again)] == whole
 
 
 def test_pain_18_epochs_are_shuffled_and_set_epoch_decides(tmp_path):

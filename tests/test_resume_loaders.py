@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
 
 import wids
 from tests.shards import write_shards
@@ -23,8 +24,9 @@ pytestmark = [
 
 
 def index_of(sample):
-    """What a loader hands out of a sample: its number."""
-    return sample["__index__"]
+    """What a loader hands out of a sample: its number; -1 - it, if the sample says that it is repeated."""
+    index = sample["__index__"]
+    return index if sample.get("__valid__", True) else -1 - index
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,11 @@ def shards(tmp_path_factory):
     return write_shards(tmp_path_factory.mktemp("d"), (17, 0, 5, 31))
 
 
-def make(shards, loader=StatefulDataLoader, *, world=2, rank=1, batch_size=4, **options):
-    """A fresh dataset, sampler and loader, as a program that starts makes them."""
+def make(shards, loader=StatefulDataLoader, *, world=2, rank=1, batch_size=4, order=None, **options):
+    """A fresh dataset, sampler (``order``: its options) and loader, as a program that starts makes them."""
     dataset = wids.ShardListDataset(shards, transformations=index_of)
-    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, chunksize=6, window=2)
+    settings = {"num_replicas": world, "rank": rank, "chunksize": 6, "window": 2, **(order or {})}
+    sampler = wids.DistributedChunkedSampler(dataset, **settings)
     if options.get("num_workers", 0) == 0:
         options.pop("persistent_workers", None)
     return sampler, loader(dataset, sampler=sampler, batch_size=batch_size, collate_fn=torch.tensor, **options)
@@ -70,7 +73,15 @@ LOADERS = {
     "odd batches": {"batch_size": 9},
     "no batches": {"batch_size": None},
     "snapshots": {"snapshot_every_n_steps": 3},
+    "masked": {"world": 4, "rank": 3, "order": {"tail": "mask"}},
+    "masked, workers": {"world": 4, "rank": 3, "order": {"tail": "mask"}, "num_workers": 2},
+    "stream": {"order": {"epoch_size": 30}},
+    "stream, workers": {"order": {"epoch_size": 30}, "num_workers": 2},
+    "dealt, other lanes": {"order": {"reshuffle": "epoch", "lanes": 5}},
     "workers": {"num_workers": 2},
+    "no batches, workers": {"num_workers": 2, "batch_size": None, "snapshot_every_n_steps": 4},
+    "no batches, persistent": {"num_workers": 2, "batch_size": None, "persistent_workers": True},
+    "drop_last, workers": {"num_workers": 2, "drop_last": True, "prefetch_factor": 4},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "persistent, odd": {"num_workers": 2, "persistent_workers": True, "batch_size": 9, "snapshot_every_n_steps": 2},
 }
@@ -79,13 +90,14 @@ LOADERS = {
 @pytest.mark.parametrize("is_named", [True, False], ids=["set_epoch", "no set_epoch"])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_stateful_loader_resumes(shards, name, is_named):
-    """From batches of two epochs, from before the first and after the last: the rest, and the epochs that follow."""
+    """From batches of two epochs, from before the first and after the last: the rest, and the two epochs after it."""
     options = LOADERS[name]
-    plain = {key: value for key, value in options.items() if key in ("batch_size", "drop_last")}
+    names = ("batch_size", "drop_last", "world", "rank", "order")
+    plain = {key: value for key, value in options.items() if key in names}
     epochs = uninterrupted(shards, **plain)
-    every = 1 if not options.get("num_workers") else 3
+    every = 1 if not options.get("num_workers") else 5
     if options.get("batch_size", 4) is None:
-        every = 7
+        every = 13
     states = []
     sampler, loader = make(shards, **options)
     states.append((0, 0, loader.state_dict()))
@@ -103,13 +115,13 @@ def test_a_stateful_loader_resumes(shards, name, is_named):
         found = []
         # A program that resumes after the end of an epoch begins its loop with the next one.
         first = epoch + (step == "end")
-        for number in range(first, first + 2):
+        for number in range(first, first + 3):
             if is_named:
                 sampler.set_epoch(number)
             found.append(batches_of(loader))
         close(loader)
         rest = epochs[epoch][step:] if step != "end" else epochs[first]
-        assert found == [rest, epochs[first + 1]], (epoch, step)
+        assert found == [rest, *epochs[first + 1 : first + 3]], (epoch, step)
 
 
 def test_a_state_between_a_new_iterator_and_its_first_batch(shards):
@@ -188,6 +200,7 @@ def test_a_plain_loader_resumes_where_the_loop_is(shards, name):
                 states.append((epoch, min(4 * step, len(sampler)), sampler.state_dict(consumed=4 * step)))
     close(loader)
     for k, (epoch, count, state) in enumerate(states):
+        assert (state["position"], state["yielded"]) == (2 * count, count)
         world = k % 4 + 1
         rows, following = [], []
         for rank in range(world):
@@ -220,20 +233,87 @@ def test_a_break_in_mid_epoch_and_on(shards, name):
     close(loader)
 
 
-def test_a_batch_sampler_of_torchs(shards):
-    """Torchdata cannot save torch's own BatchSampler: it skips batches of the epoch that set_epoch chose, exactly."""
+def with_batch_sampler(shards, kind, workers):
+    """A sampler, and a loader over batches that a batch sampler of class ``kind`` makes of it."""
+    sampler, _ = make(shards)
+    batches = kind(sampler, batch_size=4, drop_last=False)
+    return sampler, StatefulDataLoader(
+        sampler.dataset, batch_sampler=batches, collate_fn=torch.tensor, num_workers=workers
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_named", [True, False], ids=["set_epoch", "no set_epoch"])
+def test_a_batch_sampler_of_torchdatas(shards, workers, is_named):
+    """Given as batch_sampler=, torchdata's own BatchSampler saves our state: exact, also at the end of an epoch."""
     epochs = uninterrupted(shards)
+    states = []
+    sampler, loader = with_batch_sampler(shards, StatefulBatchSampler, workers)
+    for epoch in range(2):
+        if is_named:
+            sampler.set_epoch(epoch)
+        for step, _ in enumerate(loader, 1):
+            if step in (1, 4, len(epochs[epoch])):
+                states.append((epoch, step, copy.deepcopy(loader.state_dict())))
+        states.append((epoch + 1, 0, copy.deepcopy(loader.state_dict())))
+    close(loader)
+    for epoch, step, state in states:
+        sampler, loader = with_batch_sampler(shards, StatefulBatchSampler, workers)
+        loader.load_state_dict(state)
+        found = []
+        for number in (epoch, epoch + 1):
+            if is_named:
+                sampler.set_epoch(number)
+            found.append(batches_of(loader))
+        close(loader)
+        assert found == [epochs[epoch][step:], epochs[epoch + 1]], (epoch, step)
 
-    def fresh():
-        sampler, _ = make(shards)
-        batches = BatchSampler(sampler, batch_size=4, drop_last=False)
-        return sampler, StatefulDataLoader(sampler.dataset, batch_sampler=batches, collate_fn=torch.tensor)
 
-    sampler, loader = fresh()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_of_torchs(shards, workers):
+    """Torch's own cannot be saved: in mid-epoch torchdata skips batches of the epoch that set_epoch chose, exactly."""
+    epochs = uninterrupted(shards)
+    sampler, loader = with_batch_sampler(shards, BatchSampler, workers)
     sampler.set_epoch(1)
     received = batches_of(islice(iter(loader), 3))
     state = loader.state_dict()
-    sampler, loader = fresh()
+    close(loader)
+    sampler, loader = with_batch_sampler(shards, BatchSampler, workers)
     sampler.set_epoch(1)
     loader.load_state_dict(state)
     assert received + batches_of(loader) == epochs[1]
+    close(loader)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (0, 2), (2, 0)])
+def test_torchdata_refuses_another_number_of_workers(shards, before, after):
+    """Its state fits as many workers as wrote it and no other number."""
+    _, loader = make(shards, num_workers=before)
+    next(iter(loader))
+    state = loader.state_dict()
+    close(loader)
+    _, loader = make(shards, num_workers=after)
+    loader.load_state_dict(state)
+    with pytest.raises(AssertionError):
+        iter(loader)
+    close(loader)
+
+
+@pytest.mark.parametrize("name", ["snapshots", "persistent, odd"])
+def test_counting_beside_a_stateful_loader(shards, name):
+    """sampler.state_dict(yielded=...) is exact beside torchdata too, after its own resume and between its snapshots."""
+    options = LOADERS[name]
+    size = options.get("batch_size", 4)
+    epochs = uninterrupted(shards, batch_size=size)
+    _, loader = make(shards, **options)
+    next(iter(loader))
+    theirs = loader.state_dict()
+    close(loader)
+    sampler, loader = make(shards, **options)
+    loader.load_state_dict(theirs)
+    next(iter(loader))
+    state = sampler.state_dict(yielded=2 * size)
+    close(loader)
+    sampler, loader = make(shards, DataLoader, batch_size=size)
+    sampler.load_state_dict(json.loads(json.dumps(state)))
+    assert batches_of(loader) == epochs[0][2:]
