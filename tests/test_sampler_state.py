@@ -364,6 +364,20 @@ def test_a_refused_state_leaves_the_one_before_it():
     assert list(sampler) == epoch[4:]
 
 
+def test_a_second_state_replaces_the_first():
+    """Of two states the later one counts, whatever its epoch, and that is no reason to warn."""
+    reference = begun()
+    epochs = [list(reference) for _ in range(3)]
+    other = begun()
+    other.set_epoch(2)
+    list(islice(other, 7))
+    sampler = begun()
+    for first, second, rest in ((begun(4), other, epochs[2][7:]), (other, begun(4), epochs[0][4:])):
+        sampler.load_state_dict(first.state_dict())
+        sampler.load_state_dict(second.state_dict())
+        assert list(sampler) == rest
+
+
 def test_shards_of_other_names_with_equal_counts(tmp_path):
     """Real datasets tell theirs apart by name and count; the same shards elsewhere are the same dataset."""
     for place in ("here", "there"):
