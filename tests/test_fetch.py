@@ -208,7 +208,6 @@ def test_home(target, tmp_path, monkeypatch):
         (401, FetchDeniedError, "credentials"),
         (403, FetchDeniedError, "credentials"),
         (400, FetchError, "400"),
-        (416, FetchError, "416"),
     ],
 )
 def test_a_final_answer_is_final(server, target, events, code, kind, advice):
@@ -265,7 +264,7 @@ def test_nobody_listens(target):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
-        with pytest.raises(FetchError, match=r"ClientConnectorError.*tries: 6"):
+        with pytest.raises(FetchError, match=r"nobody listens there.*tries: 6"):
             fetch_body(url, target)
 
 
@@ -347,11 +346,11 @@ def test_errors_of_other_clients(target, monkeypatch, error, tries):
     """A status decides where there is one; else time-outs, ends of file and a client's own errors are transient."""
     calls = []
 
-    def get_file(name, path):
+    def info(name):
         calls.append(name)
         raise error
 
-    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(get_file=get_file), "name"))
+    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
     with pytest.raises(FetchError) as caught:
         fetch_body("gs://bucket/a.tar", target)
     assert len(calls) == tries
@@ -382,11 +381,11 @@ def test_a_full_disk_by_any_name(target, monkeypatch, code):
     """No space, no quota and a read-only disk are final."""
     calls = []
 
-    def get_file(name, path):
+    def info(name):
         calls.append(name)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(get_file=get_file), "name"))
+    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
     with pytest.raises(CacheError, match="free space"):
         fetch_body("gs://bucket/a.tar", target)
     assert calls == ["name"]
@@ -564,7 +563,7 @@ def test_a_fork_fetches(server, target, events, monkeypatch):
     monkeypatch.setattr(remote, "READ_SECONDS", 5.0)
     url = server.add("/a.tar", BODY)
     assert fetch_body(url, target) == BODY
-    assert call_in_child(fetch_and_collect, url, target + "-child") == BODY
+    assert call_in_child(fetch_and_collect, url, shards.write(target + "-child", b"")) == BODY
     # The parent's connection was idle during the fork; broken by the child, it would stall until the read time-out.
     assert fetch_body(url, target, hooks=[events]) == BODY
     assert events == []
@@ -579,7 +578,7 @@ def test_a_fork_while_a_thread_fetches(server, target):
     thread = threading.Thread(target=lambda: done.append(fetch_body(url, target)))
     thread.start()
     assert gate.entered.wait(PATIENCE_SECONDS)
-    assert call_in_child(fetch_and_collect, other, target + "-child") == BODY
+    assert call_in_child(fetch_and_collect, other, shards.write(target + "-child", b"")) == BODY
     gate.go.set()
     thread.join(PATIENCE_SECONDS)
     assert done == [BODY]

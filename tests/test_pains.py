@@ -27,6 +27,7 @@ import wids
 import wids.wids
 from tests import servers, tars
 from tests.shards import serve, write_index, write_shard, write_shards, write_tar
+from wids.cache import system
 from wids.errors import (
     CompressedShardError,
     CountMismatchError,
@@ -405,7 +406,7 @@ def reads(monkeypatch):
         found.append((offset, size))
         return real(fd, size, offset)
 
-    monkeypatch.setattr(os, "pread", noting)
+    monkeypatch.setattr(system, "pread", noting)
     return found
 
 

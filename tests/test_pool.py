@@ -14,7 +14,7 @@ import pytest
 from tests import cache_shards as shards
 from tests.cache_shards import texts, texts_of
 from tests.children import PATIENCE_SECONDS, call_in_child
-from wids.cache import pool
+from wids.cache import pool, system
 from wids.cache.pool import LRUCache, OpenShards, default_capacity
 from wids.cache.store import Store
 from wids.errors import CacheError, FetchDeniedError, ShardNotFoundError
@@ -163,7 +163,7 @@ def test_lru_in_many_threads():
 )
 def test_default_capacity(monkeypatch, limit, capacity):
     """A quarter of the descriptors that the process may have, between 16 and 512."""
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(system, "descriptor_limit", lambda: limit)
     assert default_capacity() == capacity
 
 
@@ -257,7 +257,7 @@ def test_an_eviction_while_another_thread_reads(paths, monkeypatch):
 
     found = []
     thread = threading.Thread(target=lambda: found.append(texts(opened.get_shard(paths[0]))))
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(system, "pread", pread)
     thread.start()
     assert reading.wait(PATIENCE_SECONDS)
     for path in paths[1:]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS, call_in_child
-from wids.cache import files, reader
+from wids.cache import files, reader, system
 from wids.cache.reader import SPAN_BYTES, Blocks, ShardReader
 from wids.errors import ChangedShardError, ShardError, TruncatedShardError
 
@@ -63,7 +63,7 @@ def preads(monkeypatch):
         calls.append((size, offset))
         return real(fd, size, offset)
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(system, "pread", pread)
     return calls
 
 
@@ -206,7 +206,7 @@ def test_garbage_written_over_an_open_shard_is_told(tmp_path):
 def test_a_shard_cut_and_regrown_is_a_changed_one(path, monkeypatch):
     """A read that comes up short of a file as long as ever says that it changed."""
     shard = open_shard(path)
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: b"")
+    monkeypatch.setattr(system, "pread", lambda fd, size, offset: b"")
     with pytest.raises(ChangedShardError, match="came up short"):
         shard.read(0)
 
@@ -227,7 +227,7 @@ def test_a_disk_that_fails_is_a_typed_error(path, monkeypatch):
     def pread(fd, size, offset):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(system, "pread", pread)
     with pytest.raises(ShardError, match="Input/output error") as caught:
         shard.read(2)
     assert (caught.value.shard, caught.value.offset) == ("shard-url", shard.table.offsets[4])
@@ -238,7 +238,7 @@ def test_reads_that_come_in_parts_are_put_together(path, monkeypatch):
     shard = open_shard(path)
     wanted = [values(sample) for sample in open_shard(path)]
     real = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: real(fd, min(size, 7), offset))
+    monkeypatch.setattr(system, "pread", lambda fd, size, offset: real(fd, min(size, 7), offset))
     assert [values(sample) for sample in shard] == wanted
 
 

@@ -13,6 +13,7 @@ import logging
 import operator
 import os
 import re
+import weakref
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -73,7 +74,9 @@ class ShardListDataset(Dataset[Any]):
         shards: a JSON index (URL, path, path-like or open file); or a list of ``{"url", "nsamples", ...}`` dicts or
             ``(url, nsamples)`` pairs; or local tars without an index: a path or brace pattern ending in ``.tar``, or a
             list of them, whose samples are then counted here.
-        cache_size: bytes that the cache directory may hold. Kept for the cleaners; downloads are not bounded by it yet.
+        cache_size: bytes that the cache directory may hold, also while shards arrive: room is made before. None: no
+            bound but the disk, of which a hundredth (at most 1 GiB) is left free. A bound that not even one shard fits
+            is exceeded, with a warning. With a ``localname`` it holds for each directory that that chooses.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
             temporary directory. ``~`` expands. Made on the first download.
         lru_size: shards kept open; default a quarter of the process's file descriptors, at most 512.
@@ -82,7 +85,7 @@ class ShardListDataset(Dataset[Any]):
             read in place.
         transformations: ``"PIL"``, ``"numpy"``, ``"torch"``, ``"raw"`` (bytes), a function, or a list of these, applied
             in turn; none (``[]``, ``()``, ``None``) leaves each member an ``io.BytesIO``.
-        keep: this dataset's shards are not to be evicted from the cache.
+        keep: this dataset's shards are not to be evicted from the cache, by whatever job or cleaner.
         base: what relative URLs are relative to; overrides the index's own ``base`` and its place.
         options: top-level keys that override those of the JSON index.
         fields: read only members with these extensions (``(".jpg", ".cls")``); no other bytes are touched.
@@ -111,7 +114,7 @@ class ShardListDataset(Dataset[Any]):
         self,
         shards: Any,
         *,
-        cache_size: int = int(1e12),
+        cache_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         lru_size: int | None = None,
         dataset_name: str | None = None,
@@ -145,6 +148,8 @@ class ShardListDataset(Dataset[Any]):
         self._fingerprint: str | None = None
         store = Store(
             cache_dir=self.cache_dir,
+            cache_size=cache_size,
+            keep=keep,
             localname=localname,
             cache_local=cache_local,
             storage_options=storage_options,
@@ -156,6 +161,7 @@ class ShardListDataset(Dataset[Any]):
         )
         capacity = default_capacity() if lru_size is None else lru_size
         self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
+        self.cache.users.append(weakref.WeakMethod(self.leave_shard))
         self.transformations = transformations
         self._here = _NOWHERE
         self._has_warned = False
@@ -222,6 +228,7 @@ class ShardListDataset(Dataset[Any]):
         self.cache.accesses += 1
         asked = index
         if type(index) is not int or not lo <= index < hi:
+            reader = None  # while this waits for room in the cache, it must not keep another shard there
             index, (lo, hi, reader, name) = self._enter(index)
         row = index - lo
         sample = reader.read(row) if self.fields is None else reader.read_fields(row, self.fields)
@@ -251,6 +258,7 @@ class ShardListDataset(Dataset[Any]):
         while at < len(order):
             lo, hi, reader, name = self._here
             if not lo <= wanted[order[at]] < hi:
+                reader = None  # as in __getitem__
                 _, (lo, hi, reader, name) = self._enter(wanted[order[at]])
             first = at
             if wanted[order[-1]] < hi:
@@ -325,6 +333,10 @@ class ShardListDataset(Dataset[Any]):
                 self.cache.lru.capacity,
             )
 
+    def leave_shard(self) -> None:
+        """Let go of the shard that was read last; the pool's request when room is needed in the cache."""
+        self._here = _NOWHERE
+
     def close(self) -> None:
         """Close all open shards. The dataset stays usable; they open again when needed."""
         self._here = _NOWHERE
@@ -335,6 +347,7 @@ class ShardListDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.cache.users.append(weakref.WeakMethod(self.leave_shard))
         self._sum_lengths()
 
     # --- inside

@@ -19,9 +19,12 @@
     ├── FetchError (OSError)           a download failed for good; names the URL
     │   ├── ShardNotFoundError (FileNotFoundError)
     │   ├── FetchDeniedError (PermissionError)
+    │   ├── UnreachableError           no connection: the name, the port, the certificate
+    │   ├── WrongContentError          a page came instead of a shard
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
     │   └── DigestMismatchError        their md5 is not the one in the index
     ├── CacheError (OSError)           the cache directory cannot be used
+    │   └── CacheFull                  it has no room, and nothing in it may go; says by how much
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
     └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
@@ -128,6 +131,14 @@ class FetchDeniedError(FetchError, PermissionError):
     """The server or the file system refused to hand it out."""
 
 
+class UnreachableError(FetchError):
+    """There was no connection: the name is not known, nobody listens, or the certificate does not hold."""
+
+
+class WrongContentError(FetchError):
+    """A web page (of a login, a proxy, an error) came where a shard was promised."""
+
+
 class SizeMismatchError(FetchError):
     """``found`` bytes arrived where ``expected`` were promised."""
 
@@ -138,6 +149,10 @@ class DigestMismatchError(FetchError):
 
 class CacheError(WidsError, OSError):
     """The cache directory cannot be used."""
+
+
+class CacheFull(CacheError):  # noqa: N818 - a state of the cache, as `queue.Full`
+    """There is no room for a shard: ``expected`` bytes are needed, ``found`` can be had, the rest is in use."""
 
 
 class StateError(WidsError, ValueError):

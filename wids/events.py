@@ -23,12 +23,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetched(Event, frozen=True, kw_only=True):
-    """A shard was downloaded, verified and published in the cache."""
+    """A shard was downloaded, verified and published in the cache. ``is_ahead``: before anybody asked for it."""
 
     url: str
     path: str
     size_bytes: int
     seconds: float
+    is_ahead: bool = False
 
 
 class Hit(Event, frozen=True, kw_only=True):
@@ -77,6 +78,35 @@ class Waited(Event, frozen=True, kw_only=True):
     seconds: float
 
 
+class WaitedForRoom(Event, frozen=True, kw_only=True):
+    """A cache directory had no room for a shard until other processes let go of theirs."""
+
+    url: str
+    path: str
+    seconds: float
+
+
+class Evicted(Event, frozen=True, kw_only=True):
+    """A cached shard was deleted to make room. ``size_bytes``: with its member table."""
+
+    path: str
+    size_bytes: int
+
+
+class Swept(Event, frozen=True, kw_only=True):
+    """A file that a process left behind when it was killed was deleted from a cache directory."""
+
+    path: str
+    size_bytes: int
+
+
+class NotFetchedAhead(Event, frozen=True, kw_only=True):
+    """A shard could not be fetched before it was asked for; whoever needs it tries again, and says why if it fails."""
+
+    url: str
+    cause: str
+
+
 class RepeatedKeys(Event, frozen=True, kw_only=True):
     """Keys came back later in a shard, not adjacent, so these members became samples of their own."""
 
@@ -97,6 +127,8 @@ _LEVELS: dict[type[Event], int] = {
     Rejected: logging.WARNING,
     RepeatedKeys: logging.WARNING,
     Waited: logging.INFO,
+    WaitedForRoom: logging.WARNING,
+    NotFetchedAhead: logging.INFO,
 }
 
 

@@ -1,38 +1,31 @@
 """Bringing the bytes of one URL into one local file.
 
-Rules: fsspec for every scheme, never a shell. Each try writes the file from its start; what is transient (time-outs,
-resets, 408/429/5xx, short or damaged transfers) is retried with backoff and jitter, what is final is raised at once
-with what to do.
+Rules: fsspec for every scheme, never a shell. What is transient (time-outs, resets, 408/429/5xx, short or damaged
+transfers) is retried with backoff and jitter, and what has arrived stays; what is final is raised at once with what to
+do. Tries end when `ATTEMPTS` in a row brought nothing, or when the whole takes longer than the slowest of networks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import logging
 import os
-import shlex
-import shutil
-import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
 
-from wids.cache import files, remote
+from wids.cache import remote
+from wids.cache.failures import DAMAGE, CancelledTransferError, explain, is_transient, words_of
+from wids.cache.transfer import Transfer
 from wids.errors import (
-    CacheError,
-    CorruptHeaderError,
     DigestMismatchError,
-    EmptyShardError,
-    FetchDeniedError,
-    FetchError,
     NotAllowedError,
-    ShardNotFoundError,
     SizeMismatchError,
-    TruncatedShardError,
     WidsError,
+    WrongContentError,
 )
 from wids.events import Retried, emit
 from wids.index import urls
@@ -46,26 +39,10 @@ T = TypeVar("T")
 
 ATTEMPTS = 6
 WAIT_SECONDS, WAIT_MAX_SECONDS = 0.2, 15.0
-# Damage that persists is the server's or the index's, not the wire's: one more try, then say so.
-_DAMAGE = (SizeMismatchError, DigestMismatchError, EmptyShardError, TruncatedShardError, CorruptHeaderError)
+# A transfer may take ten minutes and, beyond, as long as its bytes take at this rate.
+TOTAL_SECONDS, SLOWEST_BYTES = 600.0, 64 << 10
 _DAMAGE_ATTEMPTS = 2
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-# Another try cannot help: this machine's disk, or its descriptors (closing some is the pool's work).
-_LOCAL_TROUBLE = _FULL | {errno.EMFILE, errno.ENFILE}
-_FINAL = (
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    ImportError,
-    ValueError,  # also a URL that aiohttp cannot read, and a certificate that does not hold
-    WidsError,
-)
-# Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
-_CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "http", "asyncio"})
-_EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+_PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!doctype xml")
 
 
 def fetch_to(
@@ -73,6 +50,9 @@ def fetch_to(
     path: str,
     *,
     check: Callable[[], None],
+    size: int | None = None,
+    reserve: Callable[[int], None] | None = None,
+    is_cancelled: Callable[[], bool] | None = None,
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
     hooks: Sequence[Hook] = (),
@@ -83,6 +63,9 @@ def fetch_to(
         url: any URL that fsspec knows, or ``pipe:command``.
         path: the file to fill.
         check: called after each try; an error from it fails the try.
+        size: bytes expected, or None.
+        reserve: called with the bytes that the file will have, before they are written.
+        is_cancelled: asked now and then; once it says True, the transfer ends.
         storage_options: for the fsspec file system.
         allow_pipe: let ``pipe:`` run its command (without a shell).
         hooks: told of retries.
@@ -90,20 +73,33 @@ def fetch_to(
     Raises:
         FetchError: it failed for good. CacheError: ``path`` cannot be written.
         NotAllowedError: ``pipe:`` without leave.
-        WidsError: what ``check`` raised last.
+        WidsError: what ``check`` or ``reserve`` raised last.
+        CancelledTransferError: it was cancelled.
     """
+    if urls.scheme_of(url) == "pipe" and not allow_pipe:
+        raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
+    transfer = Transfer(
+        url, path, size=size, storage_options=storage_options, reserve=reserve, is_cancelled=is_cancelled
+    )
 
     def once() -> None:
-        if urls.scheme_of(url) == "pipe":
-            _run_pipe(url, path, allow_pipe=allow_pipe)
-        elif urls.is_local(url):
-            _copy(os.path.expanduser(urls.local_path(url)), path)
-        else:
-            filesystem, name = remote.open_filesystem(url, storage_options)
-            filesystem.get_file(name, path)
-        check()
+        transfer.run()
+        try:
+            check()
+        except BaseException:
+            transfer.begin_anew()
+            raise
 
-    _try_repeatedly(once, url=url, path=path, hooks=hooks)
+    seconds = TOTAL_SECONDS + (size or 0) / SLOWEST_BYTES
+    _try_repeatedly(
+        once,
+        url=url,
+        path=path,
+        hooks=hooks,
+        seconds=seconds,
+        kept=lambda: transfer.kept_bytes,
+        is_cancelled=is_cancelled,
+    )
 
 
 def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None) -> bytes:
@@ -158,30 +154,76 @@ def check_file(url: str, fd: int, *, size: int | None, md5: str | None) -> None:
         )
 
 
-def _try_repeatedly(once: Callable[[], T], *, url: str, path: str | None, hooks: Sequence[Hook]) -> T:
-    """What ``once`` returns, tried until it does or there is no point in more. ``path``: the file that it writes."""
-    tries = damaged = 0
+def check_content(url: str, head: bytes) -> None:
+    """Refuse a page, which servers, proxies and log-in walls send with status 200.
+
+    Args:
+        url: where it came from.
+        head: its first bytes.
+
+    Raises:
+        WrongContentError: it is one.
+    """
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(_PAGES):
+        raise WrongContentError(
+            f"{url}: a web page came instead of a shard ({head[:80]!r}); open the URL in a browser to see what it says "
+            "(a log-in, a proxy, a page about the file?)",
+            url=url,
+        )
+
+
+def _try_repeatedly(
+    once: Callable[[], T],
+    *,
+    url: str,
+    path: str | None,
+    hooks: Sequence[Hook],
+    seconds: float = TOTAL_SECONDS,
+    kept: Callable[[], int] = lambda: 0,
+    is_cancelled: Callable[[], bool] | None = None,
+) -> T:
+    """What ``once`` returns, tried until it does or there is no point in more.
+
+    Args:
+        once: one try.
+        url: for messages.
+        path: the file that it writes.
+        hooks: told of retries.
+        seconds: for all tries together.
+        kept: how many bytes another try need not fetch; a try that brought more of them was not in vain.
+        is_cancelled: asked before each try.
+    """
+    tries = damaged = fruitless = before = 0
+    deadline = time.monotonic() + seconds
 
     def is_retried(error: Exception) -> bool:
-        nonlocal damaged
-        damaged += isinstance(error, _DAMAGE)
-        is_again = tries < ATTEMPTS and damaged < _DAMAGE_ATTEMPTS and _is_transient(error, path)
+        nonlocal damaged, fruitless, before
+        is_damage = isinstance(error, DAMAGE)
+        damaged += is_damage
+        now = kept()
+        fruitless = 0 if now > before and not is_damage else fruitless + 1
+        before = max(now, before)
+        is_in_time = time.monotonic() < deadline
+        is_again = fruitless < ATTEMPTS and damaged < _DAMAGE_ATTEMPTS and is_in_time and is_transient(error, path)
         if is_again:
-            emit(hooks, Retried(url=url, attempt=tries, cause=_words_of(error)))
+            emit(hooks, Retried(url=url, attempt=tries, cause=words_of(error)))
         return is_again
 
     try:
         with _without_stamina_log():
             for attempt in stamina.retry_context(
-                on=is_retried, attempts=ATTEMPTS, timeout=None, wait_initial=WAIT_SECONDS, wait_max=WAIT_MAX_SECONDS
+                on=is_retried, attempts=None, timeout=None, wait_initial=WAIT_SECONDS, wait_max=WAIT_MAX_SECONDS
             ):
                 with attempt:
+                    if is_cancelled is not None and is_cancelled():
+                        raise CancelledTransferError  # noqa: TRY301 - as from within
                     tries += 1
                     result = once()
-    except WidsError:
+    except (CancelledTransferError, WidsError):
         raise
     except Exception as error:
-        raise _explain(error, url, path, tries=tries) from error
+        raise explain(error, url, path, tries=tries) from error
     return result
 
 
@@ -199,83 +241,3 @@ def _without_stamina_log() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_others)
-
-
-def _copy(source: str, path: str) -> None:
-    fd, _ = files.open_file(source)
-    with open(fd, "rb") as reading, open(path, "wb") as writing:
-        shutil.copyfileobj(reading, writing, 1 << 20)
-
-
-def _words_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def _status_of(error: BaseException) -> int | None:
-    """HTTP status behind an error of aiohttp, gcsfs, botocore or another client; None when there is none."""
-    for name in ("status", "code", "status_code"):
-        value = getattr(error, name, None)
-        if isinstance(value, str) and value.isdigit():
-            value = int(value)
-        if isinstance(value, int) and 100 <= value < 600:
-            return value
-    return None
-
-
-def _is_of_target(error: BaseException, path: str | None) -> bool:
-    """Whether it is the file being written that failed, rather than where it comes from."""
-    return isinstance(error, OSError) and (error.errno in _FULL or (path is not None and error.filename == path))
-
-
-def _is_transient(error: Exception, path: str | None) -> bool:
-    """Whether another try may end better."""
-    status = _status_of(error)
-    if status is not None:
-        return status in _TRANSIENT_STATUS
-    if isinstance(error, _DAMAGE) or type(error) is FetchError:  # the latter: a pipe: command that failed
-        return True
-    if isinstance(error, _FINAL) or _is_of_target(error, path):
-        return False
-    if isinstance(error, OSError):
-        return error.errno not in _LOCAL_TROUBLE
-    return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
-
-
-def _explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:
-    """The typed error that tells what happened to ``url`` and what to do."""
-    status, cause = _status_of(error), _words_of(error)
-    if _is_of_target(error, path):
-        return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return ShardNotFoundError(
-            f"{url}: there is nothing there; check the URL or path, and the base of the index if it comes from one",
-            url=url,
-        )
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return FetchDeniedError(
-            f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
-        )
-    if isinstance(error, ImportError):
-        package = _EXTRAS.get(urls.scheme_of(url), "the package named above")
-        return FetchError(f"{url}: {cause}. Reading this scheme needs {package}: pip install {package}", url=url)
-    if isinstance(error, ValueError):
-        return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
-    return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
-
-
-def _run_pipe(url: str, path: str, *, allow_pipe: bool) -> None:
-    """Run a ``pipe:`` command without a shell; ``{local}`` stands for the file, else the shard is its output."""
-    if not allow_pipe:
-        raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
-    words = shlex.split(url.removeprefix("pipe:"))
-    if not words:
-        raise ValueError("there is no command after pipe:")
-    argv = [word.replace("{local}", path) for word in words]
-    with open(os.devnull if argv != words else path, "wb") as target:
-        try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.PIPE, check=False)  # noqa: S603 - allowed by the caller, argv without a shell
-        except OSError as error:
-            raise FetchDeniedError(f"{url}: the program {argv[0]!r} cannot be started ({error})", url=url) from error
-    if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise FetchError(f"{url}: exit code {done.returncode}; it said: {last}", url=url)

@@ -14,7 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from wids import forks
-from wids.cache import locks
+from wids.cache import locks, system
 from wids.errors import CacheError, ShardError, TableError
 from wids.events import logger
 from wids.index import table as tables
@@ -37,8 +37,8 @@ def open_file(path: str) -> tuple[int, Identity]:
     Raises:
         OSError: it cannot be opened. IsADirectoryError: it is a directory, a FIFO, a device.
     """
-    # O_NONBLOCK: opening a FIFO must fail below instead of waiting for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    # Not blocking: opening a FIFO must fail below instead of waiting for a writer.
+    fd = os.open(path, system.READ_FLAGS)
     with closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise IsADirectoryError(f"{path} is not a regular file")
@@ -67,7 +67,7 @@ def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
-    pread = os.pread  # called once for each large member, so that even the look-up counts
+    pread = system.pread  # called once for each large member, so that even the look-up counts
 
     def read(offset: int, count: int) -> bytes:
         try:
@@ -125,9 +125,7 @@ def write_atomically(path: str, data: bytes) -> None:
         OSError: it cannot be written; what was there stays.
     """
     with part_file(path) as (part, fd):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        system.write_all(fd, data, 0)
         os.replace(part, path)
 
 
@@ -138,13 +136,8 @@ def part_file(path: str) -> Iterator[tuple[str, int]]:
     Raises:
         CacheError: it cannot be made.
     """
-    part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    part, fd = make_part(path)
     try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
-    try:
-        locks.mark(fd)
         yield part, fd
     finally:
         # A process forked meanwhile has a copy of the descriptor: closing ours would leave what is published locked.
@@ -152,6 +145,25 @@ def part_file(path: str) -> Iterator[tuple[str, int]]:
         os.close(fd)
         with contextlib.suppress(OSError):  # published, or the directory fails as it did for whoever got here
             os.unlink(part)
+
+
+def make_part(path: str) -> tuple[str, int]:
+    """A new file of our own beside ``path``, open and locked; the caller closes it, and publishes or unlinks it.
+
+    Raises:
+        CacheError: it cannot be made.
+    """
+    while True:
+        part = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.part"
+        try:
+            fd = os.open(part, system.WRITE_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as error:
+            raise CacheError(f"{part}: cannot be made ({error}); is the directory writable?") from error
+        with closing_on_error(fd):
+            # A sweeper may have come by before it was locked, and taken it for one that was left behind.
+            if system.try_lock(fd, is_shared=False) is not False and os.fstat(fd).st_nlink:
+                return part, fd
+        os.close(fd)
 
 
 def is_ours(path: str) -> bool:
@@ -166,7 +178,7 @@ def private_dir() -> str:
             place = tempfile.gettempdir()
         except FileNotFoundError:  # it can write nowhere; local shards can be read all the same
             place = "/tmp"  # noqa: S108 - what cannot be made there is told when something is to go there
-    return os.path.join(place, f"wids-cache-{os.getuid()}")
+    return os.path.join(place, f"wids-cache-{system.user_id()}")
 
 
 def make_directory(path: str, *, is_private: bool) -> None:
@@ -189,5 +201,5 @@ def check_owner(path: str) -> None:
         PermissionError: it belongs to another user.
     """
     with contextlib.suppress(FileNotFoundError):
-        if {os.lstat(path).st_uid, os.stat(path).st_uid} != {os.getuid()}:
+        if {os.lstat(path).st_uid, os.stat(path).st_uid} != {system.user_id()}:
             raise PermissionError(f"{path} belongs to another user")

@@ -1,21 +1,23 @@
-"""Inter-process locks on files of the cache directory.
+"""Inter-process locks on files of the cache directory, and leases on the shards in it.
 
 Rules: a lock file is never unlinked, because a waiter would then lock an inode that nobody else sees. Locks only
-save work: publishing is atomic without them, so a file system that has none degrades to double downloads.
+save work: publishing is atomic without them, so a file system that has none degrades to double downloads. A lease is a
+shared lock on an open shard itself: whoever would delete it has to lock it exclusively, and the kernel ends the lease
+with the process. Leases are released by closing only, for an unlock would release those of forked processes too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import time
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+from wids.cache import system
 from wids.errors import CacheError
 from wids.events import Waited, emit, logger
 
@@ -40,13 +42,37 @@ def hold(path: str, *, hooks: Sequence[Hook] = ()) -> Iterator[None]:
         CacheError: the lock file cannot be made (no such directory, read-only, no permission), or this very thread
             holds the lock.
     """
-    lock = FileLock(path + SUFFIX, poll_interval=_POLL_SECONDS, fallback_to_soft=False, preserve_lock_file=True)
+    lock = _lock_of(path)
     is_held = _acquire(lock, path, hooks)
     try:
         yield
     finally:
         if is_held:
             lock.release()
+
+
+@contextlib.contextmanager
+def try_hold(path: str) -> Iterator[bool]:
+    """As `hold` without waiting; gives whether it is held (or there are no locks here)."""
+    lock = _lock_of(path)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, RuntimeError):
+        yield False
+        return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise CacheError(f"{path}: cannot make its lock file ({error}); is the directory writable?") from error
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _lock_of(path: str) -> FileLock:
+    return FileLock(path + SUFFIX, poll_interval=_POLL_SECONDS, fallback_to_soft=False, preserve_lock_file=True)
 
 
 def _acquire(lock: FileLock, path: str, hooks: Sequence[Hook]) -> bool:
@@ -84,13 +110,20 @@ def _warn_of_no_locks(directory: str, cause: str) -> None:
     logger.warning("%s: this file system has no locks (%s); shards may be downloaded twice", directory, cause)
 
 
-def mark(fd: int) -> None:
-    """Mark an open file of our own as in use, with a lock that the kernel drops when the process dies."""
-    with contextlib.suppress(OSError):  # no such locks here: sweepers must then go by age
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def mark(fd: int) -> bool:
+    """Mark an open file of our own as in use; whether others see it (they go by age where there are no such locks)."""
+    return bool(system.try_lock(fd, is_shared=False))
 
 
 def unmark(fd: int) -> None:
     """Drop the mark, also for a process that was forked meanwhile and holds a copy of the descriptor."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
+    system.unlock(fd)
+
+
+def lease(fd: int) -> bool | None:
+    """Lease an open shard: True; False if it is being deleted or is deleted; None where there are no leases."""
+    if os.fstat(fd).st_nlink == 0:
+        return False
+    is_leased = system.try_lock(fd, is_shared=True)
+    # It may have been deleted between the first look and the lock; after it, nobody can.
+    return is_leased if is_leased is None else is_leased and os.fstat(fd).st_nlink > 0

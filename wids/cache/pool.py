@@ -2,16 +2,24 @@
 
 Rules: no locks, so a fork cannot inherit a held one: each step is one dictionary operation, and two threads that open
 the same shard at once merely open it twice. Letting go of a reader closes it when its last user is done.
+
+An open cached shard has a lease, which keeps it from being evicted. So that no process sits on shards that it does not
+read, leased readers are let go when somebody waits for room in their directory, which a small thread listens for; and
+a forked child starts without those of its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import resource
+import os
+import threading
+import time
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from wids.cache import system
 from wids.cache.reader import Blocks
 from wids.events import Closed, emit
 
@@ -27,11 +35,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _SMALLEST, _LARGEST = 16, 512
+_LISTEN_SECONDS = 0.1
 
 
 def default_capacity() -> int:
     """A quarter of the process's file descriptors, between 16 and 512: open shards are cheap, descriptors are not."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = system.descriptor_limit()
     if limit < 0:
         return _LARGEST
     return max(_SMALLEST, min(_LARGEST, limit // 4))
@@ -113,15 +122,28 @@ class OpenShards:
     Attributes:
         lru: URL -> `ShardReader`, least recently used first; ``lru.capacity`` may be changed.
         accesses: samples asked for. misses: shards opened.
+        users: weak methods, called when readers are to be let go of: who keeps one at hand lets go of it.
     """
+
+    users: list[weakref.WeakMethod[Callable[[], None]]]
 
     def __init__(self, store: Store, *, capacity: int, find: Callable[[str], Shard], hooks: Sequence[Hook]) -> None:
         self.store = store
-        self.lru: LRUCache[str, ShardReader] = LRUCache(capacity, self._on_release)
+        self.lru: LRUCache[str, ShardReader] = LRUCache(capacity)
         self.hooks = hooks
         self._find = find
-        self._blocks = Blocks()
+        self._begin()
         self.reset_stats()
+
+    def _begin(self) -> None:
+        self.users = []
+        self._blocks = Blocks()
+        self._listener: threading.Thread | None = None
+        # Weakly: the pool is what holds the open files, and must go when its dataset does.
+        this = weakref.ref(self)
+        self.store.let_go = lambda: _call(this, OpenShards.let_go)
+        self.listen_to_releases()
+        _pools.add(self)
 
     def __len__(self) -> int:
         return len(self.lru)
@@ -129,12 +151,12 @@ class OpenShards:
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
         empty: LRUCache[str, ShardReader] = LRUCache(self.lru.capacity)
-        return {**self.__dict__, "lru": empty, "_blocks": None, "accesses": 0, "misses": 0}
+        own = {"lru": empty, "_blocks": None, "accesses": 0, "misses": 0, "users": None, "_listener": None}
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.lru.release_handler = self._on_release
-        self._blocks = Blocks()
+        self._begin()
 
     def get_shard(self, url: str) -> ShardReader:
         """The open shard at ``url`` (as the index resolves it), opened if it is not.
@@ -155,6 +177,8 @@ class OpenShards:
             reader = self._open(shard)
             reader.share(self._blocks)
             self.lru[shard.url] = reader
+            if reader.is_leased:
+                self._listen()
         return reader
 
     def _open(self, shard: Shard) -> ShardReader:
@@ -176,8 +200,74 @@ class OpenShards:
         """Let go of every open shard."""
         self.lru.clear()
 
-    def _on_release(self, url: str, _: ShardReader) -> None:
+    def let_go(self) -> None:
+        """Let go of every leased shard; one that is being read at this moment closes afterwards."""
+        for url in [url for url, reader in list(self.lru.items()) if reader.is_leased]:
+            del self.lru[url]
+        for user in self.users:
+            leave = user()
+            if leave is not None:
+                leave()
+
+    def listen_to_releases(self) -> None:
+        """Be told of readers that leave the pool."""
+        this = weakref.ref(self)
+        self.lru.release_handler = lambda url, reader: _call(this, OpenShards._on_release, url, reader)
+
+    def _listen(self) -> None:
+        """See to it that a thread listens for those who wait for room, as long as anything is leased."""
+        if self._listener is None or not self._listener.is_alive():
+            # A thread that keeps the pool, and so its files, would never end.
+            thread = threading.Thread(target=_listen, args=(weakref.ref(self),), daemon=True, name="wids-leases")
+            self._listener = thread
+            thread.start()
+
+    def _on_release(self, url: str, reader: ShardReader) -> None:
+        if reader.is_leased:
+            self.store.touch(reader.path)
         emit(self.hooks, Closed(url=url))
+
+
+_pools: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+
+
+def _call(this: weakref.ref[OpenShards], method: Callable[..., None], *args: Any) -> None:
+    pool = this()
+    if pool is not None:
+        method(pool, *args)
+
+
+def _listen(this: weakref.ref[OpenShards]) -> None:
+    """Let go of the leased shards of a pool when somebody rings; until it has none, or is gone."""
+    heard: dict[str, int] = {}
+    while True:
+        pool = this()
+        if pool is None:
+            return
+        leased = {os.path.dirname(reader.path) for reader in list(pool.lru.values()) if reader.is_leased}
+        if not leased:
+            pool._listener = None  # noqa: SLF001 - this is the listener
+            if any(reader.is_leased for reader in list(pool.lru.values())):  # opened just now, when there was one
+                pool._listen()  # noqa: SLF001 - likewise
+            return
+        rung = {directory: pool.store.bell_time(directory) for directory in leased}
+        if any(heard.get(directory, when) != when for directory, when in rung.items()):
+            pool.let_go()
+        heard = rung
+        del pool
+        time.sleep(_LISTEN_SECONDS)
+
+
+def _start_child() -> None:
+    """A forked child has copies of its parent's leases, and would keep them for as long as it lives."""
+    for pool in list(_pools):
+        pool.lru.release_handler = None  # closing a copy is no event
+        pool.let_go()
+        pool.listen_to_releases()
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_start_child)
 
 
 def _lacks_descriptors(error: BaseException | None) -> bool:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.cache import files
+from wids.cache import files, system
 from wids.errors import ChangedShardError, ShardError, TarError, TruncatedShardError
 from wids.events import logger
 from wids.index.keys import encode_name
@@ -90,13 +90,15 @@ class ShardReader:
         path: the local file that is read.
         table: its member table.
         tag: sets this reader's blocks apart.
+        is_leased: its file is in the cache, and stays there as long as it is open.
     """
 
-    __slots__ = ("_blocks", "_fd", "_hot", "_map", "_mtime_ns", "path", "table", "tag", "url")
+    __slots__ = ("_blocks", "_fd", "_hot", "_map", "_mtime_ns", "is_leased", "path", "table", "tag", "url")
 
-    def __init__(self, fd: int, *, table: MemberTable, url: str, path: str) -> None:
+    def __init__(self, fd: int, *, table: MemberTable, url: str, path: str, is_leased: bool = False) -> None:
         """Take ownership of the open descriptor ``fd``."""
         self._fd = fd
+        self.is_leased = is_leased
         self._map: mmap.mmap | None = None
         known = table.identity.mtime_ns
         self._mtime_ns = os.fstat(fd).st_mtime_ns if known is None else known
@@ -259,7 +261,7 @@ class ShardReader:
                 if os.lseek(self._fd, 0, os.SEEK_END) < self.table.identity.size:
                     self._raise_short(offset, size)
                 return mapped[offset : offset + size]
-            data = os.pread(self._fd, size, offset)
+            data = system.pread(self._fd, size, offset)
             if len(data) != size:
                 data += self._read_rest(offset + len(data), size - len(data))
             # After the read: what was written before it shows. Without this, members that someone moved within the
@@ -322,7 +324,7 @@ class ShardReader:
         """A read came up short: past 2 GiB the kernel returns less than asked; else the file was cut."""
         parts = []
         while size:
-            part = os.pread(self._fd, size, offset)
+            part = system.pread(self._fd, size, offset)
             if not part:
                 self._raise_short(offset, size)
             parts.append(part)

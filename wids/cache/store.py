@@ -3,26 +3,32 @@
 Rules: local shards are read where they are, never copied or deleted. A cached shard is used only when its size, its
 modification time and what the index says agree with the member table saved beside it when it was verified, or an md5
 in the index proves it; else it is fetched again. Publishing is one ``os.replace``: nobody sees half a shard. Only files
-that this cache made are replaced.
+that this cache made are replaced. What is open is leased, and room is made before bytes come (see `wids.cache.room`).
 
 In the cache directory: ``NAME`` the shard (see `wids.index.urls.cache_name`), ``NAME.widx`` its member table,
-``NAME.lock`` its lock (kept for good), ``NAME.<pid>-<random>.part`` a download under way, locked by its writer.
+``NAME.lock`` its lock (kept for good), ``NAME.keep`` a mark that it is not to be evicted, ``NAME.<pid>-<random>.part``
+a download under way, locked by its writer; ``.room.lock``, ``.room.bell`` and ``.<pid>-<random>.wids-plan`` as in
+`wids.cache.room` and `wids.cache.plans`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import fetch, files, locks
+from wids.cache import fetch, files, locks, system
+from wids.cache.inventory import KEEP_SUFFIX
 from wids.cache.reader import ShardReader
+from wids.cache.room import Room, table_allowance
 from wids.cache.verify import find_difference, find_difference_in_size
 from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError, WidsError
-from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys, emit
+from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys, emit, logger
 from wids.index import table as tables
 from wids.index import urls
 
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
 
 # Tables of shards that have no saved one are kept in memory up to this many bytes, so that reopening is free.
 _TABLES_BYTES = 64 << 20
+# How often a cache directory may vanish under a fetch before that is an error.
+_WIPED_ATTEMPTS = 2
 
 
 def default_cache_dir() -> str:
@@ -57,12 +65,18 @@ class Store:
         use_mmap: read through memory maps; see `wids.cache.reader`.
         rule, group: see `wids.index.table.build_table`.
         hooks: told of every event.
+        cache_size: bytes that a cache directory may hold; None: what the disk has room for.
+        keep: mark the shards as not to be evicted.
     """
+
+    let_go: Callable[[], None] | None = None  # the pool's; closes what is open and not being read
 
     def __init__(
         self,
         *,
         cache_dir: str | None,
+        cache_size: int | None = None,
+        keep: bool = False,
         localname: Callable[[str], str] | None = None,
         cache_local: bool = False,
         storage_options: dict[str, Any] | None = None,
@@ -74,6 +88,8 @@ class Store:
     ) -> None:
         tables.parse_rule(rule)
         self.cache_dir = cache_dir
+        self.cache_size = cache_size
+        self.keep = keep
         self.localname = localname
         self.cache_local = cache_local
         self.storage_options = storage_options
@@ -90,9 +106,10 @@ class Store:
         self._tables: dict[str, MemberTable] = {}
         self._unsummed = 0  # bytes of tables remembered since they were last summed up
         self._miscounted: dict[str, Identity] = {}
+        self._rooms: dict[str, Room] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}, "_unsummed": 0, "_miscounted": {}}
+        return {**self.__dict__, "_tables": {}, "_unsummed": 0, "_miscounted": {}, "_rooms": {}, "let_go": None}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -119,9 +136,7 @@ class Store:
         """
         start = time.perf_counter()
         path, is_in_place = self.place(shard.url)
-        if not tables.is_standard(self.rule, self.group):
-            # Saved tables count samples the standard way; the dataset compares the count that this grouping gives.
-            shard = msgspec.structs.replace(shard, nsamples=None)
+        shard = self._as_grouped(shard)
         reader, has_saved = self._open_in_place(shard, path) if is_in_place else self._open_cached(shard, path)
         if self.use_mmap:
             reader.map_file()
@@ -193,19 +208,79 @@ class Store:
             dropped = remembered.pop(oldest, None)
             total -= dropped.nbytes if dropped else 0
 
+    def fetch_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Fetch a shard that will be needed, unless it is there or somebody else fetches it; whether this fetched it.
+
+        Args:
+            shard: which.
+            after: only shards that are used later than this may go for it, in seconds since 1970.
+            is_cancelled: asked now and then; once it says True, the transfer ends.
+
+        Raises:
+            CacheFull: there is no room for it now.
+            CancelledTransferError: it was cancelled.
+            WidsError: as `open`.
+        """
+        path, is_in_place = self.place(shard.url)
+        if is_in_place:
+            return False
+        shard = self._as_grouped(shard)
+        found, cause = self._begin_look(shard, path)
+        if found is None:
+            with locks.try_hold(path) as is_held:
+                if not is_held:
+                    return False
+                found, cause = self._look(shard, path)
+                if found is None and not (cause and shard.md5sum):  # whether the md5 is right is found out when asked
+                    if cause:
+                        emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
+                    (fd, _), event = self._fetch(shard, path, after=after, is_cancelled=is_cancelled)
+                    os.close(fd)
+                    emit(self.hooks, event)
+                    return True
+        if found is not None:
+            os.close(found[0])
+        return False
+
+    def touch(self, path: str) -> None:
+        """Note that a cached shard was used: what was used longest ago goes first."""
+        with contextlib.suppress(OSError):  # another user's directory, a read-only one
+            os.utime(path + tables.SUFFIX)
+
+    def bell_time(self, directory: str) -> int:
+        """When somebody last waited for room in a directory; see `wids.cache.room.Room.bell_time`."""
+        return self._room(directory).bell_time()
+
+    def _room(self, directory: str) -> Room:
+        room = self._rooms.get(directory)
+        if room is None:
+            room = Room(directory, limit=self.cache_size, hooks=self.hooks, let_go=self._let_go)
+            room = self._rooms.setdefault(directory, room)
+        return room
+
+    def _let_go(self) -> None:
+        if self.let_go is not None:
+            self.let_go()
+
+    def _as_grouped(self, shard: Shard) -> Shard:
+        """A shard without its count if this store counts another way; the dataset compares what its grouping gives."""
+        if tables.is_standard(self.rule, self.group):
+            return shard
+        return msgspec.structs.replace(shard, nsamples=None)
+
     def _open_cached(self, shard: Shard, path: str) -> tuple[ShardReader, bool]:
-        directory = os.path.dirname(path)
-        is_private = directory == files.private_dir()
-        try:
-            if is_private:
-                files.check_owner(directory)  # before the first look: what another user put there is not looked at
-            found, _ = self._look(shard, path)
-            if found is None:
-                files.make_directory(directory, is_private=is_private)
-        except WidsError:
-            raise
-        except OSError as error:
-            raise CacheError(f"{directory}: cannot be used ({error}); choose another cache_dir") from error
+        for _ in range(_WIPED_ATTEMPTS):
+            try:
+                return self._open_or_fetch(shard, path)
+            except CacheError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                # Somebody emptied or deleted the cache directory in the meantime.
+                logger.warning("%s: %s; once more", shard.url, error)
+        return self._open_or_fetch(shard, path)
+
+    def _open_or_fetch(self, shard: Shard, path: str) -> tuple[ShardReader, bool]:
+        found, _ = self._begin_look(shard, path)
         event: Event = Hit(url=shard.url, path=path)
         has_saved = found is not None
         if found is None:
@@ -220,13 +295,32 @@ class Store:
                     found, event = self._fetch(shard, path)
         fd, table = found
         with files.closing_on_error(fd):
+            if self.keep:
+                _keep(path)
+            self.touch(path)
             emit(self.hooks, event)  # with the lock free again: a hook may open the shard that it is told of
             if not tables.is_standard(self.rule, self.group):
                 table, has_saved = self._build_table(fd, path, shard.url, table.identity), False
-        return ShardReader(fd, table=table, url=shard.url, path=path), has_saved
+        return ShardReader(fd, table=table, url=shard.url, path=path, is_leased=True), has_saved
+
+    def _begin_look(self, shard: Shard, path: str) -> tuple[Found | None, str]:
+        """`_look`, and a directory to fetch into if there is nothing."""
+        directory = os.path.dirname(path)
+        is_private = directory == files.private_dir()
+        try:
+            if is_private:
+                files.check_owner(directory)  # before the first look: what another user put there is not looked at
+            found, cause = self._look(shard, path)
+            if found is None:
+                files.make_directory(directory, is_private=is_private)
+        except WidsError:
+            raise
+        except OSError as error:
+            raise CacheError(f"{directory}: cannot be used ({error}); choose another cache_dir") from error
+        return found, cause
 
     def _look(self, shard: Shard, path: str) -> tuple[Found | None, str]:
-        """The cached shard if it is whole and current, else None and why (``""``: it is not there)."""
+        """The cached shard, leased, if it is whole and current, else None and why (``""``: it is not there)."""
         try:
             fd, facts = files.open_file(path)
         except FileNotFoundError:
@@ -234,6 +328,9 @@ class Store:
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
+            if locks.lease(fd) is False:  # it is being evicted
+                os.close(fd)
+                return None, ""
             table = files.load_table(path, shard.url, shard_bytes=facts.size)
             cause = self._find_difference(shard, path, facts, table)
         if table is None or cause:
@@ -278,41 +375,113 @@ class Store:
         files.save_table(path, table)
         return (fd, table), ""
 
-    def _fetch(self, shard: Shard, path: str) -> tuple[Found, Fetched]:
-        """Download, verify, index and publish; the caller holds the lock."""
+    def _fetch(
+        self,
+        shard: Shard,
+        path: str,
+        *,
+        after: float = -math.inf,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> tuple[Found, Fetched]:
+        """Make room, download, verify, index and publish; the caller holds the lock. ``after``: see `fetch_ahead`."""
         start = time.perf_counter()
         arrived: list[Found] = []
-        with files.part_file(path) as (part, _):
+        room = self._room(os.path.dirname(path))
+        with files.part_file(path) as (part, part_fd), files.part_file(path + tables.SUFFIX) as (table_part, table_fd):
+
+            def reserve(size: int) -> None:
+                room.reserve([(part_fd, size), (table_fd, table_allowance(size))], url=shard.url, after=after)
 
             def check() -> None:
-                # By name: other writers replace the part file instead of filling it.
-                fd, _ = files.open_file(part)
+                # By name: a pipe: program may replace the part file instead of filling it.
+                fd, facts = files.open_file(part)
                 with files.closing_on_error(fd):
+                    fetch.check_content(shard.url, system.pread(fd, 512, 0))
                     fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)
+                    reserve(facts.size)
                     os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
                     arrived.append((fd, files.scan_table(fd, shard.url, self._identify(fd, shard))))
 
+            if shard.filesize is not None:
+                reserve(shard.filesize)
             fetch.fetch_to(
                 shard.url,
                 part,
                 check=check,
+                size=shard.filesize,
+                reserve=reserve,
+                is_cancelled=is_cancelled,
                 storage_options=self.storage_options,
                 allow_pipe=self.allow_pipe,
                 hooks=self.hooks,
             )
             fd, table = arrived.pop()
             with files.closing_on_error(fd):
-                try:
-                    # The table first: a table without its shard is inert, a shard without one would have to be proved.
-                    files.write_atomically(path + tables.SUFFIX, table.to_bytes())
-                    os.replace(part, path)
-                except OSError as error:
-                    raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
+                data = table.to_bytes()
+                room.reserve([(table_fd, len(data))], url=shard.url)
+                _fill(path + tables.SUFFIX, table_fd, data)
+                with room.lock():
+                    fd = _publish(fd, (part, part_fd, path), (table_part, table_fd, path + tables.SUFFIX))
         if shard.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To fetch the shard again for each sample would never end.
             self._miscounted[path] = table.identity
         seconds = time.perf_counter() - start
-        return (fd, table), Fetched(url=shard.url, path=path, size_bytes=table.identity.size, seconds=seconds)
+        event = Fetched(
+            url=shard.url,
+            path=path,
+            size_bytes=table.identity.size,
+            seconds=seconds,
+            is_ahead=after > -math.inf,
+        )
+        return (fd, table), event
+
+
+def _fill(path: str, fd: int, data: bytes) -> None:
+    """Make ``data`` all that the part file of ``path`` holds."""
+    try:
+        system.write_all(fd, data, 0)
+        os.ftruncate(fd, len(data))
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be written ({error}); free space or move cache_dir") from error
+
+
+def _publish(fd: int, shard: tuple[str, int, str], table: tuple[str, int, str]) -> int:
+    """Give a shard and its table their names, and lease the shard; nobody can evict it meanwhile.
+
+    Args:
+        fd: the shard, open for reading.
+        shard: the part file's name, its descriptor, which is closed afterwards by whoever made it, and the final name.
+        table: likewise.
+
+    Returns:
+        The shard's descriptor.
+    """
+    part, part_fd, path = shard
+    table_part, table_fd, table_path = table
+    try:
+        if not system.RENAMES_OPEN_FILES:
+            os.close(fd)
+            os.dup2(null := os.open(os.devnull, os.O_RDONLY), part_fd)
+            os.dup2(null, table_fd)
+            os.close(null)
+        # The table first: a table without its shard is inert, a shard without one would have to be proved.
+        os.replace(table_part, table_path)
+        os.replace(part, path)
+        if not system.RENAMES_OPEN_FILES:
+            return files.open_file(path)[0]
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
+    locks.unmark(part_fd)  # else it would be locked against our own lease
+    locks.lease(fd)
+    return fd
+
+
+def _keep(path: str) -> None:
+    """Mark a cached shard as not to be evicted."""
+    mark = path + KEEP_SUFFIX
+    if not os.path.exists(mark):
+        with contextlib.suppress(OSError):
+            os.close(os.open(mark, system.WRITE_FLAGS | os.O_CREAT, 0o666))
 
 
 def _endpoint(storage_options: dict[str, Any]) -> str:

@@ -88,6 +88,11 @@ def without_query(url: str) -> str:
     return head + path
 
 
+def host_of(url: str) -> str:
+    """Host and port of a URL, or its bucket; "" where there is none."""
+    return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+
+
 def directory_of(url: str) -> str:
     """What relative URLs in a file at ``url`` are relative to: its directory, without query."""
     head, path, _ = _split(url)

@@ -1,0 +1,63 @@
+"""Which shards go when room is needed: a pure plan over what is known of each.
+
+Rules: shards that no live job is going to read go first, least recently used first; then those whose next use lies
+farthest away. What is kept stays. Whether a shard is being read right now is not known here: whoever carries the plan
+out goes on with the next one if a shard cannot go.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard in a cache directory.
+
+    Attributes:
+        name: its file's name.
+        size_bytes: with its member table.
+        used_ns: when it was last opened or let go, in nanoseconds of the wall clock.
+        is_kept: a dataset wants it to stay.
+    """
+
+    name: str
+    size_bytes: int
+    used_ns: int
+    is_kept: bool = False
+
+
+def victims(entries: Iterable[Entry], uses: Mapping[str, float], *, after: float = -math.inf) -> Iterator[Entry]:
+    """The shards that may go, in the order in which they should.
+
+    Args:
+        entries: what is there.
+        uses: name -> when a live job will use it next, in seconds of one clock; absent: no job will.
+        after: only shards whose next use is later than this.
+    """
+
+    def rank(entry: Entry) -> tuple[float, int]:
+        return -uses.get(entry.name, math.inf), entry.used_ns
+
+    for entry in sorted((entry for entry in entries if not entry.is_kept), key=rank):
+        if uses.get(entry.name, math.inf) > after:
+            yield entry
+
+
+def missing_bytes(*, used: int, wanted: int, limit: int | None, free: int, floor: int) -> int:
+    """How many bytes have to go before ``wanted`` more may come; 0 or less: none.
+
+    Args:
+        used: bytes in the cache.
+        wanted: bytes more.
+        limit: bytes that the cache may have; None: no bound.
+        free: bytes that the file system has left, less those promised to downloads under way.
+        floor: bytes that it must have left afterwards.
+    """
+    over = 0 if limit is None else used + wanted - limit
+    return max(over, wanted - (free - floor))

@@ -1,0 +1,150 @@
+"""What went wrong with a transfer: whether another try may end better, and the typed error that says what to do.
+
+Rules: pure; clients are recognised by the shape of their errors, never imported. What is not known to be final is
+final all the same, unless it comes from the network.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+from wids.errors import (
+    CacheError,
+    CorruptHeaderError,
+    DigestMismatchError,
+    EmptyShardError,
+    FetchDeniedError,
+    FetchError,
+    ShardNotFoundError,
+    SizeMismatchError,
+    TruncatedShardError,
+    UnreachableError,
+    WidsError,
+    WrongContentError,
+)
+from wids.index import urls
+
+# Damage that persists is the server's or the index's, not the wire's: one more try, then say so.
+DAMAGE = (
+    SizeMismatchError,
+    DigestMismatchError,
+    EmptyShardError,
+    TruncatedShardError,
+    CorruptHeaderError,
+    WrongContentError,
+)
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNWRITABLE = FULL | {errno.EROFS, errno.EFBIG}
+# Another try cannot help: this machine's disk, or its descriptors (closing some is the pool's work).
+_LOCAL_TROUBLE = _UNWRITABLE | {errno.EMFILE, errno.ENFILE}
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    ValueError,  # also a URL that aiohttp cannot read, and a certificate that does not hold
+    WidsError,
+)
+# Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
+_CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "http", "asyncio"})
+_EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+
+
+class InterruptedTransferError(OSError):
+    """What was being fetched is another thing now, or comes in another way; the next try begins anew."""
+
+
+class StalledTransferError(OSError):
+    """The transfer ended too early, or nothing came for too long; the next try goes on."""
+
+
+class CancelledTransferError(Exception):
+    """Nobody wants the transfer any more. Handled by whoever cancelled it."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says, or is called."""
+    return str(error) or type(error).__name__
+
+
+def is_transient(error: Exception, path: str | None) -> bool:
+    """Whether another try may end better. ``path``: the file that is written."""
+    status = _status_of(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    if isinstance(error, DAMAGE):
+        return True
+    if type(error) is FetchError:  # a pipe: command that failed
+        return True
+    if isinstance(error, _FINAL) or _is_of_target(error, path):
+        return False
+    if isinstance(error, OSError):
+        return error.errno not in _LOCAL_TROUBLE
+    return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
+
+
+def explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:  # noqa: PLR0911 - one kind each
+    """The typed error that tells what happened to ``url`` and what to do."""
+    status, cause = _status_of(error), words_of(error)
+    if _is_of_target(error, path):
+        return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return ShardNotFoundError(
+            f"{url}: there is nothing there; check the URL or path, and the base of the index if it comes from one",
+            url=url,
+        )
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return FetchDeniedError(
+            f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
+        )
+    if isinstance(error, ImportError):
+        package = _EXTRAS.get(urls.scheme_of(url), "the package named above")
+        return FetchError(f"{url}: {cause}. Reading this scheme needs {package}: pip install {package}", url=url)
+    if reason := _reason_of_no_connection(error):
+        return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
+    if isinstance(error, ValueError):
+        return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
+    return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """HTTP status behind an error of aiohttp, gcsfs, botocore or another client; None when there is none."""
+    for name in ("status", "code", "status_code"):
+        value = getattr(error, name, None)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if isinstance(value, int) and 100 <= value < 600:
+            return value
+    return None
+
+
+def _is_of_target(error: BaseException, path: str | None) -> bool:
+    """Whether it is the file being written that failed, rather than where it comes from."""
+    return isinstance(error, OSError) and (error.errno in _UNWRITABLE or (path is not None and error.filename == path))
+
+
+def _reason_of_no_connection(error: BaseException) -> str:
+    """Why there was no connection at all; "" when there was one, or nobody can tell."""
+    seen = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, ssl.SSLError):
+            return "the server's certificate or TLS was not accepted; check the URL, the clock and the CA certificates"
+        if isinstance(cause, socket.gaierror) or "DNS" in type(cause).__name__:
+            return "the host's name cannot be resolved; check the URL and this machine's network"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nobody listens there; check host and port"
+        # aiohttp keeps the system's error in os_error and, for certificates, certificate_error.
+        cause = (
+            getattr(cause, "certificate_error", None)
+            or getattr(cause, "os_error", None)
+            or cause.__cause__
+            or cause.__context__
+        )
+    return ""

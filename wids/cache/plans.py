@@ -1,0 +1,95 @@
+"""What the live jobs of a cache directory are going to read, and when: one small file for each job.
+
+Rules: a plan is locked by its job, so an unlocked one belongs to a job that is gone. It is replaced as a whole. It says
+when each shard is used next, by the wall clock: guesses, good for choosing what goes first, and never needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.cache import files, system
+from wids.cache.inventory import PLAN_SUFFIX
+from wids.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Where files cannot be locked, a plan that nobody has renewed for so long counts as left behind.
+_STALE_SECONDS = 600.0
+_MOST_BYTES = 16 << 20
+_decode = msgspec.json.Decoder(dict[str, float]).decode
+
+
+class Plan:
+    """The plan of one job in one directory; the job closes it."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, f".{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}")
+        self._pid = os.getpid()
+        self._fd = -1
+
+    def write(self, uses: Mapping[str, float]) -> None:
+        """Replace what it says: name of a shard's file -> when it is used next, in seconds since 1970.
+
+        A directory that cannot be written goes without.
+        """
+        try:
+            # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
+            part, fd = files.make_part(self.path)
+        except CacheError:
+            return
+        try:
+            system.write_all(fd, msgspec.json.encode(uses), 0)
+            os.replace(part, self.path)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            return
+        before, self._fd = self._fd, fd
+        if before >= 0:
+            os.close(before)
+
+    def close(self) -> None:
+        """Take it back."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if os.getpid() == self._pid:  # a forked child has a copy, and the plan is not its own
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        os.close(fd)
+
+
+def read(directory: str, names: Iterable[str]) -> dict[str, float]:
+    """When the jobs of a directory use each shard next: name -> seconds since 1970, the earliest of all plans."""
+    uses: dict[str, float] = {}
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            fd, facts = files.open_file(path)
+        except OSError:
+            continue
+        with open(fd, "rb") as file:
+            if facts.size > _MOST_BYTES or is_left(fd):
+                continue
+            try:
+                found = _decode(file.read())
+            except (msgspec.DecodeError, OSError):
+                continue
+        for shard, when in found.items():
+            uses[shard] = min(when, uses.get(shard, when))
+    return uses
+
+
+def is_left(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:
+    """Whether an open file that its writer would have locked belongs to nobody any more; it is locked then."""
+    is_free = system.try_lock(fd, is_shared=False)
+    return time.time() - os.fstat(fd).st_mtime > stale_seconds if is_free is None else is_free

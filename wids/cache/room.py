@@ -1,0 +1,288 @@
+"""Room in a cache directory: who may have more, and what goes for it.
+
+Rules: the bound holds while shards arrive, for a part file has its full size before the first byte is written. All who
+ask take turns (one lock for each directory), look at what is there, and delete what may go. A shard that anybody has
+open has a lease and stays. Whoever finds all leased rings a bell, lets go of what it holds, and waits; the other
+processes hear it and let go of what they are not reading at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from typing import TYPE_CHECKING
+
+from wids.cache import inventory, locks, plans, system
+from wids.cache.evict import missing_bytes, victims
+from wids.errors import CacheError, CacheFull
+from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
+from wids.index import table as tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.cache.evict import Entry
+    from wids.cache.inventory import Inventory
+    from wids.events import Hook
+
+_LOCK_NAME, _BELL_NAME = ".room", ".room.bell"
+WAIT_SECONDS = 300.0
+_POLL_SECONDS, _POLL_MOST_SECONDS = 0.02, 0.25
+# Where files cannot be locked, a part file that nobody has written to for so long counts as left behind.
+_STALE_SECONDS = 86_400.0
+# Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
+_FLOOR_RATIO, _MOST_FLOOR_BYTES = 100, 1 << 30
+
+
+def table_allowance(shard_bytes: int) -> int:
+    """Bytes kept free for the member table of a shard that is still to come."""
+    return 1024 + shard_bytes // 8
+
+
+class Room:
+    """The room in one cache directory.
+
+    Args:
+        directory: it exists.
+        limit: bytes that all shards, tables and part files may have together; None: as many as the disk has room for.
+        hooks: told of evictions and waits.
+        let_go: called while waiting: lets go of open shards that are not being read.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        limit: int | None,
+        hooks: Sequence[Hook] = (),
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory, self.limit, self.hooks, self.let_go = directory, limit, hooks, let_go
+        self._has_warned = self._has_swept = False
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """The lock under which anything is deleted or published here.
+
+        Raises:
+            CacheError: the directory is gone or cannot be written.
+        """
+        return locks.hold(os.path.join(self.directory, _LOCK_NAME))
+
+    def reserve(self, sizes: Sequence[tuple[int, int]], *, url: str, after: float = -math.inf) -> None:
+        """Extend part files of our own to the sizes they will have, once there is room.
+
+        Args:
+            sizes: (descriptor, bytes) of each.
+            url: what is coming.
+            after: only shards that are used later than this may go for it, and there is no waiting: what is fetched
+                ahead must not cost what is needed sooner. In seconds since 1970.
+
+        Raises:
+            CacheFull: there is none.
+            CacheError: the directory cannot be used.
+        """
+        start = time.monotonic()
+        pause = _POLL_SECONDS
+        while True:
+            wanted = sum(max(size - os.fstat(fd).st_size, 0) for fd, size in sizes)
+            if wanted == 0:
+                break
+            missing, is_blocked = self._reserve(sizes, wanted, after=after)
+            if missing <= 0:
+                break
+            is_ahead = after > -math.inf
+            if is_blocked:
+                self._ring()
+            if is_ahead or time.monotonic() - start > WAIT_SECONDS:
+                self._raise_full(url, wanted, missing)
+            self.let_go()
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_MOST_SECONDS)
+        if pause > _POLL_SECONDS:
+            emit(self.hooks, WaitedForRoom(url=url, path=self.directory, seconds=time.monotonic() - start))
+
+    def evict(self, *, limit: int, most: int, is_dry: bool = False) -> list[Entry]:
+        """Delete what is beyond ``limit`` bytes or beyond ``most`` shards, as far as it may go; what went.
+
+        Args:
+            limit: bytes to keep.
+            most: shards to keep.
+            is_dry: only say what would go.
+        """
+        with self.lock():
+            found = inventory.take(self.directory)
+            if not is_dry:
+                self._sweep(found)
+            used, count, gone = found.used_bytes, len(found.entries), []
+            uses = plans.read(self.directory, found.plans)
+            for entry in victims(found.entries, uses):
+                if used <= limit and count <= most:
+                    break
+                if is_dry or self._delete(entry):
+                    used, count = used - entry.size_bytes, count - 1
+                    gone.append(entry)
+        return gone
+
+    def sweep(self) -> None:
+        """Delete what processes that are gone have left behind."""
+        with self.lock():
+            self._sweep(inventory.take(self.directory))
+
+    def bell_time(self) -> int:
+        """When somebody last waited here, in nanoseconds; 0: never."""
+        try:
+            return os.stat(os.path.join(self.directory, _BELL_NAME)).st_mtime_ns
+        except OSError:
+            return 0
+
+    # --- inside
+
+    def _ring(self) -> None:
+        path = os.path.join(self.directory, _BELL_NAME)
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            os.close(fd)
+            os.utime(path)
+
+    def _reserve(self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float) -> tuple[int, bool]:
+        """Extend the files if there is room, or can be made; how many bytes are missing, and whether leases are why."""
+        is_ahead, is_blocked = after > -math.inf, False
+        if self.limit is None and self._has_swept and self._missing(wanted, None) <= 0:
+            _extend(self.directory, sizes)
+            return 0, False
+        with self.lock():
+            found = inventory.take(self.directory)
+            self._has_swept = True
+            self._sweep(found)
+            found = inventory.take(self.directory) if found.parts or found.orphans else found
+            missing = self._missing(wanted, found)
+            if missing > 0:
+                for entry in victims(found.entries, plans.read(self.directory, found.plans), after=after):
+                    if self._delete(entry):
+                        missing -= entry.size_bytes
+                    else:
+                        is_blocked = True
+                    if missing <= 0:
+                        break
+            if missing > 0 and not is_ahead and self._may_exceed(wanted, sum(size for _, size in sizes)):
+                missing = 0
+            if missing <= 0:
+                _extend(self.directory, sizes)
+        return missing, is_blocked
+
+    def _missing(self, wanted: int, found: Inventory | None) -> int:
+        free, total = system.free_bytes(self.directory)
+        return missing_bytes(
+            used=found.used_bytes if found else 0,
+            wanted=wanted,
+            limit=self.limit,
+            free=free - (found.promised_bytes if found else 0),
+            floor=min(total // _FLOOR_RATIO, _MOST_FLOOR_BYTES) if self.limit is None else 0,
+        )
+
+    def _may_exceed(self, wanted: int, total: int) -> bool:
+        """Whether what is wanted is let in although nothing more can go: a bound that no shard fits is none.
+
+        So is the floor under the free space of a disk that others have filled; not the disk's end.
+        """
+        if self.limit is not None and total <= self.limit:
+            return False
+        if system.free_bytes(self.directory)[0] < wanted:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            bound = "the disk is nearly full" if self.limit is None else f"cache_size is {self.limit}"
+            logger.warning(
+                "%s: %s, and a shard needs %d bytes; it is let in all the same", self.directory, bound, total
+            )
+        return True
+
+    def _delete(self, entry: Entry) -> bool:
+        """Delete a shard and its table, unless anybody has it open. The table last: without its shard it is inert."""
+        path = os.path.join(self.directory, entry.name)
+        try:
+            fd = _open_to_lock(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            if system.try_lock(fd, is_shared=False) is False or not _unlink(path, fd):
+                return False
+        finally:
+            os.close(fd)
+        if not system.RENAMES_OPEN_FILES and not _unlink(path, -1):
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(path + tables.SUFFIX)
+        emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
+        return True
+
+    def _sweep(self, found: Inventory) -> None:
+        """With the lock held: delete part files and plans without an owner, and tables without a shard."""
+        for name in [*found.parts, *found.plans]:
+            path = os.path.join(self.directory, name)
+            try:
+                fd = _open_to_lock(path)
+            except OSError:
+                continue
+            try:
+                size = os.fstat(fd).st_size
+                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS) and _unlink(path, fd)
+            finally:
+                os.close(fd)
+            if is_left and (system.RENAMES_OPEN_FILES or _unlink(path, -1)):
+                emit(self.hooks, Swept(path=path, size_bytes=size))
+        for name in found.orphans:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.directory, name))
+
+    def _raise_full(self, url: str, wanted: int, missing: int) -> None:
+        try:
+            found = inventory.take(self.directory)
+            free, _ = system.free_bytes(self.directory)
+        except OSError as error:
+            raise CacheError(f"{self.directory}: cannot be used ({error}); choose another cache_dir") from error
+        bound = "has no bound" if self.limit is None else f"may have {self.limit} bytes"
+        raise CacheFull(
+            f"{self.directory}: {missing} bytes too few for {url}, which needs {wanted}: the cache {bound} and has "
+            f"{found.used_bytes}, all of it being read, downloaded or kept, and the disk has {free} free. Raise "
+            "cache_size, free space, or let fewer processes share the directory",
+            url=url,
+            path=self.directory,
+            expected=wanted,
+            found=max(wanted - missing, 0),
+        )
+
+
+def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
+    try:
+        for fd, size in sizes:
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+    except OSError as error:
+        raise CacheError(f"{directory}: cannot be written ({error}); free space or move cache_dir") from error
+
+
+def _open_to_lock(path: str) -> int:
+    """Open a file for an exclusive lock, for which NFS wants it writable."""
+    try:
+        return os.open(path, system.WRITE_FLAGS)
+    except PermissionError:
+        return os.open(path, system.READ_FLAGS)
+
+
+def _unlink(path: str, fd: int) -> bool:
+    """Delete a file that is open and locked as ``fd``, or (-1) where that could not be done while it was open."""
+    if fd >= 0 and not system.RENAMES_OPEN_FILES:
+        return True
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("%s: cannot be deleted (%s)", path, error)
+        return False
+    return True
