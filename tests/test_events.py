@@ -7,13 +7,17 @@ from wids import events
 from wids.events import (
     Closed,
     Event,
+    Evicted,
     Fetched,
     Hit,
+    NotFetchedAhead,
     Opened,
     Rejected,
     RepeatedKeys,
     Retried,
+    Swept,
     Waited,
+    WaitedForRoom,
     emit,
     log_event,
 )
@@ -26,6 +30,10 @@ ALL = [
     Retried(url="u", attempt=1, cause="c"),
     Rejected(url="u", path="p", cause="c"),
     Waited(path="p", seconds=0.5),
+    WaitedForRoom(url="u", path="p", seconds=0.5),
+    Evicted(path="p", size_bytes=1),
+    Swept(path="p", size_bytes=1),
+    NotFetchedAhead(url="u", cause="c"),
     RepeatedKeys(url="u", count=2),
 ]
 

@@ -804,7 +804,7 @@ def test_a_disk_that_is_full_at_the_end(server, cache, opened, monkeypatch, call
         patch.setattr(os, call, full)
         with pytest.raises(CacheError, match="free space"):
             opened(shard)
-    assert len(server.requests) == 1
+    assert len(server.requests) == (call != "ftruncate")  # no room is seen before anything is asked for
     assert cached_files(cache) == ["a.tar.lock"]
     assert shards.files_open_in(cache) == []
     assert opened(shard) == texts_of()

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards, default_capacity
+from wids.cache.prefetch import Ahead, Source
 from wids.cache.reader import ShardReader
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
@@ -101,6 +102,8 @@ class ShardListDataset(Dataset[Any]):
             a network file system that fails does so too, and a shard that is rewritten in place with the same size
             goes unnoticed. For large members on a local disk, in shards that stay as they are.
         storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...).
+        prefetch: fetch the shards that a sampler of ours comes to ahead, in the background of the process that iterates
+            it; a number: at most so many bytes ahead; False: each shard when it is first read.
         hooks: called with every `wids.events` event, in the process where it happens.
 
     Raises:
@@ -132,9 +135,11 @@ class ShardListDataset(Dataset[Any]):
         cache_local: bool = False,
         use_mmap: bool = False,
         storage_options: dict[str, Any] | None = None,
+        prefetch: bool | int = True,
         hooks: Sequence[Hook] = (),
     ) -> None:
         super().__init__()
+        self.prefetching = prefetch
         self.cache_size = cache_size
         self.keep = keep
         self.base, self._list = load_shards(
@@ -146,6 +151,7 @@ class ShardListDataset(Dataset[Any]):
         self._allow_pickle = allow_pickle
         self._shards: list[dict[str, Any]] | None = None
         self._fingerprint: str | None = None
+        self._is_remote: bool | None = None
         store = Store(
             cache_dir=self.cache_dir,
             cache_size=cache_size,
@@ -196,6 +202,35 @@ class ShardListDataset(Dataset[Any]):
             counts = np.asarray(self.lengths, "<i8").tobytes()
             self._fingerprint = digest(names.encode("utf-8", "surrogatepass"), counts)
         return self._fingerprint
+
+    @property
+    def shard_ends(self) -> Any:
+        """Where each shard's samples end: int64 array, one for each shard."""
+        return self.cum_lengths
+
+    def prefetch_source(self) -> Source | None:
+        """What prefetching needs of this dataset; None where there is nothing to fetch, or it is off."""
+        if self.prefetching is False or self.prefetching == 0:
+            return None
+        if self._is_remote is None:
+            is_local = all(map(urls.is_local, self._list.urls))
+            self._is_remote = not is_local or self.cache.store.cache_local
+        if not self._is_remote:
+            return None
+        ahead = None if self.prefetching is True else int(self.prefetching)
+        return Source(self.cache.store, self._list.__getitem__, ahead)
+
+    def prefetch(self, indices: Iterable[Any]) -> Ahead:
+        """Fetch the shards of ``indices`` ahead, for samplers of your own.
+
+        Args:
+            indices: what will be read, in order; all of it is taken at once.
+
+        Returns:
+            The same indices to iterate over: the fetching keeps ahead of what is drawn from it, and ends with it. It
+            may be closed before (``with``, ``close()``).
+        """
+        return Ahead(self, [self._plain(index) for index in indices])
 
     def __len__(self) -> int:
         return self.total_length

@@ -9,6 +9,7 @@ order, so it is the same on every rank and good for any number of them.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,19 +17,40 @@ import torch.distributed
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
+from wids.cache.prefetch import prefetch
 from wids.order.arguments import parse_int, shard_ends
 from wids.order.layout import layout, takes_marks
 from wids.order.walk import EpochWalk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Callable, Iterator, Sequence, Sized
 
+    from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
+    from wids.order.permute import Indices
+    from wids.order.walk import Progress
 
     Reshuffle = Literal["fixed", "epoch"]
 
 
-class ChunkedSampler(EpochWalk, Sampler[int]):
+class _Ahead(EpochWalk):
+    """An `EpochWalk` that lets the shards it comes to be fetched ahead; see ``ShardListDataset(prefetch=)``."""
+
+    _prefetcher: weakref.ref[Prefetcher] | None = None
+
+    def _watch(self, begin: Callable[[], Iterator[Indices]], progress: Progress) -> Prefetcher | None:
+        before = None if self._prefetcher is None else self._prefetcher()
+        if before is not None:  # of an iteration that was left, and that somebody still holds
+            before.end(is_finished=False)
+        found = prefetch(self.dataset, begin, position=lambda: progress.drawn)
+        self._prefetcher = None if found is None else weakref.ref(found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_prefetcher": None}
+
+
+class ChunkedSampler(_Ahead, Sampler[int]):
     """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, and still local.
 
     Args:
@@ -198,7 +220,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         return {"lanes": lanes} if self._has_own_lanes else {}
 
 
-class ShardListSampler(EpochWalk, Sampler[int]):
+class ShardListSampler(_Ahead, Sampler[int]):
     """All shards in random order, the samples of each mixed: one pass that opens each shard once.
 
     Args:

@@ -119,9 +119,9 @@ def _layout(dataset: Any) -> Layout | None:
     # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
     if ends is not None and len(ends) and ends[-1] == len(dataset):
         return _consecutive(ends)
-    if (joined := _parts(dataset)) is not None:
+    if (joined := parts_of(dataset)) is not None:
         return _join([_layout(part) or _consecutive(np.array([len(part)])) for part in joined])
-    if (part := _part(dataset)) is not None:
+    if (part := part_of(dataset)) is not None:
         inner = _layout(part[0])
         return _pick(inner, part[1]) if inner is not None else None
     return None
@@ -145,10 +145,10 @@ def _fingerprint(dataset: Any) -> str | None:
     mark = getattr(dataset, "fingerprint", None)
     if isinstance(mark, str):
         return mark
-    if (joined := _parts(dataset)) is not None:
+    if (joined := parts_of(dataset)) is not None:
         marks = [_fingerprint(part) for part in joined]
         return digest(*(f"{mark} {len(part)}".encode() for mark, part in zip(marks, joined, strict=True)))
-    if (part := _part(dataset)) is not None:
+    if (part := part_of(dataset)) is not None:
         return digest(f"{_fingerprint(part[0])}".encode(), _compact(part[1]))
     return None
 
@@ -156,7 +156,7 @@ def _fingerprint(dataset: Any) -> str | None:
 def takes_marks(dataset: Any) -> bool:
     """Whether a `wids.order.mask.MarkedIndex` reaches the samples of a dataset."""
     try:
-        joined = _parts(dataset)
+        joined = parts_of(dataset)
         if joined is not None:
             return all(map(takes_marks, joined))
         return getattr(dataset, "takes_marked_indices", False) is True
@@ -173,7 +173,7 @@ def digest(*parts: bytes) -> str:
     return state.hexdigest()
 
 
-def _parts(dataset: Any) -> list[Any] | None:
+def parts_of(dataset: Any) -> list[Any] | None:
     """What a join is made of."""
     parts = getattr(dataset, "datasets", None)
     if not isinstance(parts, (list, tuple)) or not all(hasattr(part, "__len__") for part in parts):
@@ -181,7 +181,7 @@ def _parts(dataset: Any) -> list[Any] | None:
     return list(parts) if sum(map(len, parts)) == len(dataset) else None
 
 
-def _part(dataset: Any) -> tuple[Any, Any] | None:
+def part_of(dataset: Any) -> tuple[Any, Any] | None:
     """What a subset is of, and which of it; ``indices`` that are a range stay one."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if not hasattr(inner, "__len__") or indices is None:
@@ -193,13 +193,14 @@ def _part(dataset: Any) -> tuple[Any, Any] | None:
     if count != len(dataset):
         return None
     if not isinstance(indices, range):
-        indices = _to_array(indices)
+        indices = to_array(indices)
         if indices.ndim != 1 or (count and indices.dtype.kind not in "iu"):
             return None
     return inner, indices
 
 
-def _to_array(indices: Any) -> Indices:
+def to_array(indices: Any) -> Indices:
+    """Indices as an array; of another shape or type if they are none."""
     if isinstance(indices, range):
         return np.arange(indices.start, indices.stop, indices.step)
     try:
@@ -226,7 +227,7 @@ def _pick(inner: Layout, indices: Any) -> Layout | None:
         # An array of all of them would cost more memory than an epoch may.
         before = -((indices.start - inner.ends) // indices.step)  # how many of them lie before each end
         return Layout(np.clip(before, 0, len(indices)), len(indices), (Piece(0, len(indices)),))
-    array = _to_array(indices)
+    array = to_array(indices)
     if not len(array):
         return None
     if array.min() < -n or array.max() >= n:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import chain, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -23,11 +23,18 @@ from wids.order.mask import OwnIndex, RepeatedIndex
 from wids.order.state import Place, build_state, check_order, parse_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from wids.order.epoch import Tail
     from wids.order.layout import Layout, Regrouping
     from wids.order.permute import Indices
+
+
+class Watcher(Protocol):
+    """Who follows an iteration."""
+
+    def end(self, *, is_finished: bool) -> None:
+        """The iteration has ended, or was left before its end."""
 
 
 class Loaded(NamedTuple):
@@ -450,29 +457,49 @@ class EpochWalk:
         world, rank = self._seat()
         start, stop = self._span(plan, place)
         n = len(plan)
-        if self._is_stream():
-            blocks = Stream(plan).blocks(start + rank, stop, world)
+
+        def begin() -> Iterator[Indices]:
+            if is_stream:
+                found = Stream(plan).blocks(start + rank, stop, world)
+            else:
+                found = EpochOrder(plan, place.epoch).blocks(start + rank, stop or 0, world)
+            return found if order is None else map(order.take, found)
+
+        is_stream = self._is_stream()
+        if is_stream:
             n = stop or 0  # nothing of a stream is repeated to fill up
-        else:
-            blocks = EpochOrder(plan, place.epoch).blocks(start + rank, stop or 0, world)
         progress.plan, progress.world, progress.lanes, progress.place = plan, world, self.lanes, place
         is_new = place.epoch != self._status.epoch
         self._status = Status(place.epoch, is_begun=True, progress=progress)
         if is_new:
             self._forget_rng()
         position, is_endless = start + rank, stop is None
+        watcher = self._watch(begin, progress)
         del self, loaded  # what is left of the iteration needs neither
-        for block in blocks:
-            indices = (block if order is None else order.take(block)).tolist()
-            progress.at = progress.at[0] + len(indices), iter(indices)
-            if is_masked:
-                own = len(indices) if is_endless else -(-(n - position) // world)
-                yield map(OwnIndex, islice(progress.at[1], max(own, 0)))
-                yield map(RepeatedIndex, progress.at[1])
-            else:
-                yield progress.at[1]
-            position += len(indices) * world
-        progress.is_finished = True
+        try:
+            for block in begin():
+                indices = block.tolist()
+                progress.at = progress.at[0] + len(indices), iter(indices)
+                if is_masked:
+                    own = len(indices) if is_endless else -(-(n - position) // world)
+                    yield map(OwnIndex, islice(progress.at[1], max(own, 0)))
+                    yield map(RepeatedIndex, progress.at[1])
+                else:
+                    yield progress.at[1]
+                position += len(indices) * world
+            progress.is_finished = True
+        finally:
+            if watcher is not None:
+                watcher.end(is_finished=progress.is_finished)
+
+    def _watch(self, begin: Callable[[], Iterator[Indices]], progress: Progress) -> Watcher | None:  # noqa: ARG002 - for subclasses
+        """Called when an iteration begins: whoever looks ahead in it, and is told of its end.
+
+        Args:
+            begin: begins the iteration's indices once more, in blocks.
+            progress: of the iteration.
+        """
+        return None
 
     def _forget_rng(self) -> None:
         if not self._is_rng_assigned:

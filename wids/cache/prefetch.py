@@ -1,0 +1,378 @@
+"""Fetching shards before they are asked for.
+
+Rules: whoever reads says which shards come, in order, and how far it is; a thread fetches them so, a bounded number of
+bytes ahead, and further the faster they are used. It never costs what is needed sooner: it waits for no lock and
+evicts only what is used later. What it cannot fetch is left to whoever needs it. The plan of what comes is written down
+for the cleaners of all jobs. Everything here belongs to the process that began it; a forked child has none of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wids.cache import plans, remote
+from wids.cache.failures import CancelledTransferError
+from wids.errors import CacheFull, WidsError
+from wids.events import NotFetchedAhead, emit, logger
+from wids.index import urls
+from wids.order.coming import Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from wids.cache.store import Store
+    from wids.index.shardlist import Shard
+    from wids.order.coming import Visit
+    from wids.order.permute import Indices
+
+_TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
+_END_SECONDS = 5.0
+# Who only lists the indices is done before anything is fetched.
+_START_SECONDS = 0.02
+# So many shards and seconds ahead, as far as the bytes allow.
+_LEAST_SHARDS, _AHEAD_SECONDS = 12, 60.0
+# Shards that were used within so many seconds and samples may be in use still: loaders read ahead.
+_RECENT_SECONDS, _RECENT_SAMPLES = 5.0, 1024
+_MOST_VISITS = 4096
+_UNKNOWN_BYTES = 64 << 20
+_AHEAD_BYTES = 4 << 30
+_BLOCK = 4096
+
+
+class Source(NamedTuple):
+    """One shard list.
+
+    Attributes:
+        store: where its shards go.
+        find: shard number -> the shard.
+        ahead_bytes: how far ahead to be at most; None: as far as is good.
+    """
+
+    store: Store
+    find: Callable[[int], Shard]
+    ahead_bytes: int | None
+
+
+class _Job:
+    """A shard that is coming: what is known of it, and what becomes of it."""
+
+    __slots__ = ("again", "is_done", "is_in_place", "path", "shard", "size", "store", "thread")
+
+    def __init__(self, store: Store, shard: Shard) -> None:
+        self.store, self.shard = store, shard
+        self.path, self.is_in_place = store.place(shard.url)
+        self.is_done = self.is_in_place
+        self.size = _UNKNOWN_BYTES if shard.filesize is None else shard.filesize
+        self.thread: threading.Thread | None = None
+        self.again = 0.0
+
+    def is_there(self) -> bool:
+        """Whether there is a file that looks like it; whoever reads it looks closer."""
+        try:
+            found = os.stat(self.path).st_size
+        except OSError:
+            return False
+        return self.shard.filesize in (None, found)
+
+
+class Prefetcher:
+    """Fetches what is coming, in a thread of its own, until it is ended or all is there.
+
+    Args:
+        sources: the shard lists.
+        visits: the visits to shards that are coming, in order, block by block; taken as needed, in the thread.
+        position: how far the reader is, in positions of the visits.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], visits: Iterator[list[Visit]], *, position: Callable[[], int]
+    ) -> None:
+        self._sources, self._visits, self._position = sources, visits, position
+        self._coming: deque[Visit] = deque()
+        self._jobs: dict[tuple[int, int], _Job] = {}
+        self._plans: dict[str, plans.Plan] = {}
+        self._pid = os.getpid()
+        self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
+        self._is_exhausted = False
+        self._rate = 0.0  # positions a second
+        self._seen: tuple[int, float] = (0, time.monotonic())
+        self._planned = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
+        _register(self)
+        self._thread.start()
+
+    def end(self, *, is_finished: bool) -> None:
+        """The reader has drawn its last index: end what is under way; or has gone away: drop what is half there."""
+        if os.getpid() != self._pid:
+            return
+        self._finished = True
+        if not is_finished:
+            self._cancelled.set()
+        self._woken.set()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until its threads have ended, or for so long."""
+        end = None if seconds is None else time.monotonic() + seconds
+        threads = [self._thread, *(job.thread for job in list(self._jobs.values()) if job.thread is not None)]
+        for thread in threads:
+            if thread is not threading.current_thread() and os.getpid() == self._pid:
+                thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            self._woken.wait(_START_SECONDS)
+            while not (self._cancelled.is_set() or self._finished):
+                self._look_ahead()
+                self._start_fetches()
+                self._write_plans()
+                if self._is_exhausted and not self._coming:
+                    break
+                self._woken.wait(_TICK_SECONDS)
+                self._woken.clear()
+            self.join(_END_SECONDS if self._cancelled.is_set() else None)
+        except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
+            logger.exception("prefetching has ended; shards are fetched as they are needed")
+        finally:
+            for plan in self._plans.values():
+                plan.close()
+
+    def _look_ahead(self) -> None:
+        """Take note of how far the reader is and how fast, and look at as much of what comes as matters."""
+        position, now = self._position(), time.monotonic()
+        before, then = self._seen
+        if now - then > 1.0:
+            rate = (position - before) / (now - then)
+            self._rate = rate if self._rate == 0.0 else 0.7 * self._rate + 0.3 * rate
+            self._seen = position, now
+        recent = position - max(_RECENT_SAMPLES, int(self._rate * _RECENT_SECONDS))
+        while self._coming and self._coming[0].last < recent:
+            self._coming.popleft()
+        wanted = max(max(self._ahead_bytes(source), source.store.cache_size or 0) for source in self._sources)
+        ahead = {(visit.dataset, visit.shard) for visit in self._coming if visit.last >= position}
+        size = sum(self._job(key).size for key in ahead)
+        while not self._is_exhausted and len(self._coming) < _MOST_VISITS and size < wanted:
+            block = next(self._visits, None)
+            if block is None:
+                self._is_exhausted = True
+                break
+            for visit in block:
+                self._coming.append(visit)
+                key = visit.dataset, visit.shard
+                if key not in ahead:
+                    ahead.add(key)
+                    size += self._job(key).size
+        known = {(visit.dataset, visit.shard) for visit in self._coming}
+        for key in [key for key, job in self._jobs.items() if key not in known and job.thread is None]:
+            del self._jobs[key]
+
+    def _job(self, key: tuple[int, int]) -> _Job:
+        job = self._jobs.get(key)
+        if job is None:
+            source = self._sources[key[0]]
+            job = self._jobs[key] = _Job(source.store, source.find(key[1]))
+        return job
+
+    def _ahead_bytes(self, source: Source) -> int:
+        """How far ahead to be at most."""
+        limit = source.store.cache_size
+        if source.ahead_bytes is not None:
+            most = source.ahead_bytes
+        else:
+            ranks = max(_environ_int("LOCAL_WORLD_SIZE"), 1)
+            most = (_AHEAD_BYTES if limit is None else limit) // ranks
+        return most if limit is None else min(most, limit)
+
+    def _start_fetches(self) -> None:
+        position, now = self._position(), time.monotonic()
+        known = [job.size for job in self._jobs.values() if job.shard.filesize is not None or job.is_done]
+        typical = sum(known) // len(known) if known else _UNKNOWN_BYTES
+        ahead: dict[int, int] = {}
+        seen: set[tuple[int, int]] = set()
+        slots = count = 0
+        for job in self._jobs.values():
+            if job.thread is not None:
+                count += 1
+                slots += _slots(job)
+        for visit in self._coming:
+            key = visit.dataset, visit.shard
+            if visit.last < position or key in seen:
+                continue
+            seen.add(key)
+            job, source = self._jobs[key], self._sources[visit.dataset]
+            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + job.size
+            paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
+            if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
+                break
+            if job.is_done or job.thread is not None or now < job.again:
+                continue
+            if job.is_there():
+                job.is_done = True
+                continue
+            if slots >= remote.CONNECTIONS and count >= 2:
+                break
+            use = time.time() + self._seconds_to(visit, position)
+            job.thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
+            job.thread.start()
+            count, slots = count + 1, slots + _slots(job)
+
+    def _samples_a_shard(self) -> float:
+        """Positions from one new shard to the next, about."""
+        if len(self._coming) < 2:
+            return 1.0
+        shards = len({(visit.dataset, visit.shard) for visit in self._coming})
+        return max((self._coming[-1].last - self._coming[0].first + 1) / shards, 1.0)
+
+    def _seconds_to(self, visit: Visit, position: int) -> float:
+        """When a visit begins, from now."""
+        return max(visit.first - position, 0) / (self._rate or 1000.0)
+
+    def _fetch(self, job: _Job, use: float) -> None:
+        """In a thread of its own: fetch one shard."""
+        try:
+            fetched = job.store.fetch_ahead(job.shard, after=use, is_cancelled=self._cancelled.is_set)
+            if fetched or job.is_there():
+                job.is_done = True
+            else:  # another process is at it
+                job.again = time.monotonic() + _AGAIN_SECONDS
+        except CacheFull:
+            job.again = time.monotonic() + _AGAIN_SECONDS
+        except CancelledTransferError:
+            pass
+        except WidsError as error:
+            job.is_done = True
+            emit(job.store.hooks, NotFetchedAhead(url=job.shard.url, cause=str(error)))
+        except Exception:  # noqa: BLE001 - the edge of a thread; whoever needs the shard meets the error itself
+            job.is_done = True
+            logger.exception("%s: cannot be fetched ahead", job.shard.url)
+        finally:
+            job.thread = None
+            self._woken.set()
+
+    def _write_plans(self) -> None:
+        now = time.monotonic()
+        if now - self._planned < _PLAN_SECONDS and self._planned:
+            return
+        self._planned = now
+        position, clock = self._position(), time.time()
+        uses: dict[str, dict[str, float]] = {}
+        for visit in self._coming:
+            job = self._jobs[visit.dataset, visit.shard]
+            if job.is_in_place:
+                continue
+            directory, name = os.path.split(job.path)
+            uses.setdefault(directory, {}).setdefault(name, clock + self._seconds_to(visit, position))
+        for directory, found in uses.items():
+            if directory not in self._plans and os.path.isdir(directory):
+                self._plans[directory] = plans.Plan(directory)
+            if directory in self._plans:
+                self._plans[directory].write(found)
+
+
+class Ahead:
+    """Indices to iterate over, once, whose shards are fetched ahead of what was drawn.
+
+    Args:
+        dataset: see `prefetch`.
+        indices: ints within the dataset.
+    """
+
+    def __init__(self, dataset: Any, indices: list[int]) -> None:
+        self._rest = iter(indices)
+        count = len(indices)
+        rest = self._rest
+        self._prefetcher = prefetch(
+            dataset,
+            lambda: (np.asarray(indices[lo : lo + _BLOCK], np.int64) for lo in range(0, count, _BLOCK)),
+            position=lambda: count - operator.length_hint(rest),
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        try:
+            return next(self._rest)
+        except StopIteration:
+            self._end(is_finished=True)
+            raise
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self._rest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fetch no more; what is half there is dropped."""
+        self._end(is_finished=False)
+
+    def _end(self, *, is_finished: bool) -> None:
+        found, self._prefetcher = getattr(self, "_prefetcher", None), None
+        if found is not None:
+            found.end(is_finished=is_finished)
+
+
+def prefetch(
+    dataset: Any, blocks: Callable[[], Iterator[Indices]], *, position: Callable[[], int]
+) -> Prefetcher | None:
+    """Fetch the shards of the shard lists underneath a dataset ahead; None if there is nothing to fetch.
+
+    Args:
+        dataset: see `wids.order.coming.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
+        blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
+        position: how many of them were drawn.
+    """
+    try:
+        found = Shards(dataset, lambda leaf: leaf.prefetch_source() is not None)
+    except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to fetch then
+        return None
+    sources = [leaf.prefetch_source() for leaf in found.datasets]
+    return Prefetcher(sources, found.visits(blocks()), position=position) if sources else None
+
+
+def _slots(job: _Job) -> int:
+    """How many connections a fetch keeps busy."""
+    most = remote.connections().range_bytes(urls.host_of(job.shard.url), job.size)
+    return min(-(-job.size // most), remote.CONNECTIONS)
+
+
+def _environ_int(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+_live: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+def _register(prefetcher: Prefetcher) -> None:
+    """See to it that no transfer is under way, and no part file there, when the interpreter ends."""
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
+    _live.add(prefetcher)
+
+
+def _end_all() -> None:
+    live = [prefetcher for prefetcher in list(_live) if prefetcher._pid == os.getpid()]  # noqa: SLF001 - of this module
+    for prefetcher in live:
+        prefetcher.end(is_finished=False)
+    for prefetcher in live:
+        prefetcher.join(_END_SECONDS)
