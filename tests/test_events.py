@@ -61,7 +61,8 @@ def test_events_are_logged(event, caplog):
     assert record.getMessage().startswith(type(event).__name__ + ": ")
     for name in event.__struct_fields__:
         assert f"{name}={getattr(event, name)!r}" in record.getMessage()
-    loud = {Retried: "WARNING", Rejected: "WARNING", RepeatedKeys: "WARNING", Fetched: "INFO", Waited: "INFO"}
+    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, WaitedForRoom], "WARNING")
+    loud |= dict.fromkeys([Fetched, Waited, NotFetchedAhead], "INFO")
     assert record.levelname == loud.get(type(event), "DEBUG")
 
 

@@ -95,5 +95,5 @@ class Shards:
                 lo += len(part)
         elif id(dataset) in self._indices:
             chosen, (inner, _) = self._indices[id(dataset)], part_of(dataset) or (None, None)
-            inside = chosen.start + chosen.step * indices if isinstance(chosen, range) else chosen[indices]
-            yield from self._visits(inner, inside, positions)
+            below = chosen.start + chosen.step * indices if isinstance(chosen, range) else chosen[indices]
+            yield from self._visits(inner, below, positions)
