@@ -19,7 +19,7 @@ from filelock import FileLock
 
 import wids
 from tests.shards import serve, write_index, write_shard
-from wids.cache import cleanup
+from wids.cache import cleanup, files, locks, plans
 from wids.cache.survey import survey_shard
 
 PATIENCE_SECONDS = 60
@@ -27,20 +27,30 @@ ROOT = str(Path(wids.__file__).parents[1])
 
 
 def fill(directory, names, *, size=10):
-    """Files of ``size`` bytes, each newer than the one before; returns their paths."""
+    """Shards as a cache has them, of ``size`` bytes, each newer than the one before; returns their paths."""
     paths = []
     for number, name in enumerate(names):
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
-        os.utime(path, (1_000_000 + number, 1_000_000 + number))
+        (directory / f"{name}.lock").touch()
+        (directory / f"{name}.widx").touch()
+        date(path, 1_000_000 + number)
         paths.append(str(path))
     return paths
 
 
+def date(path, seconds):
+    """Let a shard have been used last at this time."""
+    for name in (path, f"{path}.widx"):
+        os.utime(name, (seconds, seconds))
+
+
 def left(directory):
-    """The names in a directory but the cleaner's own."""
-    return sorted(name for name in os.listdir(directory) if name != ".cleanup.lock")
+    """The shards, and whatever else is in a directory but locks, tables and the cleaner's own files."""
+    return sorted(
+        name for name in os.listdir(directory) if not name.startswith(".") and not name.endswith((".lock", ".widx"))
+    )
 
 
 # --- keep_most_recent_files
@@ -67,28 +77,65 @@ def test_the_newest_files_stay_within_both_bounds(tmp_path, maxsize, maxfiles, k
     assert left(tmp_path) == [f"{name}.tar" for name in kept]
 
 
-def test_everything_older_than_what_did_not_fit_goes_too(tmp_path):
-    """A small old file behind a large one is not kept in its stead: what stays is always the newest."""
+def test_the_oldest_go_until_the_rest_fits(tmp_path):
+    """What was not used for longest goes first, be it small."""
     fill(tmp_path, ["old.tar"], size=1)
-    big, new = tmp_path / "big.tar", tmp_path / "new.tar"
-    big.write_bytes(bytes(100))
-    os.utime(big, (2_000_000, 2_000_000))
-    new.write_bytes(bytes(10))
-    os.utime(new, (3_000_000, 3_000_000))
+    for name, size, when in (("big.tar", 100, 2_000_000), ("new.tar", 10, 3_000_000)):
+        [path] = fill(tmp_path, [name], size=size)
+        date(path, when)
     cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxsize=50)
     assert left(tmp_path) == ["new.tar"]
 
 
-def test_locks_downloads_and_tables_are_not_shards(tmp_path):
-    """Locks and part files stay whatever the pattern; a table counts with its shard and goes with it."""
-    fill(tmp_path, ["a.tar", "a.tar.widx", "a.tar.lock", "b.tar", "b.tar.widx", "b.tar.1-ff.part"])
+def test_use_counts_and_not_age(tmp_path):
+    """A shard that was fetched first and used last stays."""
+    paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
+    os.utime(paths[0] + ".widx", (3_000_000, 3_000_000))
+    assert cleanup.keep_most_recent_files(tmp_path, maxfiles=1) == paths[1:]
+
+
+def test_what_no_cache_put_there_stays(tmp_path):
+    """Whatever the pattern: a user's tars, tables, directories, links, locks; a shard takes its table along."""
+    paths = fill(tmp_path, ["a.tar", "b.tar"])
+    (tmp_path / "a.tar.widx").write_bytes(bytes(10))
+    date(paths[0], 1_000_000)
+    mine = {"mine.tar", "mine.tar.widx", "notes.part", "x.lock", "locked.tar"}
+    for name in (*mine, "locked.tar.lock"):
+        (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "sub.tar").mkdir()
-    (tmp_path / "link.tar").symlink_to(tmp_path / "b.tar")
-    gone = cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=39)
-    assert gone == [str(tmp_path / "a.tar")]
-    assert left(tmp_path) == ["a.tar.lock", "b.tar", "b.tar.1-ff.part", "b.tar.widx", "link.tar", "sub.tar"]
-    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=19) == [str(tmp_path / "b.tar")]
-    assert left(tmp_path) == ["a.tar.lock", "b.tar.1-ff.part", "link.tar", "sub.tar"]
+    (tmp_path / "link.tar").symlink_to(tmp_path / "mine.tar")
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=29) == paths[:1]
+    assert not (tmp_path / "a.tar.widx").exists()
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=0) == paths[1:]
+    assert mine < set(os.listdir(tmp_path))
+    assert (tmp_path / "link.tar").read_bytes() == b"mine"
+
+
+def test_what_is_open_kept_or_coming_stays(tmp_path):
+    """A leased shard stays, one that is marked too; one that a live job is coming to goes last."""
+    paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar", "d.tar"])
+    (tmp_path / "b.tar.keep").touch()
+    plan = plans.Plan(str(tmp_path))
+    plan.write({"c.tar": time.time() + 5})
+    with open(paths[0], "rb") as reader:
+        assert locks.lease(reader.fileno())
+        assert cleanup.keep_most_recent_files(tmp_path, maxfiles=3) == paths[3:]
+        assert cleanup.keep_most_recent_files(tmp_path, maxfiles=0) == paths[2:3]
+    plan.close()
+    assert cleanup.keep_most_recent_files(tmp_path, maxfiles=0) == paths[:1]
+    assert left(tmp_path) == ["b.tar", "b.tar.keep"]
+
+
+def test_what_killed_processes_left_is_swept(tmp_path):
+    """Part files, plans without an owner, and tables without a shard go; those of live ones stay."""
+    [path] = fill(tmp_path, ["a.tar"])
+    for name in ("a.tar.1-0123abcd.part", ".7-0123abcd.wids-plan", "gone.tar.widx", "gone.tar.lock"):
+        (tmp_path / name).write_bytes(b"{}")
+    with files.part_file(path) as (part, _):
+        assert cleanup.keep_most_recent_files(tmp_path) == []
+        assert left(tmp_path) == ["a.tar", os.path.basename(part)]
+    assert not (tmp_path / "gone.tar.widx").exists()
+    assert not (tmp_path / ".7-0123abcd.wids-plan").exists()
 
 
 def test_debug_only_says_what_would_go(tmp_path, caplog):
@@ -135,7 +182,7 @@ def test_files_that_vanish_meanwhile_are_not_missed(tmp_path, monkeypatch, call)
 
 
 def test_a_file_that_cannot_be_deleted_does_not_keep_the_rest(tmp_path, monkeypatch, caplog):
-    """It stays, is logged, and is not among those returned."""
+    """It stays, is logged, and is not among those returned; the bound is kept by others."""
     paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
     real = os.unlink
 
@@ -145,13 +192,13 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_rest(tmp_path, monkeypa
         real(path, *args, **options)
 
     monkeypatch.setattr(cleanup.os, "unlink", refusing)
-    assert cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=1) == paths[1:2]
-    assert left(tmp_path) == ["a.tar", "c.tar"]
-    assert ["a.tar cannot be deleted" in record.getMessage() for record in caplog.records] == [True]
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=1) == paths[1:]
+    assert left(tmp_path) == ["a.tar"]
+    assert any("a.tar: cannot be deleted" in record.getMessage() for record in caplog.records)
 
 
-def test_a_reader_goes_on_with_a_shard_that_was_cleaned_away(tmp_path):
-    """An open shard stays readable; opened again, it is fetched again."""
+def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path):
+    """A shard that is open and not being read is given up for the cleaner; read again, it is fetched again."""
     write_index(tmp_path / "data", (2, 2))
     with serve(tmp_path / "data") as server:
         dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)

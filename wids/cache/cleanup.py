@@ -1,8 +1,9 @@
-"""Bounding a directory of shards: keep the newest files, once or from a background process.
+"""Bounding a cache directory from outside of the jobs that fill it: once, or from a background process.
 
-Rules: only regular files that match the caller's pattern go, and never a lock or a download under way. A process that
-reads a deleted shard keeps its open file. One cleaner works on a directory at a time; another one waits for its turn,
-and takes over when the first is gone. The background process ends with its parent, however that ends.
+Rules: what goes is what `wids.cache.room` would evict, and nothing else: shards that a cache fetched, that nobody has
+open, that are not kept; those that no live job is coming to first. All other files stay, whatever the pattern says. A
+background process is the only one in its directory; another one waits for its turn, and takes over when the first is
+gone. It ends with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -12,33 +13,23 @@ import glob
 import multiprocessing
 import os
 import signal
-import stat
 import time
+from functools import partial
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from wids.cache import locks
+from wids.cache.room import Room, evict_from
 from wids.events import logger
-from wids.index import table as tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
 _LOCK_NAME = ".cleanup.lock"
-_NOT_SHARDS = (locks.SUFFIX, tables.SUFFIX, ".part")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_WATCH_SECONDS = 2.0
-
-
-class _File(NamedTuple):
-    """A file that may go; ``size`` in bytes, its table included."""
-
-    mtime_ns: int
-    path: str
-    size: int
+_WATCH_SECONDS, _HEARD_SECONDS = 2.0, 0.3
 
 
 def keep_most_recent_files(
@@ -47,30 +38,39 @@ def keep_most_recent_files(
     maxfiles: int = 1000,
     debug: bool = False,  # noqa: FBT001, FBT002 - the original's signature
 ) -> list[str]:
-    """Delete the oldest files that match ``pattern`` until the rest fits.
+    """Delete cached shards until the rest fits, those that were not used for longest first.
 
-    A shard's saved member table counts with it and goes with it. A file that cannot be deleted is logged and stays.
+    A shard's saved member table counts with it and goes with it. So do files that killed processes left behind. What is
+    open in any process, marked to be kept, or was not put there by a cache, stays.
 
     Args:
-        pattern: a glob pattern, or a directory for all its files.
+        pattern: a cache directory, or a glob pattern for shards in one or several of them.
         maxsize: bytes to keep at most.
-        maxfiles: files to keep at most.
+        maxfiles: shards to keep at most.
         debug: only log what would go.
 
     Returns:
-        The paths deleted (with ``debug``: that would be), oldest first.
+        The paths deleted (with ``debug``: that would be), in that order.
+
+    Raises:
+        CacheError: a directory cannot be written.
     """
     text = os.path.expanduser(os.fspath(pattern))
     if os.path.isdir(text):
-        text = os.path.join(glob.escape(text), "*")
-    found = [file for path in glob.glob(text) if (file := _look_at(path)) is not None]
-    found.sort(reverse=True)
-    total, surplus = 0, []
-    for number, file in enumerate(found):
-        total += file.size
-        if total > maxsize or number >= maxfiles:
-            surplus.append(file)
-    return [file.path for file in reversed(surplus) if _delete(file, is_dry=debug)]
+        directories, wanted = [text], None
+    else:
+        matches = glob.glob(text)
+        directories, wanted = sorted({os.path.dirname(path) for path in matches}), frozenset(matches)
+    rooms = [Room(directory or ".", limit=None) for directory in directories]
+    evict = partial(evict_from, rooms, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
+    before = [room.bell_time() for room in rooms]
+    gone = evict()
+    if before != [room.bell_time() for room in rooms]:
+        time.sleep(_HEARD_SECONDS)  # others let go of what they have open and do not read
+        gone += evict()
+    for path, size in gone:
+        logger.info("cleanup: %s %s (%d bytes)", "would delete" if debug else "deleted", path, size)
+    return [path for path, _ in gone]
 
 
 def create_cleanup_background_process(
@@ -92,7 +92,9 @@ def create_cleanup_background_process(
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Hold signals back, so that a forked child is not terminated into a handler of the program that swallows it."""
-    if multiprocessing.get_start_method() != "fork":  # no handlers come along, and a fork server would keep the mask
+    if multiprocessing.get_start_method() != "fork" or not hasattr(
+        signal, "pthread_sigmask"
+    ):  # no handlers come along, and a fork server would keep the mask
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -106,7 +108,8 @@ def _clean_forever(pattern: str, maxsize: int, maxfiles: int, every: float) -> N
     # A fork brings the program's handlers along, and a cleaner must not save its checkpoint or print its traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     pattern = os.path.expanduser(pattern)
     turn = _Turn(pattern)
     parent_pid = os.getppid()
@@ -173,35 +176,3 @@ def _directory_of(pattern: str) -> str | None:
         directory = os.path.dirname(directory)
     directory = directory or "."
     return directory if os.path.isdir(directory) else None
-
-
-def _look_at(path: str) -> _File | None:
-    """A file that may go, or None."""
-    if path.endswith(_NOT_SHARDS):
-        return None
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    size = status.st_size
-    with contextlib.suppress(FileNotFoundError):
-        size += os.stat(path + tables.SUFFIX).st_size
-    return _File(status.st_mtime_ns, path, size)
-
-
-def _delete(file: _File, *, is_dry: bool) -> bool:
-    """Delete a file and its table, the table last: without its shard it is inert. False if it has to stay."""
-    logger.info("cleanup: %s %s (%d bytes)", "would delete" if is_dry else "deletes", file.path, file.size)
-    if is_dry:
-        return True
-    for path in (file.path, file.path + tables.SUFFIX):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:  # another user's file, say: it must not keep the rest from going
-            logger.warning("cleanup: %s cannot be deleted: %s", path, error)
-            return False
-    return True

@@ -14,6 +14,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from wids.cache import inventory, locks, plans, system
 from wids.cache.evict import missing_bytes, victims
 from wids.errors import CacheError, CacheFull
@@ -21,7 +23,7 @@ from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
 from wids.index import table as tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from wids.cache.evict import Entry
     from wids.cache.inventory import Inventory
@@ -94,7 +96,7 @@ class Room:
                 break
             is_ahead = after > -math.inf
             if is_blocked:
-                self._ring()
+                self.ring()
             if is_ahead or time.monotonic() - start > WAIT_SECONDS:
                 self._raise_full(url, wanted, missing)
             self.let_go()
@@ -103,32 +105,58 @@ class Room:
         if pause > _POLL_SECONDS:
             emit(self.hooks, WaitedForRoom(url=url, path=self.directory, seconds=time.monotonic() - start))
 
-    def evict(self, *, limit: int, most: int, is_dry: bool = False) -> list[Entry]:
-        """Delete what is beyond ``limit`` bytes or beyond ``most`` shards, as far as it may go; what went.
-
-        Args:
-            limit: bytes to keep.
-            most: shards to keep.
-            is_dry: only say what would go.
-        """
-        with self.lock():
-            found = inventory.take(self.directory)
-            if not is_dry:
-                self._sweep(found)
-            used, count, gone = found.used_bytes, len(found.entries), []
-            uses = plans.read(self.directory, found.plans)
-            for entry in victims(found.entries, uses):
-                if used <= limit and count <= most:
-                    break
-                if is_dry or self._delete(entry):
-                    used, count = used - entry.size_bytes, count - 1
-                    gone.append(entry)
-        return gone
-
     def sweep(self) -> None:
         """Delete what processes that are gone have left behind."""
         with self.lock():
-            self._sweep(inventory.take(self.directory))
+            self.clear_left(inventory.take(self.directory))
+
+    def delete(self, entry: Entry) -> bool:
+        """Delete a shard and its table, unless anybody has it open. The table last: without its shard it is inert."""
+        path = os.path.join(self.directory, entry.name)
+        try:
+            fd = _open_to_lock(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            if system.try_lock(fd, is_shared=False) is False or not _unlink(path, fd):
+                return False
+        finally:
+            os.close(fd)
+        if not system.RENAMES_OPEN_FILES and not _unlink(path, -1):
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(path + tables.SUFFIX)
+        emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
+        return True
+
+    def clear_left(self, found: Inventory) -> None:
+        """With the lock held: delete part files and plans without an owner, and tables without a shard."""
+        for name in [*found.parts, *found.plans]:
+            path = os.path.join(self.directory, name)
+            try:
+                fd = _open_to_lock(path)
+            except OSError:
+                continue
+            try:
+                size = os.fstat(fd).st_size
+                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS) and _unlink(path, fd)
+            finally:
+                os.close(fd)
+            if is_left and (system.RENAMES_OPEN_FILES or _unlink(path, -1)):
+                emit(self.hooks, Swept(path=path, size_bytes=size))
+        for name in found.orphans:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.directory, name))
+
+    def ring(self) -> None:
+        """Ask all processes to let go of shards that they have open and are not reading."""
+        path = os.path.join(self.directory, _BELL_NAME)
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            os.close(fd)
+            os.utime(path)
 
     def bell_time(self) -> int:
         """When somebody last waited here, in nanoseconds; 0: never."""
@@ -139,13 +167,6 @@ class Room:
 
     # --- inside
 
-    def _ring(self) -> None:
-        path = os.path.join(self.directory, _BELL_NAME)
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-            os.close(fd)
-            os.utime(path)
-
     def _reserve(self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float) -> tuple[int, bool]:
         """Extend the files if there is room, or can be made; how many bytes are missing, and whether leases are why."""
         is_ahead, is_blocked = after > -math.inf, False
@@ -155,12 +176,12 @@ class Room:
         with self.lock():
             found = inventory.take(self.directory)
             self._has_swept = True
-            self._sweep(found)
+            self.clear_left(found)
             found = inventory.take(self.directory) if found.parts or found.orphans else found
             missing = self._missing(wanted, found)
             if missing > 0:
                 for entry in victims(found.entries, plans.read(self.directory, found.plans), after=after):
-                    if self._delete(entry):
+                    if self.delete(entry):
                         missing -= entry.size_bytes
                     else:
                         is_blocked = True
@@ -199,46 +220,6 @@ class Room:
             )
         return True
 
-    def _delete(self, entry: Entry) -> bool:
-        """Delete a shard and its table, unless anybody has it open. The table last: without its shard it is inert."""
-        path = os.path.join(self.directory, entry.name)
-        try:
-            fd = _open_to_lock(path)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        try:
-            if system.try_lock(fd, is_shared=False) is False or not _unlink(path, fd):
-                return False
-        finally:
-            os.close(fd)
-        if not system.RENAMES_OPEN_FILES and not _unlink(path, -1):
-            return False
-        with contextlib.suppress(OSError):
-            os.unlink(path + tables.SUFFIX)
-        emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
-        return True
-
-    def _sweep(self, found: Inventory) -> None:
-        """With the lock held: delete part files and plans without an owner, and tables without a shard."""
-        for name in [*found.parts, *found.plans]:
-            path = os.path.join(self.directory, name)
-            try:
-                fd = _open_to_lock(path)
-            except OSError:
-                continue
-            try:
-                size = os.fstat(fd).st_size
-                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS) and _unlink(path, fd)
-            finally:
-                os.close(fd)
-            if is_left and (system.RENAMES_OPEN_FILES or _unlink(path, -1)):
-                emit(self.hooks, Swept(path=path, size_bytes=size))
-        for name in found.orphans:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.directory, name))
-
     def _raise_full(self, url: str, wanted: int, missing: int) -> None:
         try:
             found = inventory.take(self.directory)
@@ -255,6 +236,60 @@ class Room:
             expected=wanted,
             found=max(wanted - missing, 0),
         )
+
+
+def evict_from(
+    rooms: Sequence[Room], *, limit: int, most: int, among: Collection[str] | None = None, is_dry: bool = False
+) -> list[tuple[str, int]]:
+    """Delete what is beyond ``limit`` bytes or ``most`` shards in some directories together, as far as it may go.
+
+    If that is not far enough the bell is rung, and another call a little later gets further.
+
+    Args:
+        rooms: of the directories.
+        limit: bytes to keep.
+        most: shards to keep.
+        among: only these paths count, and may go; None: all.
+        is_dry: only say what would go.
+
+    Returns:
+        (path, bytes) of each shard that went, in that order.
+
+    Raises:
+        CacheError: a directory is gone or cannot be written.
+    """
+    with contextlib.ExitStack() as locked:
+        entries: list[Entry] = []
+        uses: dict[str, float] = {}
+        home: dict[str, Room] = {}
+        used = 0
+        for room in sorted(rooms, key=lambda room: room.directory):  # in one order, or two cleaners wait for each other
+            locked.enter_context(room.lock())
+            found = inventory.take(room.directory)
+            if not is_dry:
+                room.clear_left(found)
+            here = [
+                msgspec.structs.replace(entry, name=path)
+                for entry in found.entries
+                if (path := os.path.join(room.directory, entry.name)) and (among is None or path in among)
+            ]
+            entries += here
+            home.update((entry.name, room) for entry in here)
+            used += found.used_bytes if among is None else sum(entry.size_bytes for entry in here)
+            planned = plans.read(room.directory, found.plans)
+            uses.update((os.path.join(room.directory, name), when) for name, when in planned.items())
+        gone = []
+        count = len(entries)
+        for entry in victims(entries, uses):
+            if used <= limit and count <= most:
+                break
+            if is_dry or home[entry.name].delete(entry):
+                used, count = used - entry.size_bytes, count - 1
+                gone.append((entry.name, entry.size_bytes))
+        if not is_dry and (used > limit or count > most):
+            for room in rooms:
+                room.ring()
+    return gone
 
 
 def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
