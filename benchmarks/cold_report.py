@@ -1,0 +1,139 @@
+"""Figures of cold.py: medians of the rounds, ratios within each round, targets, and the table they are printed in."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# The connections of which the data's own transfer time is taken, where it is longer than the decoding.
+CONNECTIONS = 8
+MARKS = {None: "not measured", True: "[green]met[/green]", False: "[red]MISSED[/red]"}
+
+
+def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: float) -> dict:
+    """Medians of all figures by case, ratios to ``local`` by case, and the targets.
+
+    Args:
+        rounds: for each case the figures of each round, in the order of the rounds.
+        data_bytes: of all shards together.
+        bytes_per_second: of one connection.
+    """
+    medians = {name: _medians(figures) for name, figures in rounds.items() if figures}
+    ratios = {name: _ratio(rounds, name, "local") for name in rounds if name != "local"}
+    floor_seconds = data_bytes / (CONNECTIONS * bytes_per_second)
+    cold_limit = 1.2
+    if "local" in medians:
+        cold_limit = max(cold_limit, floor_seconds / medians["local"]["epoch"])
+    targets = [
+        _at_most("cold epoch, of the local one", ratios.get("ours"), cold_limit),
+        _at_most("with a cache of a quarter, of the local one", ratios.get("quarter"), 1.3),
+        _at_most("next epoch, of the local one", ratios.get("second"), 1.05),
+        _at_least("faster than the original", _ratio(rounds, "original", "ours"), 2.0),
+        _at_most("bytes in the cache of a quarter, of the data", _peak(rounds.get("quarter"), data_bytes), 0.25),
+    ]
+    return {
+        "medians": medians,
+        "ratios": {name: ratio for name, ratio in ratios.items() if ratio is not None},
+        "floor_seconds": floor_seconds,
+        "targets": targets,
+    }
+
+
+def _medians(figures: list[dict]) -> dict:
+    flat = [{**one, **{f"server_{name}": value for name, value in one["server"].items()}} for one in figures]
+    found = {name: _median([one[name] for one in flat]) for name in flat[0] if name != "server"}
+    found["speed"] = median(one["samples"] / one["epoch"] for one in flat)
+    return found | {"epoch_min": min(one["epoch"] for one in flat), "epoch_max": max(one["epoch"] for one in flat)}
+
+
+def _median(values: list[float | None]) -> float | None:
+    return None if None in values else median(values)
+
+
+def _ratio(rounds: dict[str, list[dict]], name: str, against: str) -> float | None:
+    """One case's epoch time over another's: the median of the rounds' own ratios, None if one was not measured."""
+    ours, theirs = rounds.get(name), rounds.get(against)
+    if not ours or not theirs:
+        return None
+    return median(one["epoch"] / other["epoch"] for one, other in zip(ours, theirs, strict=True))
+
+
+def _peak(figures: list[dict] | None, data_bytes: int) -> float | None:
+    return max(one["peak"] for one in figures) / data_bytes if figures else None
+
+
+def _at_most(text: str, value: float | None, limit: float) -> dict:
+    return {"text": text, "limit": f"<= {limit:.3g}x", "value": value, "met": None if value is None else value <= limit}
+
+
+def _at_least(text: str, value: float | None, limit: float) -> dict:
+    return {"text": text, "limit": f">= {limit:.3g}x", "value": value, "met": None if value is None else value >= limit}
+
+
+COLUMNS = (
+    "first\nbatch, s",
+    "epoch, s\nmin - max",
+    "samples\n/ s",
+    "worst\nstall, s",
+    "fetched\nx data",
+    "re-\nquests",
+    "at\nonce",
+    "cache,\nMB",
+    "CPU, s",
+    "server\nCPU, s",
+    "others'\nCPU, s",
+    "x local",
+)
+
+
+def show(console: Console, titles: dict[str, str], told: dict, errors: dict[str, str], about: dict) -> None:
+    """Print the machine, the setting, one line for each case, and the targets."""
+    spec, data = about["machine"], about["data"]
+    console.print(
+        f"{spec['cpu']}, {spec['cores']} cores, {spec['kernel']} {spec['architecture']}, "
+        f"load {spec['load']:.2f} before and {about['load_after']:.2f} after"
+    )
+    console.print(f"revision {about['revision'] or 'unknown'}, {about['seconds']:.0f} s in all")
+    for name, versions in about["versions"].items():
+        console.print(f"{name}: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+    console.print(
+        f"{data['samples']:,} samples in {data['shards']} shards, {data['bytes'] / 1e6:,.0f} MB; first byte after "
+        f"{about['delay_ms']:g} ms, {about['mbps']:g} MB/s a connection: "
+        f"{told['floor_seconds']:.2f} s for {CONNECTIONS} connections"
+    )
+    table = Table(caption="medians of the rounds; ratios are medians of the rounds' ratios")
+    table.add_column("contender", no_wrap=True)
+    for title in COLUMNS:
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, title in titles.items():
+        table.add_row(title, *_cells(name, told, errors))
+    console.print(table)
+    for target in told["targets"]:
+        value = "" if target["value"] is None else f"{target['value']:.3g}x "
+        console.print(f"{MARKS[target['met']]}  {value}{target['text']} ({target['limit']})")
+
+
+def _cells(name: str, told: dict, errors: dict[str, str]) -> list[str]:
+    if name in errors:
+        return ["[red]failed[/red]"]
+    f = told["medians"][name]
+    ratio = told["ratios"].get(name)
+    return [
+        f"{f['first']:.2f}",
+        f"{f['epoch']:.2f}\n{f['epoch_min']:.1f} - {f['epoch_max']:.1f}",
+        f"{f['speed']:,.0f}",
+        f"{f['worst']:.2f}",
+        f"{f['fetched']:.2f}",
+        f"{f['server_requests']:.0f}",
+        f"{f['server_at_once']:.0f}",
+        f"{f['peak'] / 1e6:,.0f}",
+        f"{f['cpu']:.1f}",
+        f"{f['server_cpu_seconds']:.1f}",
+        "?" if f["others"] is None else f"{f['others']:.1f}",
+        "" if ratio is None else f"{ratio:.2f}",
+    ]
