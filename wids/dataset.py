@@ -212,10 +212,7 @@ class ShardListDataset(Dataset[Any]):
         """What prefetching needs of this dataset; None where there is nothing to fetch, or it is off."""
         if self.prefetching is False or self.prefetching == 0:
             return None
-        if self._is_remote is None:
-            is_local = all(map(urls.is_local, self._list.urls))
-            self._is_remote = not is_local or self.cache.store.cache_local
-        if not self._is_remote:
+        if not self._has_remote():
             return None
         ahead = None if self.prefetching is True else int(self.prefetching)
         return Source(self.cache.store, self._list.__getitem__, ahead)
@@ -289,18 +286,12 @@ class ShardListDataset(Dataset[Any]):
         wanted, order = self._sort(indices if is_plain else [self._plain(i) for i in indices])
         self.cache.accesses += len(wanted)
         samples: list[Any] = [None] * len(wanted)
-        at = 0
-        while at < len(order):
+        for group in self._by_shard(wanted, order):
             lo, hi, reader, name = self._here
-            if not lo <= wanted[order[at]] < hi:
+            if not lo <= wanted[group[0]] < hi:
                 reader = None  # as in __getitem__
-                _, (lo, hi, reader, name) = self._enter(wanted[order[at]])
-            first = at
-            if wanted[order[-1]] < hi:
-                at = len(order)
-            while at < len(order) and wanted[order[at]] < hi:
-                at += 1
-            reader.read_into(samples, order[first:at], wanted, lo, name, self.fields)
+                _, (lo, hi, reader, name) = self._enter(wanted[group[0]])
+            reader.read_into(samples, group, wanted, lo, name, self.fields)
         if not is_plain:
             for sample, index in zip(samples, indices, strict=True):
                 if isinstance(index, MarkedIndex):
@@ -406,6 +397,34 @@ class ShardListDataset(Dataset[Any]):
             wanted = [self._plain(i) for i in wanted]
             order.sort(key=wanted.__getitem__)
         return wanted, order
+
+    def _has_remote(self) -> bool:
+        """Whether any shard goes through the cache."""
+        if self._is_remote is None:
+            is_local = all(map(urls.is_local, self._list.urls))
+            self._is_remote = not is_local or self.cache.store.cache_local
+        return self._is_remote
+
+    def _by_shard(self, wanted: list[int], order: list[int]) -> Iterator[list[int]]:
+        """The places in ``order`` shard by shard: open ones first, then those that are here, then those to be fetched.
+
+        A shard that has to be fetched may need the room of one that this batch has been read from.
+        """
+        groups: list[tuple[int, list[int]]] = []
+        at = 0
+        while at < len(order):
+            k, first = bisect_right(self._ends, wanted[order[at]]), at
+            hi = self._ends[k]
+            if wanted[order[-1]] < hi:
+                at = len(order)
+            while at < len(order) and wanted[order[at]] < hi:
+                at += 1
+            groups.append((k, order[first:at]))
+        if len(groups) > 1 and self._has_remote():
+            urls_, lru, store = self._list.urls, self.cache.lru, self.cache.store
+            absent = [urls_[k] not in lru and 1 + (not store.has(urls_[k])) for k, _ in groups]
+            groups = [groups[n] for n in sorted(range(len(groups)), key=absent.__getitem__)]
+        return (group for _, group in groups)
 
     def _enter(self, index: Any) -> tuple[int, tuple[int, int, Any, Any]]:
         """The plain index, and (lo, hi, reader, sub-dataset's name) of its shard, opened if need be."""

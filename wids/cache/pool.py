@@ -35,7 +35,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _SMALLEST, _LARGEST = 16, 512
-_LISTEN_SECONDS = 0.1
+_LISTEN_SECONDS = 0.05
 
 
 def default_capacity() -> int:

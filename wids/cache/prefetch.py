@@ -9,6 +9,7 @@ for the cleaners of all jobs. Everything here belongs to the process that began 
 from __future__ import annotations
 
 import atexit
+import math
 import operator
 import os
 import threading
@@ -42,9 +43,13 @@ _END_SECONDS = 5.0
 _START_SECONDS = 0.02
 # So many shards and seconds ahead, as far as the bytes allow.
 _LEAST_SHARDS, _AHEAD_SECONDS = 12, 60.0
-# Shards that were used within so many seconds and samples may be in use still: loaders read ahead.
-_RECENT_SECONDS, _RECENT_SAMPLES = 5.0, 1024
+# What a loader draws in its first moments is how far it reads ahead: so much of what was drawn may not have been read.
+_BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, 64, 1 << 14
 _MOST_VISITS = 4096
+_RECENT_SECONDS = 0.1
+# When nothing was drawn for so long, the loader waits for a shard, and has read what was drawn before that.
+_STALL_SECONDS = 0.1
+_FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
 _AHEAD_BYTES = 4 << 30
 _BLOCK = 4096
@@ -106,7 +111,10 @@ class Prefetcher:
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
         self._is_exhausted = False
         self._rate = 0.0  # positions a second
-        self._seen: tuple[int, float] = (0, time.monotonic())
+        self._began = self._moved = time.monotonic()
+        self._last = 0
+        self._seen: tuple[int, float] = (0, self._began)
+        self._burst = _MOST_BURST
         self._planned = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         _register(self)
@@ -152,12 +160,16 @@ class Prefetcher:
     def _look_ahead(self) -> None:
         """Take note of how far the reader is and how fast, and look at as much of what comes as matters."""
         position, now = self._position(), time.monotonic()
+        if position != self._last:
+            self._last, self._moved = position, now
         before, then = self._seen
         if now - then > 1.0:
             rate = (position - before) / (now - then)
             self._rate = rate if self._rate == 0.0 else 0.7 * self._rate + 0.3 * rate
             self._seen = position, now
-        recent = position - max(_RECENT_SAMPLES, int(self._rate * _RECENT_SECONDS))
+        if now - self._began < _BURST_SECONDS:
+            self._burst = min(max(position, _LEAST_BURST), _MOST_BURST)
+        recent = position - self._burst
         while self._coming and self._coming[0].last < recent:
             self._coming.popleft()
         wanted = max(max(self._ahead_bytes(source), source.store.cache_size or 0) for source in self._sources)
@@ -197,25 +209,9 @@ class Prefetcher:
 
     def _start_fetches(self) -> None:
         position, now = self._position(), time.monotonic()
-        known = [job.size for job in self._jobs.values() if job.shard.filesize is not None or job.is_done]
-        typical = sum(known) // len(known) if known else _UNKNOWN_BYTES
-        ahead: dict[int, int] = {}
-        seen: set[tuple[int, int]] = set()
-        slots = count = 0
-        for job in self._jobs.values():
-            if job.thread is not None:
-                count += 1
-                slots += _slots(job)
-        for visit in self._coming:
-            key = visit.dataset, visit.shard
-            if visit.last < position or key in seen:
-                continue
-            seen.add(key)
-            job, source = self._jobs[key], self._sources[visit.dataset]
-            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + job.size
-            paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
-            if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
-                break
+        under_way = [job for job in self._jobs.values() if job.thread is not None]
+        count, slots = len(under_way), sum(map(_slots, under_way))
+        for visit, job in self._within_reach(position):
             if job.is_done or job.thread is not None or now < job.again:
                 continue
             if job.is_there():
@@ -223,10 +219,32 @@ class Prefetcher:
                 continue
             if slots >= remote.CONNECTIONS and count >= 2:
                 break
-            use = time.time() + self._seconds_to(visit, position)
+            if job.store.cache_size is not None:
+                self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
+            use = self._when(visit, position)
+            if now - self._moved < _STALL_SECONDS:
+                use = max(use, time.time() + _RECENT_SECONDS)
             job.thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
             job.thread.start()
             count, slots = count + 1, slots + _slots(job)
+
+    def _within_reach(self, position: int) -> Iterator[tuple[Visit, _Job]]:
+        """What comes, each shard once, as far ahead as is allowed and good."""
+        known = [job.size for job in self._jobs.values() if job.shard.filesize is not None or job.is_done]
+        typical = sum(known) // len(known) if known else _UNKNOWN_BYTES
+        paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
+        ahead: dict[int, int] = {}
+        seen: set[tuple[int, int]] = set()
+        for visit in self._coming:
+            key = visit.dataset, visit.shard
+            if visit.last < position or key in seen:
+                continue
+            seen.add(key)
+            job, source = self._jobs[key], self._sources[visit.dataset]
+            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + job.size
+            if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
+                return
+            yield visit, job
 
     def _samples_a_shard(self) -> float:
         """Positions from one new shard to the next, about."""
@@ -234,10 +252,6 @@ class Prefetcher:
             return 1.0
         shards = len({(visit.dataset, visit.shard) for visit in self._coming})
         return max((self._coming[-1].last - self._coming[0].first + 1) / shards, 1.0)
-
-    def _seconds_to(self, visit: Visit, position: int) -> float:
-        """When a visit begins, from now."""
-        return max(visit.first - position, 0) / (self._rate or 1000.0)
 
     def _fetch(self, job: _Job, use: float) -> None:
         """In a thread of its own: fetch one shard."""
@@ -261,19 +275,29 @@ class Prefetcher:
             job.thread = None
             self._woken.set()
 
-    def _write_plans(self) -> None:
+    def _when(self, visit: Visit, position: int) -> float:
+        """When the samples of a visit are read, in seconds since 1970.
+
+        Those that were drawn last are still to be read by a loader that draws ahead: a little later than what is needed
+        at once, so that whoever waits for that may have the room.
+        """
+        if visit.last < position:
+            return time.time() + _RECENT_SECONDS
+        return time.time() + max(visit.first - position, 0) / (self._rate or _FIRST_RATE)
+
+    def _write_plans(self, *, is_due: bool = False) -> None:
         now = time.monotonic()
-        if now - self._planned < _PLAN_SECONDS and self._planned:
+        if now - self._planned < _PLAN_SECONDS and self._planned and not is_due:
             return
         self._planned = now
-        position, clock = self._position(), time.time()
+        position = self._position()
         uses: dict[str, dict[str, float]] = {}
         for visit in self._coming:
             job = self._jobs[visit.dataset, visit.shard]
-            if job.is_in_place:
-                continue
-            directory, name = os.path.split(job.path)
-            uses.setdefault(directory, {}).setdefault(name, clock + self._seconds_to(visit, position))
+            if not job.is_in_place:
+                directory, name = os.path.split(job.path)
+                found = uses.setdefault(directory, {})
+                found[name] = min(self._when(visit, position), found.get(name, math.inf))
         for directory, found in uses.items():
             if directory not in self._plans and os.path.isdir(directory):
                 self._plans[directory] = plans.Plan(directory)

@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 _LOCK_NAME, _BELL_NAME = ".room", ".room.bell"
 WAIT_SECONDS = 300.0
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.02, 0.25
+# What is used within so many seconds stays for so long, while others let go of what is used later or not at all.
+_SOON_SECONDS, _GRACE_SECONDS = 0.5, 0.5
 # Where files cannot be locked, a part file that nobody has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
 # Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
 _FLOOR_RATIO, _MOST_FLOOR_BYTES = 100, 1 << 30
 
 
-def table_allowance(shard_bytes: int) -> int:
-    """Bytes kept free for the member table of a shard that is still to come."""
-    return 1024 + shard_bytes // 8
+def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
+    """Bytes kept free for the member table of a shard that is still to come: more than nearly all of them have."""
+    most = shard_bytes // 8
+    return 1024 + (most if nsamples is None else min(512 * nsamples, most))
 
 
 class Room:
@@ -72,14 +75,14 @@ class Room:
         """
         return locks.hold(os.path.join(self.directory, _LOCK_NAME))
 
-    def reserve(self, sizes: Sequence[tuple[int, int]], *, url: str, after: float = -math.inf) -> None:
+    def reserve(self, sizes: Sequence[tuple[int, int]], *, url: str, after: float | None = None) -> None:
         """Extend part files of our own to the sizes they will have, once there is room.
 
         Args:
             sizes: (descriptor, bytes) of each.
             url: what is coming.
-            after: only shards that are used later than this may go for it, and there is no waiting: what is fetched
-                ahead must not cost what is needed sooner. In seconds since 1970.
+            after: only shards that are used later than this may go, in seconds since 1970, and there is no waiting:
+                what is fetched ahead must not cost what is needed sooner. None: somebody waits for the shard.
 
         Raises:
             CacheFull: there is none.
@@ -91,13 +94,19 @@ class Room:
             wanted = sum(max(size - os.fstat(fd).st_size, 0) for fd, size in sizes)
             if wanted == 0:
                 break
-            missing, is_blocked = self._reserve(sizes, wanted, after=after)
+            waited = time.monotonic() - start
+            # At first nothing goes that is about to be used, if something else will when others let go of it.
+            soonest = (
+                after if after is not None else time.time() + _SOON_SECONDS if waited < _GRACE_SECONDS else -math.inf
+            )
+            missing, is_blocked = self._reserve(sizes, wanted, after=soonest)
+            if missing > 0 and after is None and not is_blocked:
+                missing, is_blocked = self._reserve(sizes, wanted, after=-math.inf)
             if missing <= 0:
                 break
-            is_ahead = after > -math.inf
             if is_blocked:
                 self.ring()
-            if is_ahead or time.monotonic() - start > WAIT_SECONDS:
+            if after is not None or waited > WAIT_SECONDS:
                 self._raise_full(url, wanted, missing)
             self.let_go()
             time.sleep(pause)
@@ -169,7 +178,7 @@ class Room:
 
     def _reserve(self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float) -> tuple[int, bool]:
         """Extend the files if there is room, or can be made; how many bytes are missing, and whether leases are why."""
-        is_ahead, is_blocked = after > -math.inf, False
+        is_blocked = False
         if self.limit is None and self._has_swept and self._missing(wanted, None) <= 0:
             _extend(self.directory, sizes)
             return 0, False
@@ -187,7 +196,7 @@ class Room:
                         is_blocked = True
                     if missing <= 0:
                         break
-            if missing > 0 and not is_ahead and self._may_exceed(wanted, sum(size for _, size in sizes)):
+            if missing > 0 and after == -math.inf and self._may_exceed(wanted, sum(size for _, size in sizes)):
                 missing = 0
             if missing <= 0:
                 _extend(self.directory, sizes)

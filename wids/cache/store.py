@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -242,6 +241,10 @@ class Store:
             os.close(found[0])
         return False
 
+    def has(self, url: str) -> bool:
+        """Whether there is a file for the shard; `open` finds out what it is worth."""
+        return os.path.exists(self.place(url)[0])
+
     def touch(self, path: str) -> None:
         """Note that a cached shard was used: what was used longest ago goes first."""
         with contextlib.suppress(OSError):  # another user's directory, a read-only one
@@ -380,7 +383,7 @@ class Store:
         shard: Shard,
         path: str,
         *,
-        after: float = -math.inf,
+        after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> tuple[Found, Fetched]:
         """Make room, download, verify, index and publish; the caller holds the lock. ``after``: see `fetch_ahead`."""
@@ -390,7 +393,8 @@ class Store:
         with files.part_file(path) as (part, part_fd), files.part_file(path + tables.SUFFIX) as (table_part, table_fd):
 
             def reserve(size: int) -> None:
-                room.reserve([(part_fd, size), (table_fd, table_allowance(size))], url=shard.url, after=after)
+                allowance = table_allowance(size, shard.nsamples)
+                room.reserve([(part_fd, size), (table_fd, allowance)], url=shard.url, after=after)
 
             def check() -> None:
                 # By name: a pipe: program may replace the part file instead of filling it.
@@ -431,7 +435,7 @@ class Store:
             path=path,
             size_bytes=table.identity.size,
             seconds=seconds,
-            is_ahead=after > -math.inf,
+            is_ahead=after is not None,
         )
         return (fd, table), event
 
