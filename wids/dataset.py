@@ -8,8 +8,10 @@ would: readers are opened where they are used. Quiet unless ``$WIDS_VERBOSE`` sa
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import logging
+import multiprocessing.context
 import operator
 import os
 import re
@@ -18,6 +20,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from wids.cache.lookup import Keys
@@ -31,6 +34,7 @@ from wids.errors import CountMismatchError, SpecError
 from wids.index import urls
 from wids.order.layout import digest
 from wids.order.mask import MarkedIndex
+from wids.tally import COLUMNS, ROWS, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from wids.events import Hook
     from wids.index.spec import Shard
     from wids.index.table import Group, KeyRule
+    from wids.tally import Stats
 
     Sample: TypeAlias = dict[str, Any]
     Transform: TypeAlias = Callable[[Any], Any]
@@ -152,6 +157,9 @@ class ShardListDataset(Dataset[Any]):
         self._shards: list[dict[str, Any]] | None = None
         self._fingerprint: str | None = None
         self._is_remote: bool | None = None
+        self._counts = _shared_counts()
+        self._tally = Tally(self._counts.numpy())
+        hooks = (*hooks, self._tally)
         store = Store(
             cache_dir=self.cache_dir,
             cache_size=cache_size,
@@ -337,6 +345,10 @@ class ShardListDataset(Dataset[Any]):
 
     # --- the pool of open shards
 
+    def stats(self) -> Stats:
+        """What the cache has done for this dataset, in this process and in the workers of its loaders."""
+        return self._tally.total()
+
     def get_stats(self) -> tuple[int, int]:
         """(samples asked for, shards opened for them) in this process."""
         return self.cache.accesses, self.cache.misses
@@ -369,10 +381,17 @@ class ShardListDataset(Dataset[Any]):
         self.cache.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
+        own = {"_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
+        # A process that is being started counts with us, any other copy for itself.
+        counts = self._counts if multiprocessing.context.get_spawning_popen() is not None else None
+        return {**self.__dict__, **own, "_counts": counts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self._tally.counts is None:  # a shallow copy shares it with its original, as it does the cache
+            if self._counts is None:
+                self._counts = _shared_counts()
+            self._tally.counts = self._counts.numpy()
         self.cache.users.append(weakref.WeakMethod(self.leave_shard))
         self._sum_lengths()
 
@@ -538,6 +557,14 @@ class ShardListDataset(Dataset[Any]):
             len(self),
             self.cache_dir,
         )
+
+
+def _shared_counts() -> torch.Tensor:
+    """Zeros for a `Tally`, in memory that worker processes share."""
+    counts = torch.zeros((ROWS, len(COLUMNS)), dtype=torch.float64)
+    with contextlib.suppress(RuntimeError, OSError):  # no shared memory here: each process counts for itself
+        counts.share_memory_()  # type: ignore[no-untyped-call]
+    return counts
 
 
 class _Foreign:

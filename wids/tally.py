@@ -1,0 +1,101 @@
+"""What a dataset's cache has done so far, counted over all processes that read it.
+
+Rules: a hook like any other. Each thread of each process counts in a row of its own of one array, which the processes
+share; so there is no lock that a fork could carry along. Two threads in one row, one in some hundreds, may lose a count
+between them when they count in the same instant: it is for watching, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.events import Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from wids.events import Event
+
+ROWS = 256
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened since the dataset was made, in the process that asks and in the workers of its loaders.
+
+    Attributes:
+        fetches: shards downloaded. fetched_ahead: those of them that came before they were asked for.
+        fetched_bytes: their bytes.
+        hits: remote shards that were there when they were opened.
+        retries: attempts at downloads that failed and were followed by another one.
+        rejections: cached shards that were not used, and fetched again: damaged, changed, not what the index says.
+        evictions: shards deleted to make room. evicted_bytes: their bytes.
+        waits: how often somebody waited for another process's download, or for room.
+        stalled_seconds: how long samples were waited for because their shard was not there; the sum over all processes.
+    """
+
+    fetches: int = 0
+    fetched_ahead: int = 0
+    fetched_bytes: int = 0
+    hits: int = 0
+    retries: int = 0
+    rejections: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+    waits: int = 0
+    stalled_seconds: float = 0.0
+
+
+COLUMNS = Stats.__struct_fields__
+_AT = {name: k for k, name in enumerate(COLUMNS)}
+
+
+class Tally:
+    """Counts events.
+
+    Args:
+        counts: (ROWS, columns) zeros, float64, shared by all processes that count together.
+    """
+
+    def __init__(self, counts: npt.NDArray[np.float64]) -> None:
+        self.counts: npt.NDArray[np.float64] | None = counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"counts": None}  # whoever shares the array hands it on
+
+    def __call__(self, event: Event) -> None:
+        """Count one event."""
+        if self.counts is None:
+            return
+        row = self.counts[hash((os.getpid(), threading.get_ident())) % ROWS]
+        for name, value in _counted(event):
+            row[_AT[name]] += value
+
+    def total(self) -> Stats:
+        """The sum over all threads and processes."""
+        if self.counts is None:
+            return Stats()
+        *sums, seconds = self.counts.sum(axis=0).tolist()
+        return Stats(**dict(zip(COLUMNS, map(int, sums), strict=False)), stalled_seconds=seconds)
+
+
+def _counted(event: Event) -> list[tuple[str, float]]:
+    """(column, how much) of what an event adds."""
+    if isinstance(event, Fetched):
+        stalled = 0.0 if event.is_ahead else event.seconds
+        return [
+            ("fetches", 1),
+            ("fetched_ahead", event.is_ahead),
+            ("fetched_bytes", event.size_bytes),
+            ("stalled_seconds", stalled),
+        ]
+    if isinstance(event, Waited):
+        return [("waits", 1), ("stalled_seconds", event.seconds)]
+    if isinstance(event, Evicted):
+        return [("evictions", 1), ("evicted_bytes", event.size_bytes)]
+    column = {Hit: "hits", Retried: "retries", Rejected: "rejections", WaitedForRoom: "waits"}.get(type(event))
+    return [] if column is None else [(column, 1)]
