@@ -403,7 +403,8 @@ class Store:
                     fetch.check_content(shard.url, system.pread(fd, 512, 0))
                     fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)
                     reserve(facts.size)
-                    os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
+                    # A name that survives a power cut must not name bytes that did not.
+                    os.fsync(fd if system.RENAMES_OPEN_FILES else part_fd)
                     arrived.append((fd, files.scan_table(fd, shard.url, self._identify(fd, shard))))
 
             if shard.filesize is not None:
