@@ -16,6 +16,7 @@ class Absent:
     """Modules that the system does not have."""
 
     def find_spec(self, name, path=None, target=None):
+        """As `importlib.abc.MetaPathFinder` asks for."""
         if name in ("fcntl", "resource"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -65,6 +66,7 @@ def become_windows():
 
 
 def main():
+    """Read all, unbounded and bounded, and say what happened."""
     become_windows()
     import wids
 
@@ -89,7 +91,7 @@ def main():
     wids.keep_most_recent_files(cache_dir, maxsize=0)
     left = [name for name in os.listdir(cache_dir) if name.endswith((".tar", ".part", ".widx"))]
     assert threading.active_count() < 50
-    print(len(expected), len(fetched), len(evicted), left)
+    sys.stdout.write(f"{len(expected)} {len(fetched)} {len(evicted)} {left}\n")
 
 
 if __name__ == "__main__":
