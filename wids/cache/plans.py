@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 # Where files cannot be locked, a plan that nobody has renewed for so long counts as left behind.
 _STALE_SECONDS = 600.0
 _MOST_BYTES = 16 << 20
-_decode = msgspec.json.Decoder(dict[str, float]).decode
+
+
+class _Said(msgspec.Struct):
+    uses: dict[str, float]
+    busy: dict[str, float]
+
+
+_decode = msgspec.json.Decoder(_Said).decode
 
 
 class Plan:
@@ -35,10 +42,12 @@ class Plan:
         self._pid = os.getpid()
         self._fd = -1
 
-    def write(self, uses: Mapping[str, float]) -> None:
-        """Replace what it says: name of a shard's file -> when it is used next, in seconds since 1970.
+    def write(self, uses: Mapping[str, float], busy: Mapping[str, float] | None = None) -> None:
+        """Replace what it says; a directory that cannot be written goes without.
 
-        A directory that cannot be written goes without.
+        Args:
+            uses: name of a shard's file -> when it is used next, in seconds since 1970.
+            busy: name -> until when it is used for the last time, likewise.
         """
         try:
             # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
@@ -46,7 +55,7 @@ class Plan:
         except CacheError:
             return
         try:
-            system.write_all(fd, msgspec.json.encode(uses), 0)
+            system.write_all(fd, msgspec.json.encode({"uses": uses, "busy": busy or {}}), 0)
             os.replace(part, self.path)
         except OSError:
             os.close(fd)
@@ -68,25 +77,44 @@ class Plan:
         os.close(fd)
 
 
-def read(directory: str, names: Iterable[str]) -> dict[str, float]:
-    """When the jobs of a directory use each shard next: name -> seconds since 1970, the earliest of all plans."""
-    uses: dict[str, float] = {}
+class Uses(dict[str, float]):
+    """When shards are used next: name -> seconds since 1970.
+
+    Attributes:
+        busy_until: when the last one is free that is in use now, as far as is known; 0: none is.
+    """
+
+    busy_until = 0.0
+
+
+def read(directory: str, names: Iterable[str]) -> Uses:
+    """When the jobs of a directory use each shard next, the earliest of all plans; at once if it is in use now."""
+    found, now = Uses(), time.time()
     for name in names:
-        path = os.path.join(directory, name)
-        try:
-            fd, facts = files.open_file(path)
-        except OSError:
+        said = _read_one(os.path.join(directory, name))
+        if said is None:
             continue
-        with open(fd, "rb") as file:
-            if facts.size > _MOST_BYTES or is_left(fd):
-                continue
-            try:
-                found = _decode(file.read())
-            except (msgspec.DecodeError, OSError):
-                continue
-        for shard, when in found.items():
-            uses[shard] = min(when, uses.get(shard, when))
-    return uses
+        for shard, when in said.uses.items():
+            found[shard] = min(when, found.get(shard, when))
+        for shard, until in said.busy.items():
+            if until > now:
+                found[shard] = min(now, found.get(shard, now))
+                found.busy_until = max(found.busy_until, until)
+    return found
+
+
+def _read_one(path: str) -> _Said | None:
+    try:
+        fd, facts = files.open_file(path)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        if facts.size > _MOST_BYTES or is_left(fd):
+            return None
+        try:
+            return _decode(file.read())
+        except (msgspec.DecodeError, OSError):
+            return None
 
 
 def is_left(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:

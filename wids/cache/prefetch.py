@@ -9,7 +9,6 @@ for the cleaners of all jobs. Everything here belongs to the process that began 
 from __future__ import annotations
 
 import atexit
-import math
 import operator
 import os
 import threading
@@ -46,9 +45,7 @@ _LEAST_SHARDS, _AHEAD_SECONDS = 12, 60.0
 # What a loader draws in its first moments is how far it reads ahead: so much of what was drawn may not have been read.
 _BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, 64, 1 << 14
 _MOST_VISITS = 4096
-_RECENT_SECONDS = 0.1
-# When nothing was drawn for so long, the loader waits for a shard, and has read what was drawn before that.
-_STALL_SECONDS = 0.1
+_MARGIN = 0.1
 _FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
 _AHEAD_BYTES = 4 << 30
@@ -115,7 +112,7 @@ class Prefetcher:
         self._last = 0
         self._seen: tuple[int, float] = (0, self._began)
         self._burst = _MOST_BURST
-        self._planned = 0.0
+        self._planned, self._passed = -_PLAN_SECONDS, 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         _register(self)
         self._thread.start()
@@ -222,8 +219,7 @@ class Prefetcher:
             if job.store.cache_size is not None:
                 self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
             use = self._when(visit, position)
-            if now - self._moved < _STALL_SECONDS:
-                use = max(use, time.time() + _RECENT_SECONDS)
+            use += _MARGIN * (use - time.time())  # the next guess at when what is there is used may differ
             job.thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
             job.thread.start()
             count, slots = count + 1, slots + _slots(job)
@@ -276,33 +272,33 @@ class Prefetcher:
             self._woken.set()
 
     def _when(self, visit: Visit, position: int) -> float:
-        """When the samples of a visit are read, in seconds since 1970.
-
-        Those that were drawn last are still to be read by a loader that draws ahead: a little later than what is needed
-        at once, so that whoever waits for that may have the room.
-        """
-        if visit.last < position:
-            return time.time() + _RECENT_SECONDS
+        """When a visit begins, in seconds since 1970."""
         return time.time() + max(visit.first - position, 0) / (self._rate or _FIRST_RATE)
 
     def _write_plans(self, *, is_due: bool = False) -> None:
-        now = time.monotonic()
-        if now - self._planned < _PLAN_SECONDS and self._planned and not is_due:
+        """Write down what comes, and what a loader that draws ahead may still have to read."""
+        now, position = time.monotonic(), self._position()
+        passed = sum(visit.last < position for visit in self._coming)
+        if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
             return
-        self._planned = now
-        position = self._position()
+        self._planned, self._passed = now, passed
         uses: dict[str, dict[str, float]] = {}
+        busy: dict[str, dict[str, float]] = {}
         for visit in self._coming:
             job = self._jobs[visit.dataset, visit.shard]
-            if not job.is_in_place:
-                directory, name = os.path.split(job.path)
-                found = uses.setdefault(directory, {})
-                found[name] = min(self._when(visit, position), found.get(name, math.inf))
-        for directory, found in uses.items():
+            if job.is_in_place:
+                continue
+            directory, name = os.path.split(job.path)
+            if visit.last >= position:
+                uses.setdefault(directory, {}).setdefault(name, self._when(visit, position))
+            else:  # counted from when something was last drawn: a loader that waits has read what came before
+                left = (visit.last + self._burst - position) / (self._rate or _FIRST_RATE)
+                busy.setdefault(directory, {})[name] = time.time() - (now - self._moved) + left
+        for directory in {*uses, *busy}:
             if directory not in self._plans and os.path.isdir(directory):
                 self._plans[directory] = plans.Plan(directory)
             if directory in self._plans:
-                self._plans[directory].write(found)
+                self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}))
 
 
 class Ahead:

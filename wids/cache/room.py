@@ -34,6 +34,7 @@ WAIT_SECONDS = 300.0
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.02, 0.25
 # What is used within so many seconds stays for so long, while others let go of what is used later or not at all.
 _SOON_SECONDS, _GRACE_SECONDS = 0.5, 0.5
+_NOW_SECONDS = 0.05
 # Where files cannot be locked, a part file that nobody has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
 # Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
@@ -177,7 +178,12 @@ class Room:
     # --- inside
 
     def _reserve(self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float) -> tuple[int, bool]:
-        """Extend the files if there is room, or can be made; how many bytes are missing, and whether leases are why."""
+        """Extend the files if there is room, or can be made.
+
+        Returns:
+            How many bytes are missing, and whether more may go in a moment: shards that are open, or in use for the
+            last time.
+        """
         is_blocked = False
         if self.limit is None and self._has_swept and self._missing(wanted, None) <= 0:
             _extend(self.directory, sizes)
@@ -189,7 +195,9 @@ class Room:
             found = inventory.take(self.directory) if found.parts or found.orphans else found
             missing = self._missing(wanted, found)
             if missing > 0:
-                for entry in victims(found.entries, plans.read(self.directory, found.plans), after=after):
+                uses = plans.read(self.directory, found.plans)
+                is_blocked = uses.busy_until > time.time()
+                for entry in victims(found.entries, uses, after=after):
                     if self.delete(entry):
                         missing -= entry.size_bytes
                     else:
