@@ -32,7 +32,7 @@ from slow_server import SlowServer
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all contenders have in common."""
+    """What all contenders have in common; each epoch waits ``patience_seconds`` at most for others to be quiet."""
 
     data: dict
     server: SlowServer
@@ -40,6 +40,7 @@ class Setting:
     batch: int
     workers: int
     step_seconds: float
+    patience_seconds: float
     scratch: str
     interpreters: dict[str, str]
 
@@ -82,6 +83,7 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
 
 
 def _run_epoch(setting: Setting, child: Child, cache: str, epoch: int) -> dict:
+    wait_for_quiet(setting.patience_seconds)
     setting.server.stats(reset=True)
     busy_begin = busy_seconds()
     with CachePeak(cache) as seen:
@@ -98,14 +100,13 @@ def _run_epoch(setting: Setting, child: Child, cache: str, epoch: int) -> dict:
     return {**told, "others": others, "fetched": fetched, "peak": seen.peak_bytes, "server": sent}
 
 
-def run_rounds(setting: Setting, cases: list[Case], *, rounds: int, patience_seconds: float) -> tuple[dict, dict, dict]:
+def run_rounds(setting: Setting, cases: list[Case], rounds: int) -> tuple[dict, dict, dict]:
     """All rounds; a contender that fails is left out of those that are left.
 
     Args:
         setting: what all have in common.
         cases: who takes part.
         rounds: in each, everyone has one turn.
-        patience_seconds: how long at most each turn waits for other programs to be quiet.
 
     Returns:
         the rounds' figures by case, errors by case, versions by contender.
@@ -122,7 +123,6 @@ def run_rounds(setting: Setting, cases: list[Case], *, rounds: int, patience_sec
             turn = [name for name in (lead.name, *lead.followers()) if name in names]
             if errors.keys() & set(turn):
                 continue
-            wait_for_quiet(patience_seconds)
             epochs = 2 if set(turn) - {lead.name} else 1
             print(f"round {number + 1} of {rounds}: {', '.join(turn)} ...", file=sys.stderr, flush=True)
             try:
@@ -147,7 +147,7 @@ def main(
     data: Annotated[str, typer.Option(help="Keep the shards in this directory, for other runs.")] = "",
     environments: Annotated[str, typer.Option("--envs", help="Where environments are made and found again.")] = "",
     python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the interpreter of a contender.")] = None,
-    wait: Annotated[float, typer.Option(help="Before each turn, seconds to wait at most for an idle machine.")] = 0,
+    wait: Annotated[float, typer.Option(help="Before each epoch, seconds to wait at most for an idle machine.")] = 0,
     shards: Annotated[int, typer.Option(min=1, help="Number of shards.")] = jpegs.FULL.shards,
     samples: Annotated[int, typer.Option(min=1, help="Samples in a shard, of about 62 kB.")] = jpegs.FULL.samples,
     md5: Annotated[bool, typer.Option(help="Whether the index has md5 sums, as widsindex writes them.")] = True,
@@ -180,12 +180,11 @@ def main(
                 batch=8 if quick else batch,
                 workers=workers,
                 step_seconds=step_ms / 1e3,
+                patience_seconds=wait,
                 scratch=scratch,
                 interpreters=interpreters,
             )
-            found, errors, about["versions"] = run_rounds(
-                setting, cases, rounds=1 if quick else rounds, patience_seconds=wait
-            )
+            found, errors, about["versions"] = run_rounds(setting, cases, 1 if quick else rounds)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     about |= {"load_after": os.getloadavg()[0], "seconds": time.perf_counter() - begin}

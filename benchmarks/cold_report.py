@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
 
 # The connections of which the data's own transfer time is taken, where it is longer than the decoding.
 CONNECTIONS = 8
+# The share of the machine that others may use in an epoch without it being named.
+OTHERS_SHARE = 0.05
 MARKS = {None: "not measured", True: "[green]met[/green]", False: "[red]MISSED[/red]"}
 
 
 def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: float) -> dict:
-    """Medians of all figures by case, ratios to ``local`` by case, and the targets.
+    """Medians of all figures by case, ratios to ``local`` by case, the targets, and what others disturbed.
 
     Args:
         rounds: for each case the figures of each round, in the order of the rounds.
@@ -40,8 +43,22 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
         "medians": medians,
         "ratios": {name: ratio for name, ratio in ratios.items() if ratio is not None},
         "floor_seconds": floor_seconds,
+        "disturbed": disturbed(rounds, os.cpu_count() or 1),
         "targets": targets,
     }
+
+
+def disturbed(rounds: dict[str, list[dict]], cores: int) -> dict[str, list[int]]:
+    """By case, the rounds (from 1) in which other programs took more than a little of ``cores`` cores."""
+    found = {
+        name: [
+            number
+            for number, one in enumerate(figures, 1)
+            if one["others"] is not None and one["others"] > OTHERS_SHARE * cores * one["epoch"]
+        ]
+        for name, figures in rounds.items()
+    }
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 def _medians(figures: list[dict]) -> dict:
@@ -113,6 +130,9 @@ def show(console: Console, titles: dict[str, str], told: dict, errors: dict[str,
     for name, title in titles.items():
         table.add_row(title, *_cells(name, told, errors))
     console.print(table)
+    if told["disturbed"]:
+        where = "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in told["disturbed"].items())
+        console.print(f"other programs took more than {OTHERS_SHARE:.0%} of the machine in the rounds of {where}")
     for target in told["targets"]:
         value = "" if target["value"] is None else f"{target['value']:.3g}x "
         console.print(f"{MARKS[target['met']]}  {value}{target['text']} ({target['limit']})")

@@ -241,6 +241,16 @@ def test_verdicts_follow_from_the_rounds(module):
     assert slow["targets"][0]["met"] is True
 
 
+@pytest.mark.parametrize("module", ["cold_report"], indirect=True)
+def test_disturbed_rounds_are_named(module):
+    """Rounds in which others took more than a twentieth of the machine are named; unknown is not disturbed."""
+    rounds = {
+        "local": [{"epoch": 10.0, "others": 0.9}, {"epoch": 10.0, "others": 1.1}],
+        "ours": [{"epoch": 10.0, "others": None}],
+    }
+    assert module.disturbed(rounds, cores=2) == {"local": [2]}
+
+
 @pytest.mark.parametrize("module", ["cold_watch"], indirect=True)
 def test_all_files_of_a_directory_are_counted(module, tmp_path):
     """The cache's size is that of all files in it, at any depth; a directory that is not there has none."""
