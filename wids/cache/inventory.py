@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 KEEP_SUFFIX = ".keep"
 PLAN_SUFFIX = ".wids-plan"
-_PART = re.compile(r".\.\d+-[0-9a-f]{8}\.part$")
+# All of the name: what ends in a line feed, or has the digits of another script, is not of our making.
+_PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
+_PLAN = re.compile(r"\.[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +36,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         parts: names of downloads (and small files) under way, or left behind.
         orphans: names of member tables whose shard is gone.
         plans: names of the plans of jobs.
-        used_bytes: of all these.
+        used_bytes: of shards with their tables, parts and orphans.
         promised_bytes: of part files, bytes that they will have and have not yet taken from the file system.
-        stranger_bytes: of all other files.
+        stranger_bytes: of files that nobody here made.
     """
 
     entries: list[Entry]
@@ -61,11 +63,16 @@ def take(directory: str) -> Inventory:
     used = promised = strangers = 0
     for name, status in files.items():
         beside = files.get(name + tables.SUFFIX)
-        if _PART.search(name):
+        if beside is not None and name + locks.SUFFIX in files:  # whatever its name ends in
+            size = status.st_size + beside.st_size
+            used += size
+            last = max(status.st_mtime_ns, beside.st_mtime_ns)
+            entries.append(Entry(name=name, size_bytes=size, used_ns=last, is_kept=name + KEEP_SUFFIX in files))
+        elif _PART.fullmatch(name):
             parts.append(name)
             used += status.st_size
             promised += max(status.st_size - getattr(status, "st_blocks", 0) * 512, 0)
-        elif name.endswith(PLAN_SUFFIX):
+        elif _PLAN.fullmatch(name):
             plans.append(name)
         elif name.endswith((locks.SUFFIX, KEEP_SUFFIX)):
             pass
@@ -73,11 +80,6 @@ def take(directory: str) -> Inventory:
             if name.removesuffix(tables.SUFFIX) not in files:
                 orphans.append(name)
                 used += status.st_size
-        elif beside is not None and name + locks.SUFFIX in files:
-            size = status.st_size + beside.st_size
-            used += size
-            last = max(status.st_mtime_ns, beside.st_mtime_ns)
-            entries.append(Entry(name=name, size_bytes=size, used_ns=last, is_kept=name + KEEP_SUFFIX in files))
         else:
             strangers += status.st_size
     return Inventory(
