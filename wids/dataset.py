@@ -455,6 +455,7 @@ class ShardListDataset(Dataset[Any]):
         here = self._here
         if here[0] <= plain < here[1]:
             return plain, here
+        del here  # while this waits for room in the cache, it must not keep another shard there
         k = bisect_right(self._ends, plain)
         reader = self.cache.lru[self._list.urls[k]]
         if reader is None or reader.table.nsamples != self.lengths[k]:
