@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Child:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it died before it read what was sent, as is told elsewhere
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
