@@ -7,6 +7,7 @@ when each shard is used next, by the wall clock: guesses, good for choosing what
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import time
@@ -45,17 +46,20 @@ class Plan:
     def write(self, uses: Mapping[str, float], busy: Mapping[str, float] | None = None) -> None:
         """Replace what it says; a directory that cannot be written goes without.
 
+        JSON has neither infinity nor names that are not Unicode, as a ``localname`` may give them: those are left out.
+
         Args:
             uses: name of a shard's file -> when it is used next, in seconds since 1970.
             busy: name -> until when it is used for the last time, likewise.
         """
+        data = msgspec.json.encode({"uses": _what_can_be_told(uses), "busy": _what_can_be_told(busy or {})})
         try:
             # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
             part, fd = files.make_part(self.path)
         except CacheError:
             return
         try:
-            system.write_all(fd, msgspec.json.encode({"uses": uses, "busy": busy or {}}), 0)
+            system.write_all(fd, data, 0)
             os.replace(part, self.path)
         except OSError:
             os.close(fd)
@@ -104,17 +108,29 @@ def read(directory: str, names: Iterable[str]) -> Uses:
 
 
 def _read_one(path: str) -> _Said | None:
-    try:
-        fd, facts = files.open_file(path)
-    except OSError:
-        return None
-    with open(fd, "rb") as file:
-        if facts.size > _MOST_BYTES or is_left(fd):
-            return None
+    """What one plan says; None if its job is gone, or it is none."""
+    for _ in range(2):
         try:
-            return _decode(file.read())
-        except (msgspec.DecodeError, OSError):
-            return None
+            fd, facts = files.open_file(path)
+        except OSError:
+            break
+        with open(fd, "rb") as file:
+            if is_left(fd):
+                if os.fstat(fd).st_nlink:
+                    break
+                continue  # its job has replaced it since it was opened
+            try:
+                return _decode(file.read()) if facts.size <= _MOST_BYTES else None
+            except (ValueError, OSError):  # cut short, of another version, not UTF-8
+                break
+    return None
+
+
+def _what_can_be_told(times: Mapping[str, float]) -> dict[str, float]:
+    def is_text(name: str) -> bool:
+        return name.isascii() or name == name.encode("utf-8", "ignore").decode()
+
+    return {name: when for name, when in times.items() if math.isfinite(when) and is_text(name)}
 
 
 def is_left(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:

@@ -151,7 +151,9 @@ class Room:
                 continue
             try:
                 size = os.fstat(fd).st_size
-                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS) and _unlink(path, fd)
+                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS)
+                # A job that replaces its plan lets go of the one before: by then the name is another file's.
+                is_left = is_left and os.fstat(fd).st_nlink > 0 and _unlink(path, fd)
             finally:
                 os.close(fd)
             if is_left and (system.RENAMES_OPEN_FILES or _unlink(path, -1)):
