@@ -3,10 +3,14 @@
 Each test ends in bounded time, whatever happens. What is random follows from a seed, which a failure shows.
 """
 
+import os
+
 import pytest
 
-from tests.chaos import ROWS, Job, check, entries, serve, shard_bytes
-from wids.cache import room
+from tests import chaos
+from tests.chaos import ROWS, Job, check, entries, in_program, serve, shard_bytes
+from wids.cache import files, room
+from wids.errors import CacheFull
 
 ONE = len(shard_bytes(0))
 
@@ -36,3 +40,29 @@ def test_a_reader_that_waits_for_room_keeps_no_shard(server, cache):
     batch = [0, ROWS, 2 * ROWS, 1]
     assert [check(sample)[0] for sample in dataset.__getitems__(batch)] == [index // ROWS for index in batch]
     dataset.close()
+
+
+def reserve_what_is_promised(directory):
+    """In a process: promise bytes of a small disk to two downloads that have written nothing yet; gives the error."""
+    chaos.enter_own_mounts()
+    chaos.mount_memory(directory, "size=300k")
+    chaos.hurry(wait_seconds=0.1)
+    place = room.Room(directory, limit=None)
+    with (
+        files.part_file(os.path.join(directory, "a")) as (_, a),
+        files.part_file(os.path.join(directory, "b")) as (_, b),
+    ):
+        place.reserve([(a, 1000)], url="a")
+        place.reserve([(a, 200_000)], url="a")
+        try:
+            place.reserve([(b, 200_000)], url="b")
+        except CacheFull as error:
+            return error.expected, error.found
+    raise AssertionError("400,000 bytes are promised, and there are 300,000")
+
+
+def test_room_is_promised_once(cache):
+    """Two downloads under way are not promised the same free bytes of a disk, also where no size bounds the cache."""
+    expected, found = in_program(reserve_what_is_promised, cache)
+    assert expected == 200_000
+    assert 80_000 < found < 300 * 1024 - 200_000

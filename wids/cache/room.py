@@ -39,6 +39,8 @@ _NOW_SECONDS = 0.05
 _STALE_SECONDS = 86_400.0
 # Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
 _FLOOR_RATIO, _MOST_FLOOR_BYTES = 100, 1 << 30
+# Without a look at the directory it is not known what is promised to downloads under way: to so many like one's own.
+_CROWD = 32
 
 
 def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
@@ -187,7 +189,7 @@ class Room:
             last time.
         """
         is_blocked = False
-        if self.limit is None and self._has_swept and self._missing(wanted, None) <= 0:
+        if self.limit is None and self._has_swept and self._missing(_CROWD * wanted, None) <= 0:
             _extend(self.directory, sizes)
             return 0, False
         with self.lock():
@@ -206,7 +208,8 @@ class Room:
                         is_blocked = True
                     if missing <= 0:
                         break
-            if missing > 0 and after == -math.inf and self._may_exceed(wanted, sum(size for _, size in sizes)):
+            total = sum(size for _, size in sizes)
+            if missing > 0 and after == -math.inf and self._may_exceed(wanted + found.promised_bytes, total):
                 missing = 0
             if missing <= 0:
                 _extend(self.directory, sizes)
@@ -222,14 +225,14 @@ class Room:
             floor=min(total // _FLOOR_RATIO, _MOST_FLOOR_BYTES) if self.limit is None else 0,
         )
 
-    def _may_exceed(self, wanted: int, total: int) -> bool:
-        """Whether what is wanted is let in although nothing more can go: a bound that no shard fits is none.
+    def _may_exceed(self, coming: int, total: int) -> bool:
+        """Whether what is coming is let in although nothing more can go: a bound that no shard fits is none.
 
         So is the floor under the free space of a disk that others have filled; not the disk's end.
         """
         if self.limit is not None and total <= self.limit:
             return False
-        if system.free_bytes(self.directory)[0] < wanted:
+        if system.free_bytes(self.directory)[0] < coming:
             return False
         if not self._has_warned:
             self._has_warned = True
