@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 _END_SECONDS = 5.0
+# While one is verified and written out, the others keep the connections busy.
+_LEAST_UNDER_WAY = 3
 # Who only lists the indices is done before anything is fetched.
 _START_SECONDS = 0.02
 # So many shards and seconds ahead, as far as the bytes allow.
@@ -214,7 +216,7 @@ class Prefetcher:
             if job.is_there():
                 job.is_done = True
                 continue
-            if slots >= remote.CONNECTIONS and count >= 2:
+            if slots >= remote.CONNECTIONS and count >= _LEAST_UNDER_WAY:
                 break
             if job.store.cache_size is not None:
                 self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
@@ -251,14 +253,16 @@ class Prefetcher:
 
     def _fetch(self, job: _Job, use: float) -> None:
         """In a thread of its own: fetch one shard."""
+        start = time.monotonic()
         try:
             fetched = job.store.fetch_ahead(job.shard, after=use, is_cancelled=self._cancelled.is_set)
             if fetched or job.is_there():
                 job.is_done = True
             else:  # another process is at it
                 job.again = time.monotonic() + _AGAIN_SECONDS
-        except CacheFull:
-            job.again = time.monotonic() + _AGAIN_SECONDS
+        except CacheFull:  # room may come at any moment, and a large directory is not looked through all the time
+            now = time.monotonic()
+            job.again = now + max(10 * (now - start), _TICK_SECONDS)
         except CancelledTransferError:
             pass
         except WidsError as error:
