@@ -3,13 +3,27 @@
 Each test ends in bounded time, whatever happens. What is random follows from a seed, which a failure shows.
 """
 
+import contextlib
 import os
+import shutil
 
 import pytest
 
 from tests import chaos
-from tests.chaos import ROWS, Job, check, entries, in_program, serve, shard_bytes
-from wids.cache import files, room
+from tests.chaos import (
+    ROWS,
+    Job,
+    check,
+    check_directory,
+    check_shard,
+    entries,
+    in_program,
+    serve,
+    shard_bytes,
+    shard_of,
+)
+from wids.cache import files, room, system
+from wids.cache.store import Store
 from wids.errors import CacheFull
 
 ONE = len(shard_bytes(0))
@@ -66,3 +80,21 @@ def test_room_is_promised_once(cache):
     expected, found = in_program(reserve_what_is_promised, cache)
     assert expected == 200_000
     assert 80_000 < found < 300 * 1024 - 200_000
+
+
+def test_a_directory_that_vanishes_while_room_is_made(server, cache, no_waits, monkeypatch):
+    """A cache directory that is deleted when the room in it is looked at is made again, and the shard is fetched."""
+    serve(server, [0])
+    free_bytes = system.free_bytes
+    times = iter([True, False])
+
+    def wiped(directory):
+        if next(times, False):
+            shutil.rmtree(directory)
+        return free_bytes(directory)
+
+    monkeypatch.setattr(system, "free_bytes", wiped)
+    with contextlib.closing(Store(cache_dir=cache).open(shard_of(*entries(server, [0])))) as reader:
+        check_shard(reader, 0)
+    assert next(times, None) is None
+    check_directory(cache)

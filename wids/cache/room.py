@@ -102,9 +102,14 @@ class Room:
             soonest = (
                 after if after is not None else time.time() + _SOON_SECONDS if waited < _GRACE_SECONDS else -math.inf
             )
-            missing, is_blocked = self._reserve(sizes, wanted, after=soonest)
-            if missing > 0 and after is None and not is_blocked:
-                missing, is_blocked = self._reserve(sizes, wanted, after=-math.inf)
+            try:
+                missing, is_blocked = self._reserve(sizes, wanted, after=soonest)
+                if missing > 0 and after is None and not is_blocked:
+                    missing, is_blocked = self._reserve(sizes, wanted, after=-math.inf)
+            except CacheError:
+                raise
+            except OSError as error:  # somebody has deleted the directory just now
+                raise CacheError(f"{self.directory}: cannot be used ({error}); choose another cache_dir") from error
             if missing <= 0:
                 break
             if is_blocked:
