@@ -125,8 +125,8 @@ class Transfer:
 
     def _restart(self, why: str) -> InterruptedTransferError:
         """Forget what came; the error that says why. A source that seems to change all the time is read in one go."""
+        self._changes += self._missing is not None  # all ranges under way may see one change
         self.begin_anew()
-        self._changes += 1
         if self._changes > 1:
             self._has_ranges = False
         return InterruptedTransferError(f"{self.url}: {why}")
@@ -231,6 +231,9 @@ class Transfer:
             if opened.hi is None or opened.total is None:  # one stream, of nobody knows how many bytes
                 self._stream(iter(lambda: self._wait(opened.read(BLOCK_BYTES)), b""), size=None)
                 return
+            if opened.is_range and opened.lo != lo:  # what lies before it would be missed
+                self._has_ranges = False
+                raise self._restart("the server gave another range than was asked for")
             self._has_ranges = opened.is_range
             if not opened.is_range:
                 self.begin_anew()  # the server answers with all of it

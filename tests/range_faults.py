@@ -1,0 +1,77 @@
+"""What servers do wrong with single byte ranges; faults as in `tests.servers`, for one that has ranges."""
+
+from tests.servers import PATIENCE_SECONDS, whole
+
+
+def part(divisor):
+    """A proper answer that ends early: its head speaks of the whole range, and announces a part of it."""
+
+    def fault(handler, body):
+        lo, hi = handler.span
+        count = max((min(hi, len(body)) - lo) // divisor, 1)
+        handler.end(handler.begin(body, Content_Length=count)[:count])
+
+    return fault
+
+
+short = part(2)
+
+
+def within(first, last):
+    """Not what was asked for but a range in it: without its first and its last bytes, so many of them; it says so."""
+
+    def fault(handler, body):
+        lo, hi = handler.span[0] + first, min(handler.span[1], len(body)) - last
+        handler.begin(body, Content_Length=hi - lo, Content_Range=f"bytes {lo}-{hi - 1}/{len(body)}")
+        handler.end(body[lo:hi])
+
+    return fault
+
+
+def unsized(handler, body):
+    """A range of nobody knows how many bytes, as a proxy that is still receiving the rest gives it."""
+    lo, hi = handler.span
+    handler.end(handler.begin(body, Content_Range=f"bytes {lo}-{min(hi, len(body)) - 1}/*"))
+
+
+def unsaid(handler, body):
+    """A range, and not a word on which one."""
+    handler.end(handler.begin(body, Content_Range=""))
+
+
+def too_long(handler, body):
+    """More bytes than the range has."""
+    lo, hi = handler.span
+    data = body[lo : hi + 10]
+    handler.begin(body, Content_Length=len(data))
+    handler.end(data)
+
+
+def ignored(handler, body):
+    """All of it, with status 200."""
+    handler.span = None
+    whole(handler, body)
+
+
+def replaced(new):
+    """From now on there is another version."""
+
+    def fault(handler, body):
+        owner = handler.server.owner
+        owner.add(handler.name, new)
+        handler.version = owner.versions[handler.name]
+        whole(handler, new)
+
+    return fault
+
+
+def marked_anew(handler, body):
+    """The right bytes under an entity tag that no other answer has."""
+    handler.end(handler.begin(body, ETag=f'W/"{handler.number}"'))
+
+
+def held(handler, body):
+    """The head of a good answer, and no body."""
+    handler.begin(body)
+    handler.server.owner.closing.wait(PATIENCE_SECONDS)
+    handler.close_connection = True
