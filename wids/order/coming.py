@@ -72,6 +72,7 @@ class Shards:
     def _visits(self, dataset: Any, indices: Indices, positions: Indices) -> Iterator[Visit]:
         if not len(indices):
             return
+        indices = np.where(indices < 0, indices + len(dataset), indices)  # as joins and parts themselves take them
         ends = getattr(dataset, "shard_ends", None)
         if ends is not None:
             number = next((k for k, known in enumerate(self.datasets) if known is dataset), None)
