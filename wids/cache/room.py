@@ -295,6 +295,7 @@ def evict_from(
             found = inventory.take(room.directory)
             if not is_dry:
                 room.clear_left(found)
+                found = inventory.take(room.directory)  # nothing goes for the bytes of what went just now
             here = [
                 msgspec.structs.replace(entry, name=path)
                 for entry in found.entries

@@ -363,6 +363,9 @@ class Store:
         except FileNotFoundError:
             return None, ""
         with files.closing_on_error(fd):
+            if locks.lease(fd) is False:  # it is being evicted
+                os.close(fd)
+                return None, ""
             try:
                 cause = find_difference_in_size(shard, facts)
                 if not cause and (digest := fetch.file_md5(fd)) != shard.md5sum:
@@ -423,10 +426,10 @@ class Store:
             fd, table = arrived.pop()
             with files.closing_on_error(fd):
                 data = table.to_bytes()
-                room.reserve([(table_fd, len(data))], url=shard.url)
+                room.reserve([(part_fd, table.identity.size), (table_fd, len(data))], url=shard.url, after=after)
                 _fill(path + tables.SUFFIX, table_fd, data)
                 with room.lock():
-                    fd = _publish(fd, (part, part_fd, path), (table_part, table_fd, path + tables.SUFFIX))
+                    _publish(fd, (part, part_fd, path), (table_part, table_fd, path + tables.SUFFIX))
         if shard.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To fetch the shard again for each sample would never end.
             self._miscounted[path] = table.identity
@@ -450,35 +453,33 @@ def _fill(path: str, fd: int, data: bytes) -> None:
         raise CacheError(f"{path}: cannot be written ({error}); free space or move cache_dir") from error
 
 
-def _publish(fd: int, shard: tuple[str, int, str], table: tuple[str, int, str]) -> int:
+def _publish(fd: int, shard: tuple[str, int, str], table: tuple[str, int, str]) -> None:
     """Give a shard and its table their names, and lease the shard; nobody can evict it meanwhile.
 
     Args:
         fd: the shard, open for reading.
         shard: the part file's name, its descriptor, which is closed afterwards by whoever made it, and the final name.
         table: likewise.
-
-    Returns:
-        The shard's descriptor.
     """
     part, part_fd, path = shard
     table_part, table_fd, table_path = table
     try:
         if not system.RENAMES_OPEN_FILES:
-            os.close(fd)
-            os.dup2(null := os.open(os.devnull, os.O_RDONLY), part_fd)
-            os.dup2(null, table_fd)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for number in (fd, part_fd, table_fd):  # which stay taken: their owners close them, whatever happens here
+                os.dup2(null, number, inheritable=False)
             os.close(null)
         # The table first: a table without its shard is inert, a shard without one would have to be proved.
         os.replace(table_part, table_path)
         os.replace(part, path)
         if not system.RENAMES_OPEN_FILES:
-            return files.open_file(path)[0]
+            published, _ = files.open_file(path)
+            os.dup2(published, fd, inheritable=False)
+            os.close(published)
     except OSError as error:
         raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
     locks.unmark(part_fd)  # else it would be locked against our own lease
     locks.lease(fd)
-    return fd
 
 
 def _keep(path: str) -> None:
