@@ -46,7 +46,7 @@ _START_SECONDS = 0.02
 _LEAST_SHARDS, _AHEAD_SECONDS = 12, 60.0
 # What a loader draws in its first moments is how far it reads ahead: so much of what was drawn may not have been read.
 _BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, 64, 1 << 14
-_MOST_VISITS = 4096
+_MOST_VISITS = 1024
 _MARGIN = 0.1
 _FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
@@ -71,12 +71,12 @@ class Source(NamedTuple):
 class _Job:
     """A shard that is coming: what is known of it, and what becomes of it."""
 
-    __slots__ = ("again", "is_done", "is_in_place", "path", "shard", "size", "store", "thread")
+    __slots__ = ("again", "is_done", "is_failed", "is_in_place", "path", "shard", "size", "store", "thread")
 
     def __init__(self, store: Store, shard: Shard) -> None:
         self.store, self.shard = store, shard
         self.path, self.is_in_place = store.place(shard.url)
-        self.is_done = self.is_in_place
+        self.is_done, self.is_failed = self.is_in_place, False
         self.size = _UNKNOWN_BYTES if shard.filesize is None else shard.filesize
         self.thread: threading.Thread | None = None
         self.again = 0.0
@@ -210,11 +210,8 @@ class Prefetcher:
         position, now = self._position(), time.monotonic()
         under_way = [job for job in self._jobs.values() if job.thread is not None]
         count, slots = len(under_way), sum(map(_slots, under_way))
-        for visit, job in self._within_reach(position):
-            if job.is_done or job.thread is not None or now < job.again:
-                continue
-            if job.is_there():
-                job.is_done = True
+        for visit, job in self._missing(position):
+            if job.thread is not None or now < job.again:
                 continue
             if slots >= remote.CONNECTIONS and count >= _LEAST_UNDER_WAY:
                 break
@@ -225,6 +222,18 @@ class Prefetcher:
             job.thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
             job.thread.start()
             count, slots = count + 1, slots + _slots(job)
+
+    def _missing(self, position: int) -> Iterator[tuple[Visit, _Job]]:
+        """What is within reach, and not there."""
+        looks = _LEAST_SHARDS
+        for visit, job in self._within_reach(position):
+            if job.is_failed or job.is_in_place:
+                continue
+            if not job.is_done or looks:  # what comes soon is looked at again: others may have evicted it
+                looks -= job.is_done
+                job.is_done = job.is_there()
+            if not job.is_done:
+                yield visit, job
 
     def _within_reach(self, position: int) -> Iterator[tuple[Visit, _Job]]:
         """What comes, each shard once, as far ahead as is allowed and good."""
@@ -266,10 +275,10 @@ class Prefetcher:
         except CancelledTransferError:
             pass
         except WidsError as error:
-            job.is_done = True
+            job.is_failed = True
             emit(job.store.hooks, NotFetchedAhead(url=job.shard.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; whoever needs the shard meets the error itself
-            job.is_done = True
+            job.is_failed = True
             logger.exception("%s: cannot be fetched ahead", job.shard.url)
         finally:
             job.thread = None

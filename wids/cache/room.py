@@ -98,18 +98,7 @@ class Room:
             if wanted == 0:
                 break
             waited = time.monotonic() - start
-            # At first nothing goes that is about to be used, if something else will when others let go of it.
-            soonest = (
-                after if after is not None else time.time() + _SOON_SECONDS if waited < _GRACE_SECONDS else -math.inf
-            )
-            try:
-                missing, is_blocked = self._reserve(sizes, wanted, after=soonest)
-                if missing > 0 and after is None and not is_blocked:
-                    missing, is_blocked = self._reserve(sizes, wanted, after=-math.inf)
-            except CacheError:
-                raise
-            except OSError as error:  # somebody has deleted the directory just now
-                raise CacheError(f"{self.directory}: cannot be used ({error}); choose another cache_dir") from error
+            missing, is_blocked = self._try(sizes, wanted, after=after, is_new=waited < _GRACE_SECONDS)
             if missing <= 0:
                 break
             if is_blocked:
@@ -148,8 +137,9 @@ class Room:
         emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
         return True
 
-    def clear_left(self, found: Inventory) -> None:
-        """With the lock held: delete part files and plans without an owner, and tables without a shard."""
+    def clear_left(self, found: Inventory) -> bool:
+        """With the lock held: delete part files and plans without an owner, and tables without a shard; whether any."""
+        has_cleared = False
         for name in [*found.parts, *found.plans]:
             path = os.path.join(self.directory, name)
             try:
@@ -164,10 +154,13 @@ class Room:
             finally:
                 os.close(fd)
             if is_left and (system.RENAMES_OPEN_FILES or _unlink(path, -1)):
+                has_cleared = True
                 emit(self.hooks, Swept(path=path, size_bytes=size))
         for name in found.orphans:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.directory, name))
+                has_cleared = True
+        return has_cleared
 
     def ring(self) -> None:
         """Ask all processes to let go of shards that they have open and are not reading."""
@@ -186,6 +179,23 @@ class Room:
 
     # --- inside
 
+    def _try(
+        self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float | None, is_new: bool
+    ) -> tuple[int, bool]:
+        """`_reserve`, as patiently as the caller is; ``is_new``: it has not waited for long."""
+        try:
+            if after is not None:  # plans are renewed: what is needed now is never later
+                return self._reserve(sizes, wanted, after=max(after, time.time() + _NOW_SECONDS))
+            if is_new:  # at first nothing goes that is about to be used, if something else will in a moment
+                missing, is_blocked = self._reserve(sizes, wanted, after=time.time() + _SOON_SECONDS)
+                if missing <= 0 or is_blocked:
+                    return missing, is_blocked
+            return self._reserve(sizes, wanted, after=-math.inf)
+        except CacheError:
+            raise
+        except OSError as error:  # somebody has deleted the directory just now
+            raise CacheError(f"{self.directory}: cannot be used ({error}); choose another cache_dir") from error
+
     def _reserve(self, sizes: Sequence[tuple[int, int]], wanted: int, *, after: float) -> tuple[int, bool]:
         """Extend the files if there is room, or can be made.
 
@@ -200,8 +210,8 @@ class Room:
         with self.lock():
             found = inventory.take(self.directory)
             self._has_swept = True
-            self.clear_left(found)
-            found = inventory.take(self.directory) if found.parts or found.orphans else found
+            if self.clear_left(found):
+                found = inventory.take(self.directory)
             missing = self._missing(wanted, found)
             if missing > 0:
                 uses = plans.read(self.directory, found.plans)
@@ -293,8 +303,7 @@ def evict_from(
         for room in sorted(rooms, key=lambda room: room.directory):  # in one order, or two cleaners wait for each other
             locked.enter_context(room.lock())
             found = inventory.take(room.directory)
-            if not is_dry:
-                room.clear_left(found)
+            if not is_dry and room.clear_left(found):
                 found = inventory.take(room.directory)  # nothing goes for the bytes of what went just now
             here = [
                 msgspec.structs.replace(entry, name=path)

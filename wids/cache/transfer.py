@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK_BYTES = 4 << 20
-# Room is asked for in such steps where nobody says how much will come.
-_STEP_BYTES = 64 << 20
+# Room is asked for in such steps where nobody says how much will come: as much again as has come.
+_LEAST_STEP_BYTES, _STEP_BYTES = 1 << 20, 64 << 20
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 _BUFFER_BYTES = 1 << 20
 # Other clients read a range as a whole, into memory.
@@ -164,7 +164,7 @@ class Transfer:
             if self._is_cancelled():
                 raise CancelledTransferError
             if at + len(block) > reserved:
-                reserved = at + len(block) + (_STEP_BYTES if size is None else 0)
+                reserved = at + len(block) + (min(max(at, _LEAST_STEP_BYTES), _STEP_BYTES) if size is None else 0)
                 self._reserve(reserved)
             system.write_all(self._fd, block, at)
             at += len(block)
