@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KEEP_SUFFIX = ".keep"
 PLAN_SUFFIX = ".wids-plan"
+BELL_NAME = ".room.bell"
 # All of the name: what ends in a line feed, or has the digits of another script, is not of our making.
 _PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
 _PLAN = re.compile(r"\.[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
@@ -38,7 +39,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         plans: names of the plans of jobs.
         used_bytes: of shards with their tables, parts and orphans.
         promised_bytes: of part files, bytes that they will have and have not yet taken from the file system.
-        stranger_bytes: of files that nobody here made.
+        strangers: files that nobody here made.
+        stranger_bytes: of those.
     """
 
     entries: list[Entry]
@@ -47,6 +49,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     plans: list[str]
     used_bytes: int
     promised_bytes: int
+    strangers: int
     stranger_bytes: int
 
 
@@ -60,7 +63,7 @@ def take(directory: str) -> Inventory:
     with contextlib.suppress(FileNotFoundError):
         files = dict(_list(directory))
     entries, parts, orphans, plans = [], [], [], []
-    used = promised = strangers = 0
+    used = promised = strangers = stranger_bytes = 0
     for name, status in files.items():
         beside = files.get(name + tables.SUFFIX)
         if beside is not None and name + locks.SUFFIX in files:  # whatever its name ends in
@@ -74,14 +77,15 @@ def take(directory: str) -> Inventory:
             promised += max(status.st_size - getattr(status, "st_blocks", 0) * 512, 0)
         elif _PLAN.fullmatch(name):
             plans.append(name)
-        elif name.endswith((locks.SUFFIX, KEEP_SUFFIX)):
+        elif name.endswith((locks.SUFFIX, KEEP_SUFFIX)) or name == BELL_NAME:
             pass
         elif name.endswith(tables.SUFFIX) and name.removesuffix(tables.SUFFIX) + locks.SUFFIX in files:
             if name.removesuffix(tables.SUFFIX) not in files:
                 orphans.append(name)
                 used += status.st_size
         else:
-            strangers += status.st_size
+            strangers += 1
+            stranger_bytes += status.st_size
     return Inventory(
         entries=entries,
         parts=parts,
@@ -89,7 +93,8 @@ def take(directory: str) -> Inventory:
         plans=plans,
         used_bytes=used,
         promised_bytes=promised,
-        stranger_bytes=strangers,
+        strangers=strangers,
+        stranger_bytes=stranger_bytes,
     )
 
 

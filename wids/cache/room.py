@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wids.cache.inventory import Inventory
     from wids.events import Hook
 
-_LOCK_NAME, _BELL_NAME = ".room", ".room.bell"
+_LOCK_NAME = ".room"
 WAIT_SECONDS = 300.0
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.02, 0.25
 # What is used within so many seconds stays for so long, while others let go of what is used later or not at all.
@@ -164,7 +164,7 @@ class Room:
 
     def ring(self) -> None:
         """Ask all processes to let go of shards that they have open and are not reading."""
-        path = os.path.join(self.directory, _BELL_NAME)
+        path = os.path.join(self.directory, inventory.BELL_NAME)
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
             os.close(fd)
@@ -173,7 +173,7 @@ class Room:
     def bell_time(self) -> int:
         """When somebody last waited here, in nanoseconds; 0: never."""
         try:
-            return os.stat(os.path.join(self.directory, _BELL_NAME)).st_mtime_ns
+            return os.stat(os.path.join(self.directory, inventory.BELL_NAME)).st_mtime_ns
         except OSError:
             return 0
 
