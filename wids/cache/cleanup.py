@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from wids.cache.room import Room, evict_from
-from wids.events import logger
+from wids.events import Swept, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.process import BaseProcess
+
+    from wids.events import Event
 
 _LOCK_NAME = ".cleanup.lock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -61,7 +63,7 @@ def keep_most_recent_files(
     else:
         matches = glob.glob(text)
         directories, wanted = sorted({os.path.dirname(path) for path in matches}), frozenset(matches)
-    rooms = [Room(directory or ".", limit=None) for directory in directories]
+    rooms = [Room(directory or ".", limit=None, hooks=[_log_swept]) for directory in directories]
     evict = partial(evict_from, rooms, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
     before = [room.bell_time() for room in rooms]
     gone = evict()
@@ -71,6 +73,13 @@ def keep_most_recent_files(
     for path, size in gone:
         logger.info("cleanup: %s %s (%d bytes)", "would delete" if debug else "deleted", path, size)
     return [path for path, _ in gone]
+
+
+def _log_swept(event: Event) -> None:
+    if isinstance(event, Swept):
+        logger.info(
+            "cleanup: deleted %s (%d bytes), left behind by a process that is gone", event.path, event.size_bytes
+        )
 
 
 def create_cleanup_background_process(
@@ -110,17 +119,35 @@ def _clean_forever(pattern: str, maxsize: int, maxfiles: int, every: float) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    parent_pid = os.getppid()
+    clean_repeatedly(
+        pattern, maxsize=maxsize, maxfiles=maxfiles, every=every, wait=lambda end: _wait_with_parent(end, parent_pid)
+    )
+
+
+def clean_repeatedly(pattern: str, *, maxsize: int, maxfiles: int, every: float, wait: Callable[[float], bool]) -> None:
+    """Run `keep_most_recent_files` now and every ``every`` seconds, when it is this process's turn.
+
+    Args:
+        pattern: as there; what does not exist yet is waited for.
+        maxsize: as there.
+        maxfiles: as there.
+        every: seconds from the start of one round to the next; a turn is asked for every two at least.
+        wait: waits until so much by the monotonic clock; False: this was the last round.
+    """
     pattern = os.path.expanduser(pattern)
     turn = _Turn(pattern)
-    parent_pid = os.getppid()
     while True:
-        end = time.monotonic() + every
+        now = time.monotonic()
+        end = now + every
         try:
             if turn.take():
                 keep_most_recent_files(pattern, maxsize=maxsize, maxfiles=maxfiles)
+            else:
+                end = min(end, now + _WATCH_SECONDS)
         except OSError as error:  # a file system in trouble: the next round may do
             logger.warning("cleanup of %s: %s", pattern, error)
-        if not _wait_with_parent(end, parent_pid):
+        if not wait(end):
             return
 
 
@@ -144,6 +171,7 @@ class _Turn:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._lock: FileLock | None = None
+        self._said = ""
 
     def take(self) -> bool:
         """Whether it is this process's turn, from here on."""
@@ -151,18 +179,27 @@ class _Turn:
             return True
         directory = _directory_of(self._pattern)
         if directory is None:
+            self._say(f"{self._pattern} does not exist yet; waiting for it")
             return False
         lock = FileLock(os.path.join(directory, _LOCK_NAME), preserve_lock_file=True, fallback_to_soft=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            logger.debug("cleanup: another process cleans %s", directory)
+            self._say(f"another process cleans {directory}; waiting for its turn")
             return False
         except (OSError, NotImplementedError) as error:  # no locks here; two cleaners merely look twice
-            logger.debug("cleanup of %s: no lock (%s)", directory, error)
+            self._say(f"{directory} has no lock ({error}); cleaning all the same")
             return True
         self._lock = lock
+        if self._said:
+            self._say(f"it is this process's turn to clean {directory}")
         return True
+
+    def _say(self, words: str) -> None:
+        """Log what has changed, once."""
+        if words != self._said:
+            self._said = words
+            logger.info("cleanup: %s", words)
 
 
 def _directory_of(pattern: str) -> str | None:

@@ -1,0 +1,168 @@
+"""What a cache directory holds and what state it is in, for people and programs that ask.
+
+Rules: looking changes nothing, and makes no file where there is nothing of ours. Who has a shard open is found out as
+an evictor would: by a lock without waiting, under the directory's own lock. Where that cannot be had (a directory of
+somebody else, one that is read-only), the rest is told all the same, and states are unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.cache import inventory, plans, system
+from wids.cache.room import Room
+from wids.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wids.cache.inventory import Inventory
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """Files, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+class ListedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A cached shard.
+
+    Attributes:
+        name: its file's name.
+        size_bytes: with its member table.
+        used_seconds: when it was used last, in seconds since 1970.
+        is_open: whether some process has it open; None: unknown.
+        is_kept: it is marked as not to be evicted.
+        coming_seconds: in how many seconds a live job uses it next, by its plan (0: now); None: none will.
+    """
+
+    name: str
+    size_bytes: int
+    used_seconds: float
+    is_open: bool | None
+    is_kept: bool
+    coming_seconds: float | None
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a cache directory.
+
+    Attributes:
+        directory: which.
+        shards: the one used last first.
+        used_bytes: all that counts against a bound: shards with their tables, downloads, what was left behind.
+        under_way: downloads with the sizes that they will have; where states are unknown, all part files.
+        left_behind: by processes that are gone: part files, plans, tables without a shard. The next job sweeps them.
+        strangers: files that no cache made.
+        jobs: live jobs whose plans lie here.
+        free_bytes, disk_bytes: of the file system.
+        unknown: why states are unknown; "" if they are not.
+    """
+
+    directory: str
+    shards: list[ListedShard]
+    used_bytes: int
+    under_way: Count
+    left_behind: Count
+    strangers: Count
+    jobs: int
+    free_bytes: int
+    disk_bytes: int
+    unknown: str = ""
+
+
+def take_listing(directory: str) -> Listing:
+    """Look at a cache directory.
+
+    Raises:
+        CacheError: there is none, or it cannot be listed.
+    """
+    directory = os.path.abspath(os.path.expanduser(directory))
+    try:
+        found, unknown = _take(directory), ""
+        if not (found.entries or found.parts or found.plans):
+            return _describe(directory, found, is_known=True)
+        try:
+            with Room(directory, limit=None).lock():
+                return _describe(directory, _take(directory), is_known=True)
+        except CacheError as error:
+            unknown = str(error)
+        return _describe(directory, found, is_known=False, unknown=unknown)
+    except OSError as error:
+        if isinstance(error, CacheError):
+            raise
+        raise CacheError(f"{directory}: cannot be listed ({error})", path=directory) from error
+
+
+def _take(directory: str) -> Inventory:
+    if not os.path.isdir(directory):
+        what = "is not a directory" if os.path.lexists(directory) else "there is no such directory"
+        raise CacheError(f"{directory}: {what}; name a cache directory, or set WIDS_CACHE", path=directory)
+    return inventory.take(directory)
+
+
+def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str = "") -> Listing:
+    now, uses = time.time(), plans.read(directory, found.plans)
+    sizes = dict(_sizes_of(directory, [*found.parts, *found.orphans, *found.plans]))
+    left = [name for name in [*found.parts, *found.plans] if is_known and _is_locked(directory, name) is False]
+    gone = {*left, *found.orphans} & sizes.keys()
+    shards = [
+        ListedShard(
+            name=entry.name,
+            size_bytes=entry.size_bytes,
+            used_seconds=entry.used_ns / 1e9,
+            is_open=_is_locked(directory, entry.name) if is_known else None,
+            is_kept=entry.is_kept,
+            coming_seconds=max(uses[entry.name] - now, 0.0) if entry.name in uses else None,
+        )
+        for entry in sorted(found.entries, key=lambda entry: (-entry.used_ns, entry.name))
+    ]
+    free, total = system.free_bytes(directory)
+    return Listing(
+        directory=directory,
+        shards=shards,
+        used_bytes=found.used_bytes,
+        under_way=_count(size for name, size in sizes.items() if name in found.parts and name not in gone),
+        left_behind=_count(sizes[name] for name in gone),
+        strangers=Count(files=found.strangers, bytes=found.stranger_bytes),
+        jobs=sum(name in sizes and name not in gone for name in found.plans),
+        free_bytes=free,
+        disk_bytes=total,
+        unknown=unknown,
+    )
+
+
+def _count(sizes: Iterable[int]) -> Count:
+    found = list(sizes)
+    return Count(files=len(found), bytes=sum(found))
+
+
+def _sizes_of(directory: str, names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """(name, bytes) of those files that are still there: their writers publish them, or give up."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield name, os.stat(os.path.join(directory, name), follow_symlinks=False).st_size
+
+
+def _is_locked(directory: str, name: str) -> bool | None:
+    """Whether somebody holds a lock on a file; None: that cannot be told."""
+    path = os.path.join(directory, name)
+    for flags in (system.WRITE_FLAGS, system.READ_FLAGS):  # NFS locks only what is open for writing
+        try:
+            fd = os.open(path, flags)
+        except OSError:
+            continue
+        try:
+            is_free = system.try_lock(fd, is_shared=False)
+            # A plan that its job has replaced since then is free, and nobody's.
+            return None if is_free is None or os.fstat(fd).st_nlink == 0 else not is_free
+        finally:
+            os.close(fd)
+    return None
