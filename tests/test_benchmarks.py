@@ -129,3 +129,13 @@ def test_scale_is_told(tmp_path):
     assert len(told["rounds"]) == 9
     assert all(answer["first"] > 0 and answer["each"] > 0 for answers in told["rounds"].values() for answer in answers)
     assert len(told["targets"]) == 3
+
+
+def test_ranges_are_measured():
+    """`ranges.py --quick` fetches by every number and length of ranges, and says that it was quick."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "ranges.py"), "--quick"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("chosen") == 5
+    assert "mean nothing" in done.stdout

@@ -83,8 +83,8 @@ class Connections:
         """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
         rate = size / max(seconds, 1e-4)
         before = self._seen.get(host)
-        if before is not None:
-            first_seconds, rate = 0.7 * before[0] + 0.3 * first_seconds, 0.7 * before[1] + 0.3 * rate
+        if before is not None:  # the least of the delays: others are this machine's own, when it is busy
+            first_seconds, rate = min(1.1 * before[0], first_seconds), 0.7 * before[1] + 0.3 * rate
         self._seen[host] = first_seconds, rate
 
     def range_bytes(self, host: str, size: int | None) -> int:
