@@ -15,15 +15,17 @@ import os
 import random
 import re
 import signal
-import socket
 import threading
 import time
 import traceback
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker
 
 from tests.cache_shards import md5, pack
+from tests.children import child, receive
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import fetch, inventory, plans, remote, room, system
 from wids.cache.store import Store
@@ -70,9 +72,10 @@ def entries(server, numbers, version=1, *, has_md5=True):
 
 
 def serve(server, numbers, version=1, *faults):
-    """Put shards on a server; one that answers to ranges, if nothing else is said."""
+    """Put shards on a server, which answers to ranges."""
+    server.has_ranges = True
     for number in numbers:
-        server.add(path_of(number), shard_bytes(number, version), *(faults or [ranged]))
+        server.add(path_of(number), shard_bytes(number, version), *faults)
 
 
 def check(sample, versions=(1,)):
@@ -91,41 +94,7 @@ def check_shard(reader, number, versions=(1,)):
     assert found == [(number, found[0][1], row) for row in range(ROWS)]
 
 
-# --- servers
-
-
-def _answer(handler, body, *, keep):
-    """Answer with the range that was asked for, and an entity tag; ``keep``: the part of it that is sent."""
-    asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
-    tag = f'"{md5(body)}"'
-    handler.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms between head and body
-    if asked is None:
-        part = body
-        handler.start(ETag=tag, Content_Length=len(part))
-    else:
-        lo, hi = int(asked[1]), min(int(asked[2]) + 1, len(body))
-        part = body[lo:hi]
-        handler.start(206, ETag=tag, Content_Length=len(part), Content_Range=f"bytes {lo}-{hi - 1}/{len(body)}")
-    handler.wfile.write(part[: int(keep * len(part))])
-    handler.wfile.flush()
-
-
-def ranged(handler, body):
-    """The range that was asked for."""
-    _answer(handler, body, keep=1)
-
-
-def cut_range(handler, body):
-    """Half of the range."""
-    _answer(handler, body, keep=0.5)
-    handler.close_connection = True
-
-
-def stalled_range(handler, body):
-    """Half of the range, and then nothing."""
-    _answer(handler, body, keep=0.5)
-    handler.server.owner.closing.wait(5)
-    handler.close_connection = True
+# --- in child processes
 
 
 def hurry(*, read_seconds=60.0, wait_seconds=30.0):
@@ -135,8 +104,18 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     """
     os.fsync = lambda fd: None
     fetch.WAIT_MAX_SECONDS = 0.0
+    worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
     remote.READ_SECONDS, room.WAIT_SECONDS = read_seconds, wait_seconds
     remote._LEAST_RANGE_BYTES = remote._FIRST_RANGE_BYTES = SIZE * 2
+
+
+def lose_locks(code):
+    """In a child: file systems have no locks, and say so with this error code."""
+
+    def flock(fd, operation):
+        raise OSError(code, os.strerror(code))
+
+    fcntl.flock = flock
 
 
 # --- what is in a directory
@@ -183,6 +162,8 @@ def left_behind(directory):
 
 # --- processes
 
+_PR_SET_PDEATHSIG = 1
+
 
 @contextlib.contextmanager
 def program(function, *args, method="fork"):
@@ -227,11 +208,12 @@ class Program:
             os.kill(self.pid, signal.SIGKILL) if is_alone else os.killpg(self.pid, signal.SIGKILL)
         if self.process.is_alive():  # it may not have come as far as to have a group
             self.process.kill()
-        self.process.join(10)
+        self.process.join()  # with a time-out it would wait for its children, too
 
 
 def _run(connection, function, args):
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no test leaves one behind, however it ends
     try:
         answer = True, function(*args)
     except BaseException:
@@ -331,17 +313,26 @@ class Job:
     world: int = 1
     epochs: int = 1
     workers: int = 1
-    method: str | None = None
+    method: str = "fork"
     versions: tuple = (1,)
     read_seconds: float = 60.0
     is_persistent: bool = False
+    no_locks: int = 0
 
     def dataset(self, *, is_hurried=True):
         """Its dataset; in a process of its own, which it makes hurry."""
         if is_hurried:
             hurry(read_seconds=self.read_seconds)
+        if self.no_locks:
+            lose_locks(self.no_locks)
         return ShardListDataset(
             self.shards, cache_dir=self.directory, cache_size=self.limit, transformations=[], dataset_name="chaos"
+        )
+
+    def sampler(self, dataset):
+        """Its sampler, which fetches ahead."""
+        return DistributedChunkedSampler(
+            dataset, num_replicas=self.world, rank=self.rank, chunksize=ROWS, window=2, seed=self.seed
         )
 
     def loader(self, dataset, sampler):
@@ -367,12 +358,11 @@ def check_batch(versions, samples):
 
 def train(job):
     """Train; gives the indices of all samples that were seen, epoch by epoch. Nothing of it is left in the process."""
+    resource_tracker.ensure_running()  # it is started with the first spawned worker, and stays
     before = open_files()
     seen = []
     dataset = job.dataset()
-    sampler = DistributedChunkedSampler(
-        dataset, num_replicas=job.world, rank=job.rank, chunksize=ROWS, window=2, seed=job.seed
-    )
+    sampler = job.sampler(dataset)
     loader = job.loader(dataset, sampler)
     for epoch in range(job.epochs):
         sampler.set_epoch(epoch)
@@ -383,20 +373,17 @@ def train(job):
     return seen
 
 
-def train_forever(job):
-    """Train until killed."""
+def train_forever(job, begun=lambda: None):
+    """Train until killed; ``begun`` is called after the first batch."""
     dataset = job.dataset()
-    sampler = DistributedChunkedSampler(
-        dataset, num_replicas=job.world, rank=job.rank, chunksize=ROWS, window=2, seed=job.seed
-    )
-    loader = job.loader(dataset, sampler)
+    loader = job.loader(dataset, job.sampler(dataset))
     while True:
         for _ in loader:
-            pass
+            begun()
 
 
 def read_at_random(job, seconds):
-    """Read shards in a random order for so long; gives (how many were right, errors by type)."""
+    """Read samples in a random order for so long; gives (how many were right, type of error -> words)."""
     choose = random.Random(job.seed)
     dataset = job.dataset()
     end = time.monotonic() + seconds
@@ -414,11 +401,28 @@ def read_at_random(job, seconds):
     return right, errors
 
 
+def read_all(job):
+    """Read the first sample of each shard; gives for each the name of the error, or None if it was right."""
+    dataset = job.dataset()
+    found = []
+    for index in range(0, len(dataset), ROWS):
+        try:
+            check(dataset[index], job.versions)
+            found.append(None)
+        except WidsError as error:
+            found.append(type(error).__name__)
+    dataset.close()
+    return found
+
+
+# --- what is left
+
+
 def check_nothing_left(before):
     """See that no thread, process or open file of ours is left in this process; ``before``: what was open before."""
-    gc.collect()
     end = time.monotonic() + 10
     while time.monotonic() < end:
+        gc.collect()
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("wids-")]
         files = sorted(set(open_files()) - set(before))
         if not (threads or files or multiprocessing.active_children()):
@@ -438,14 +442,30 @@ def open_files():
     return found
 
 
-def watch(connection, directory):
-    """In a process: how much a directory has at most, look by look, until told to stop; sends (bytes, plans, looks)."""
-    most = most_planned = looks = 0
+class Watch:
+    """What a directory held at most: ``used`` bytes of shards, tables and part files, ``planned`` of plans."""
+
+    used = planned = looks = 0
+
+
+@contextlib.contextmanager
+def watched(directory):
+    """Look at a directory again and again, in a process; gives a `Watch`, filled in at the end."""
+    with child(_watch, directory) as (_, connection):
+        receive(connection)
+        found = Watch()
+        yield found
+        connection.send("stop")
+        found.used, found.planned, found.looks = receive(connection)
+
+
+def _watch(connection, directory):
+    used = planned = looks = 0
     connection.send("watching")
     while not connection.poll(0.001):
-        used, planned = used_bytes(directory)
-        most, most_planned, looks = max(most, used), max(most_planned, planned), looks + 1
-    connection.send((most, most_planned, looks))
+        now, now_planned = used_bytes(directory)
+        used, planned, looks = max(used, now), max(planned, now_planned), looks + 1
+    connection.send((used, planned, looks))
     connection.close()
 
 

@@ -72,6 +72,17 @@ def words_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that is over, and of those behind it.
+
+    Clients' errors are parts of cycles, which live on until the collector comes. Their frames would keep what the
+    callers hold when they return: the open shard that another try brought, and so its lease.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 def is_transient(error: Exception, path: str | None) -> bool:
     """Whether another try may end better. ``path``: the file that is written."""
     status = _status_of(error)

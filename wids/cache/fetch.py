@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import stamina
 
 from wids.cache import remote
-from wids.cache.failures import DAMAGE, CancelledTransferError, explain, is_transient, words_of
+from wids.cache.failures import DAMAGE, CancelledTransferError, explain, forget_frames, is_transient, words_of
 from wids.cache.transfer import Transfer
 from wids.errors import (
     DigestMismatchError,
@@ -208,6 +208,7 @@ def _try_repeatedly(
         is_again = fruitless < ATTEMPTS and damaged < _DAMAGE_ATTEMPTS and is_in_time and is_transient(error, path)
         if is_again:
             emit(hooks, Retried(url=url, attempt=tries, cause=words_of(error)))
+            forget_frames(error)
         return is_again
 
     try:

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wids.cache import system
+from wids.cache.failures import forget_frames
 from wids.cache.reader import Blocks
 from wids.events import Closed, emit
 
@@ -190,6 +191,7 @@ class OpenShards:
                     raise
                 # The program needs more descriptors than it left us: go on with half as many shards open.
                 self.lru.forget((len(self.lru) + 1) // 2)
+                forget_frames(error)
 
     def reset_stats(self) -> None:
         """Count from zero."""
@@ -209,6 +211,10 @@ class OpenShards:
             if leave is not None:
                 leave()
 
+    def add_user(self, leave: Callable[[], None]) -> None:
+        """Call the method ``leave`` when readers are to be let go of, as long as its object lives."""
+        self.users = [*(user for user in self.users if user() is not None), weakref.WeakMethod(leave)]
+
     def listen_to_releases(self) -> None:
         """Be told of readers that leave the pool."""
         this = weakref.ref(self)
@@ -220,7 +226,8 @@ class OpenShards:
             # A thread that keeps the pool, and so its files, would never end.
             thread = threading.Thread(target=_listen, args=(weakref.ref(self),), daemon=True, name="wids-leases")
             self._listener = thread
-            thread.start()
+            with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
+                thread.start()
 
     def _on_release(self, url: str, reader: ShardReader) -> None:
         if reader.is_leased:

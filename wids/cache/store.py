@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import fetch, files, locks, system
+from wids.cache.failures import forget_frames
 from wids.cache.inventory import KEEP_SUFFIX
 from wids.cache.reader import ShardReader
 from wids.cache.room import Room, table_allowance
@@ -235,6 +236,8 @@ class Store:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
                     (fd, _), event = self._fetch(shard, path, after=after, is_cancelled=is_cancelled)
                     os.close(fd)
+                    if self.keep:
+                        _keep(path)
                     emit(self.hooks, event)
                     return True
         if found is not None:
@@ -280,6 +283,7 @@ class Store:
                     raise
                 # Somebody emptied or deleted the cache directory in the meantime.
                 logger.warning("%s: %s; once more", shard.url, error)
+                forget_frames(error)
         return self._open_or_fetch(shard, path)
 
     def _open_or_fetch(self, shard: Shard, path: str) -> tuple[ShardReader, bool]:
