@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 from contextlib import suppress
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
     from envs import Entry
 
 REPLY_SECONDS = 300.0
+_DUMP_SECONDS = 2.0
+_TOLD_LINES = 200
 
 
 class ChildError(Exception):
-    """A contender's process reported an error, died, or took longer than ``REPLY_SECONDS``."""
+    """A contender's process reported an error, died, or took longer than it may."""
 
 
 class Child:
@@ -28,8 +31,8 @@ class Child:
         versions: of Python and the packages it reports.
     """
 
-    def __init__(self, entry: Entry, python: str, manifest: str, scratch: str):
-        self.name = entry.name
+    def __init__(self, entry: Entry, python: str, manifest: str, scratch: str, *, reply_seconds: float = REPLY_SECONDS):
+        self.name, self.reply_seconds = entry.name, reply_seconds
         self.python = python
         home = os.path.join(scratch, entry.name)
         os.makedirs(home)
@@ -44,7 +47,13 @@ class Child:
                 stderr=log,
                 text=True,
                 cwd=home,
-                env={**kept, "WIDS_CACHE": os.path.join(home, "cache"), **entry.environ},
+                env={
+                    **kept,
+                    "WIDS_CACHE": os.path.join(home, "cache"),
+                    "PYTHONFAULTHANDLER": "1",
+                    **entry.environ,
+                },
+                start_new_session=True,  # so that it can be ended with all its workers
             )
         self.kinds: list[str] = []
         self.versions: dict[str, str] = {}
@@ -77,8 +86,7 @@ class Child:
         Raises:
             ChildError: with the contender's error and the end of its stderr.
         """
-        # A hung contender is killed, which ends the read below; nothing else would.
-        timer = threading.Timer(REPLY_SECONDS, self._process.kill)
+        timer = threading.Timer(self.reply_seconds, self._end_hung)
         timer.start()
         try:
             self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
@@ -93,6 +101,14 @@ class Child:
             raise ChildError(f"{self.name}, {op}: {reply['error']}\n{self._stderr_tail()}")
         return reply
 
+    def _end_hung(self) -> None:
+        """End it and its workers, which ends the read of its reply; nothing else would. Their stacks go to its log."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DUMP_SECONDS)
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _stderr_tail(self) -> str:
         with open(self._log, encoding="utf-8", errors="replace") as stream:
-            return "".join(stream.readlines()[-15:])
+            return "".join(stream.readlines()[-_TOLD_LINES:])

@@ -23,7 +23,7 @@ import envs
 import jpegs
 import report
 import typer
-from children import Child, ChildError
+from children import REPLY_SECONDS, Child, ChildError
 from cold_cases import CASES, Case
 from cold_watch import CachePeak, busy_seconds, wait_for_quiet
 from rich.console import Console
@@ -41,6 +41,7 @@ class Setting:
     workers: int
     step_seconds: float
     patience_seconds: float
+    reply_seconds: float
     scratch: str
     interpreters: dict[str, str]
 
@@ -73,7 +74,8 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     # curl and others would ask a proxy for loopback addresses too.
     entry = replace(case.contender, environ={**case.contender.environ, "no_proxy": "127.0.0.1"})
     try:
-        with Child(entry, setting.interpreters[entry.name], job, home) as child:
+        limit = setting.reply_seconds
+        with Child(entry, setting.interpreters[entry.name], job, home, reply_seconds=limit) as child:
             child.greet()
             versions[entry.name] = child.versions
             return [_run_epoch(setting, child, cache, epoch) for epoch in range(epochs)]
@@ -181,6 +183,7 @@ def main(
                 workers=workers,
                 step_seconds=step_ms / 1e3,
                 patience_seconds=wait,
+                reply_seconds=60 if quick else REPLY_SECONDS,
                 scratch=scratch,
                 interpreters=interpreters,
             )

@@ -18,7 +18,8 @@ import wids.wids_dl
 import wids.wids_lru
 import wids.wids_mmtar
 import wids.wids_specs
-from tests.shards import write_shard, write_shards, write_tar
+from tests.cache_dirs import put_shard
+from tests.shards import write_shard, write_tar
 from wids.errors import CountMismatchError, DigestMismatchError, NotAllowedError, SpecError, TruncatedShardError
 
 COUNTS = (3, 4, 2)
@@ -278,8 +279,9 @@ def test_wids_dl(web, tmp_path, caplog):
 
 def test_wids_cleanup_calls(tmp_path):
     """Both functions with the original's keywords."""
-    write_shards(tmp_path / "c", COUNTS)
-    pattern = str(tmp_path / "c" / "*.tar")
+    for name in ("a.tar", "b.tar", "c.tar"):
+        put_shard(tmp_path, name)
+    pattern = str(tmp_path / "*.tar")
     assert len(wids.wids_cleanup.keep_most_recent_files(pattern, maxsize=int(1e9), maxfiles=2, debug=True)) == 1
     assert len(wids.wids_cleanup.keep_most_recent_files(pattern, maxsize=int(1e9), maxfiles=2)) == 1
     process = wids.wids_cleanup.create_cleanup_background_process(pattern, maxsize=int(1e9), maxfiles=2, every=60)
