@@ -11,11 +11,11 @@ import base64
 import contextlib
 import hashlib
 import logging
+import math
 import multiprocessing.context
 import operator
 import os
 import re
-import weakref
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -144,8 +144,8 @@ class ShardListDataset(Dataset[Any]):
         hooks: Sequence[Hook] = (),
     ) -> None:
         super().__init__()
-        self.prefetching = prefetch
-        self.cache_size = cache_size
+        self.prefetching = _parse_prefetch(prefetch)
+        self.cache_size = cache_size = _parse_cache_size(cache_size)
         self.keep = keep
         self.base, self._list = load_shards(
             shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
@@ -157,8 +157,8 @@ class ShardListDataset(Dataset[Any]):
         self._shards: list[dict[str, Any]] | None = None
         self._fingerprint: str | None = None
         self._is_remote: bool | None = None
-        self._counts = _shared_counts()
-        self._tally = Tally(self._counts.numpy())
+        self._counts: torch.Tensor | None = None
+        self._tally = Tally()
         hooks = (*hooks, self._tally)
         store = Store(
             cache_dir=self.cache_dir,
@@ -175,7 +175,7 @@ class ShardListDataset(Dataset[Any]):
         )
         capacity = default_capacity() if lru_size is None else lru_size
         self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
-        self.cache.users.append(weakref.WeakMethod(self.leave_shard))
+        self.cache.add_user(self.leave_shard)
         self.transformations = transformations
         self._here = _NOWHERE
         self._has_warned = False
@@ -383,16 +383,17 @@ class ShardListDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
         # A process that is being started counts with us, any other copy for itself.
-        counts = self._counts if multiprocessing.context.get_spawning_popen() is not None else None
-        return {**self.__dict__, **own, "_counts": counts}
+        if multiprocessing.context.get_spawning_popen() is not None and self._counts is None:
+            self._counts = _shared_counts()
+            self._tally.join(self._counts.numpy())
+        is_started = multiprocessing.context.get_spawning_popen() is not None
+        return {**self.__dict__, **own, "_counts": self._counts if is_started else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._tally.counts is None:  # a shallow copy shares it with its original, as it does the cache
-            if self._counts is None:
-                self._counts = _shared_counts()
-            self._tally.counts = self._counts.numpy()
-        self.cache.users.append(weakref.WeakMethod(self.leave_shard))
+        if self._counts is not None:
+            self._tally.join(self._counts.numpy())
+        self.cache.add_user(self.leave_shard)
         self._sum_lengths()
 
     # --- inside
@@ -610,6 +611,22 @@ def _choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Calla
     if cache_dir is not None:
         return os.path.expanduser(os.fspath(cache_dir))
     return None if localname is not None else default_cache_dir()
+
+
+def _parse_cache_size(size: Any) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, (str, bytes)) or not 0 <= size < math.inf:
+        raise ValueError(f"cache_size is {size!r}; it is a number of bytes, or None")
+    return int(size)
+
+
+def _parse_prefetch(ahead: Any) -> bool | int:
+    if isinstance(ahead, bool):
+        return ahead
+    if not hasattr(ahead, "__index__") or operator.index(ahead) < 0:
+        raise ValueError(f"prefetch is {ahead!r}; it is True, False, or how many bytes ahead to be at most")
+    return operator.index(ahead)
 
 
 def _parse_fields(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:

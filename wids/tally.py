@@ -7,16 +7,17 @@ between them when they count in the same instant: it is for watching, and nothin
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from wids.events import Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from wids.events import Event
@@ -55,32 +56,36 @@ _AT = {name: k for k, name in enumerate(COLUMNS)}
 
 
 class Tally:
-    """Counts events.
+    """Counts events, together with the copies of it that forks make."""
 
-    Args:
-        counts: (ROWS, columns) zeros, float64, shared by all processes that count together.
-    """
-
-    def __init__(self, counts: npt.NDArray[np.float64]) -> None:
-        self.counts: npt.NDArray[np.float64] | None = counts
+    def __init__(self) -> None:
+        self._arrays = [_zeros()]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"counts": None}  # whoever shares the array hands it on
+        return {}  # whoever shares an array hands it on
+
+    def __setstate__(self, _: dict[str, Any]) -> None:
+        self._arrays = [_zeros()]
+
+    def join(self, counts: npt.NDArray[np.float64]) -> None:
+        """Count together with the processes that share an array of zeros: (ROWS, columns), float64."""
+        self._arrays = [counts, *self._arrays]
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        if self.counts is None:
-            return
-        row = self.counts[hash((os.getpid(), threading.get_ident())) % ROWS]
+        row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
         for name, value in _counted(event):
             row[_AT[name]] += value
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""
-        if self.counts is None:
-            return Stats()
-        *sums, seconds = self.counts.sum(axis=0).tolist()
+        *sums, seconds = sum(counts.sum(axis=0) for counts in self._arrays).tolist()
         return Stats(**dict(zip(COLUMNS, map(int, sums), strict=False)), stalled_seconds=seconds)
+
+
+def _zeros() -> npt.NDArray[np.float64]:
+    """Zeros in memory that forked processes share; it costs no descriptor."""
+    return np.frombuffer(mmap.mmap(-1, ROWS * len(COLUMNS) * 8), np.float64).reshape(ROWS, len(COLUMNS))
 
 
 def _counted(event: Event) -> list[tuple[str, float]]:

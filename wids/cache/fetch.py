@@ -78,8 +78,15 @@ def fetch_to(
     """
     if urls.scheme_of(url) == "pipe" and not allow_pipe:
         raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
+    seconds = TOTAL_SECONDS + (size or 0) / SLOWEST_BYTES
     transfer = Transfer(
-        url, path, size=size, storage_options=storage_options, reserve=reserve, is_cancelled=is_cancelled
+        url,
+        path,
+        size=size,
+        storage_options=storage_options,
+        reserve=reserve,
+        is_cancelled=is_cancelled,
+        deadline=time.monotonic() + seconds,
     )
 
     def once() -> None:
@@ -90,7 +97,6 @@ def fetch_to(
             transfer.begin_anew()
             raise
 
-    seconds = TOTAL_SECONDS + (size or 0) / SLOWEST_BYTES
     _try_repeatedly(
         once,
         url=url,

@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 import tempfile
+import threading
 from typing import TYPE_CHECKING
 
 from wids import forks
@@ -51,13 +52,43 @@ def identify(fd: int, *, md5: str | None = None) -> Identity:
     return tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
 
 
+# Descriptors of shards that will be leased, and the threads that have them: a lease counts for a forked process's copy
+# too, which nobody there would ever close.
+_in_hand: dict[int, int] = {}
+
+
+def take_in_hand(path: str) -> tuple[int, Identity]:
+    """As `open_file`, for a shard that will be leased; to be closed with `close`, or handed over with `hand_over`."""
+    with forks.held:
+        fd, facts = open_file(path)
+        _in_hand[fd] = threading.get_ident()
+    return fd, facts
+
+
+def hand_over(fd: int) -> None:
+    """Somebody else closes the descriptor from here on, in forked processes too."""
+    _in_hand.pop(fd, None)
+
+
+def close(fd: int) -> None:
+    """Close a descriptor, whether it is in hand or not."""
+    _in_hand.pop(fd, None)
+    os.close(fd)
+
+
+def close_inherited() -> None:
+    """In a forked child: close the copies of what the parent's other threads had in hand."""
+    for fd in [fd for fd, thread in _in_hand.items() if thread != threading.get_ident()]:
+        close(fd)
+
+
 @contextlib.contextmanager
 def closing_on_error(fd: int) -> Iterator[None]:
     """Close ``fd`` if the block fails; otherwise it goes on to its next owner."""
     try:
         yield
     except BaseException:
-        os.close(fd)
+        close(fd)
         raise
 
 

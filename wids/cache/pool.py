@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from wids.cache import system
+from wids.cache import files, system
 from wids.cache.failures import forget_frames
 from wids.cache.reader import Blocks
 from wids.events import Closed, emit
@@ -178,6 +178,7 @@ class OpenShards:
             reader = self._open(shard)
             reader.share(self._blocks)
             self.lru[shard.url] = reader
+            reader.settle()
             if reader.is_leased:
                 self._listen()
         return reader
@@ -271,6 +272,7 @@ def _start_child() -> None:
         pool.lru.release_handler = None  # closing a copy is no event
         pool.let_go()
         pool.listen_to_releases()
+    files.close_inherited()
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks

@@ -165,7 +165,11 @@ class ShardReader:
         fd, self._fd = getattr(self, "_fd", -1), -1
         self._map = None  # it lives as long as a read that is under way
         if fd >= 0:
-            os.close(fd)
+            files.close(fd)
+
+    def settle(self) -> None:
+        """It is where a forked child lets go of it."""
+        files.hand_over(self._fd)
 
     def read(self, row: int) -> dict[str, Any]:
         """Sample ``row`` (0 <= row < len), all members."""

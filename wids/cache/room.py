@@ -166,7 +166,8 @@ class Room:
         """Ask all processes to let go of shards that they have open and are not reading."""
         path = os.path.join(self.directory, inventory.BELL_NAME)
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+            fd = os.open(path, flags, 0o666)
             os.close(fd)
             os.utime(path)
 
@@ -213,17 +214,21 @@ class Room:
             if self.clear_left(found):
                 found = inventory.take(self.directory)
             missing = self._missing(wanted, found)
+            total = sum(size for _, size in sizes)
             if missing > 0:
                 uses = plans.read(self.directory, found.plans)
                 is_blocked = uses.busy_until > time.time()
-                for entry in victims(found.entries, uses, after=after):
+                going = list(victims(found.entries, uses, after=after))
+                is_let_in = after == -math.inf and self._is_let_in(total, found.used_bytes)
+                if sum(entry.size_bytes for entry in going) < missing and not is_let_in:
+                    going = []  # nothing is lost for what has no room even then
+                for entry in going:
                     if self.delete(entry):
                         missing -= entry.size_bytes
                     else:
                         is_blocked = True
                     if missing <= 0:
                         break
-            total = sum(size for _, size in sizes)
             if missing > 0 and after == -math.inf and self._may_exceed(wanted + found.promised_bytes, total):
                 missing = 0
             if missing <= 0:
@@ -239,6 +244,11 @@ class Room:
             free=free - (found.promised_bytes if found else 0),
             floor=min(total // _FLOOR_RATIO, _MOST_FLOOR_BYTES) if self.limit is None else 0,
         )
+
+    def _is_let_in(self, total: int, used: int) -> bool:
+        """Whether a shard that exceeds its bound may come once all else is gone, so that all else should go."""
+        free = system.free_bytes(self.directory)[0]
+        return (self.limit is None or total > self.limit) and total <= free + used
 
     def _may_exceed(self, coming: int, total: int) -> bool:
         """Whether what is coming is let in although nothing more can go: a bound that no shard fits is none.
@@ -300,7 +310,8 @@ def evict_from(
         uses: dict[str, float] = {}
         home: dict[str, Room] = {}
         used = 0
-        for room in sorted(rooms, key=lambda room: room.directory):  # in one order, or two cleaners wait for each other
+        # In one order, or two cleaners wait for each other; and each once, or this one waits for itself.
+        for _, room in sorted({os.path.realpath(room.directory): room for room in rooms}.items()):
             locked.enter_context(room.lock())
             found = inventory.take(room.directory)
             if not is_dry and room.clear_left(found):

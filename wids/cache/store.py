@@ -235,13 +235,13 @@ class Store:
                     if cause:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
                     (fd, _), event = self._fetch(shard, path, after=after, is_cancelled=is_cancelled)
-                    os.close(fd)
+                    files.close(fd)
                     if self.keep:
                         _keep(path)
                     emit(self.hooks, event)
                     return True
         if found is not None:
-            os.close(found[0])
+            files.close(found[0])
         return False
 
     def has(self, url: str) -> bool:
@@ -329,19 +329,19 @@ class Store:
     def _look(self, shard: Shard, path: str) -> tuple[Found | None, str]:
         """The cached shard, leased, if it is whole and current, else None and why (``""``: it is not there)."""
         try:
-            fd, facts = files.open_file(path)
+            fd, facts = files.take_in_hand(path)
         except FileNotFoundError:
             return None, ""
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened ({error}); remove it or choose another cache_dir") from error
         with files.closing_on_error(fd):
             if locks.lease(fd) is False:  # it is being evicted
-                os.close(fd)
+                files.close(fd)
                 return None, ""
             table = files.load_table(path, shard.url, shard_bytes=facts.size)
             cause = self._find_difference(shard, path, facts, table)
         if table is None or cause:
-            os.close(fd)
+            files.close(fd)
             return None, cause
         return (fd, table), ""
 
@@ -363,12 +363,12 @@ class Store:
     def _prove(self, shard: Shard, path: str) -> tuple[Found | None, str]:
         """With the lock held: as `_look`, by the md5 of the file instead of what its table says."""
         try:
-            fd, facts = files.open_file(path)
+            fd, facts = files.take_in_hand(path)
         except FileNotFoundError:
             return None, ""
         with files.closing_on_error(fd):
             if locks.lease(fd) is False:  # it is being evicted
-                os.close(fd)
+                files.close(fd)
                 return None, ""
             try:
                 cause = find_difference_in_size(shard, facts)
@@ -380,7 +380,7 @@ class Store:
             except (ShardError, OSError) as error:
                 cause = str(error)
         if cause:
-            os.close(fd)
+            files.close(fd)
             return None, cause
         files.save_table(path, table)
         return (fd, table), ""
@@ -405,7 +405,7 @@ class Store:
 
             def check() -> None:
                 # By name: a pipe: program may replace the part file instead of filling it.
-                fd, facts = files.open_file(part)
+                fd, facts = files.take_in_hand(part)
                 with files.closing_on_error(fd):
                     fetch.check_content(shard.url, system.pread(fd, 512, 0))
                     fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)

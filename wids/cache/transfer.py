@@ -9,6 +9,7 @@ can be cancelled.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import time
@@ -57,6 +58,7 @@ class Transfer:
         storage_options: for the fsspec file system.
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: asked now and then; True ends the transfer.
+        deadline: when it must have ended, by the monotonic clock.
 
     """
 
@@ -69,7 +71,9 @@ class Transfer:
         storage_options: dict[str, Any] | None = None,
         reserve: Callable[[int], None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        deadline: float = math.inf,
     ) -> None:
+        self._deadline = deadline
         self.url, self.path = url, path
         self._expected = size
         self._storage_options = storage_options
@@ -134,13 +138,7 @@ class Transfer:
     def _learn(self, size: int, mark: Any) -> None:
         """The source has told its size and version: make room, or make sure that they are still the same."""
         if self._expected not in (None, size):
-            raise SizeMismatchError(
-                f"{self.url}: {size} bytes are there, and the index says filesize {self._expected}; fetch it again, or "
-                "update the index if the shard was written anew",
-                url=self.url,
-                expected=self._expected,
-                found=size,
-            )
+            raise self._wrong_size(size)
         if self._missing is not None:
             if (size, mark) != (self._size, self._mark):
                 raise self._restart("it changed while it was fetched")
@@ -149,6 +147,22 @@ class Transfer:
         os.ftruncate(self._fd, size)
         self._size, self._mark = size, mark
         self._missing = [(0, size)] if size else []
+
+    def _go_on(self) -> None:
+        """End the transfer if nobody wants it any more, or it takes too long in all."""
+        if self._is_cancelled():
+            raise CancelledTransferError
+        if time.monotonic() > self._deadline:
+            raise StalledTransferError(f"{self.url}: too slow; the time for all tries is up")
+
+    def _wrong_size(self, size: int, words: str = "") -> SizeMismatchError:
+        return SizeMismatchError(
+            f"{self.url}: {words}{size} bytes are there, and the index says filesize {self._expected}; fetch it again, "
+            "or update the index if the shard was written anew",
+            url=self.url,
+            expected=self._expected,
+            found=size,
+        )
 
     # --- one stream
 
@@ -161,8 +175,9 @@ class Transfer:
             self._missing = None  # another try starts at the beginning, too
             reserved = size
         for block in blocks:
-            if self._is_cancelled():
-                raise CancelledTransferError
+            self._go_on()
+            if self._expected is not None and at + len(block) > self._expected:
+                raise self._wrong_size(at + len(block), "at least ")
             if at + len(block) > reserved:
                 reserved = at + len(block) + (min(max(at, _LEAST_STEP_BYTES), _STEP_BYTES) if size is None else 0)
                 self._reserve(reserved)
@@ -228,6 +243,9 @@ class Transfer:
         answers: list[_Answer] = []
         try:
             opened = self._wait(source.open(lo, min(lo + most, end) if self._has_ranges else None, answers))
+            if opened.is_range and opened.total is None:
+                self._has_ranges = False
+                raise self._restart("the server gave a range, and does not say of how many bytes")
             if opened.hi is None or opened.total is None:  # one stream, of nobody knows how many bytes
                 self._stream(iter(lambda: self._wait(opened.read(BLOCK_BYTES)), b""), size=None)
                 return
@@ -325,8 +343,7 @@ class Transfer:
         future = asyncio.run_coroutine_threadsafe(coroutine, remote.loop())
         try:
             while not futures.wait([future], timeout=_POLL_SECONDS).done:
-                if self._is_cancelled():
-                    raise CancelledTransferError
+                self._go_on()
             return future.result()
         finally:
             if not future.done():
@@ -396,9 +413,7 @@ class _Answer:
         if not self.is_range:
             if is_plain and response.content_length is not None:
                 self.hi = self.total = response.content_length
-        elif found is None or not is_plain:
-            raise InterruptedTransferError(f"{response.url}: a range came, and the answer does not say which one")
-        else:
+        elif found is not None and is_plain:
             self.lo, last, self.total = map(int, found.groups())
             self.hi = last + 1
 

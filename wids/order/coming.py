@@ -58,7 +58,7 @@ class Shards:
             at += len(block)
 
     def _collect(self, dataset: Any) -> None:
-        if getattr(dataset, "shard_ends", None) is not None:
+        if _ends(dataset) is not None:
             if self._is_wanted(dataset) and all(known is not dataset for known in self.datasets):
                 self.datasets.append(dataset)
         elif (parts := parts_of(dataset)) is not None:
@@ -73,7 +73,7 @@ class Shards:
         if not len(indices):
             return
         indices = np.where(indices < 0, indices + len(dataset), indices)  # as joins and parts themselves take them
-        ends = getattr(dataset, "shard_ends", None)
+        ends = _ends(dataset)
         if ends is not None:
             number = next((k for k, known in enumerate(self.datasets) if known is dataset), None)
             if number is None:
@@ -98,3 +98,14 @@ class Shards:
             chosen, (inner, _) = self._indices[id(dataset)], part_of(dataset) or (None, None)
             below = chosen.start + chosen.step * indices if isinstance(chosen, range) else chosen[indices]
             yield from self._visits(inner, below, positions)
+
+
+def _ends(dataset: Any) -> Indices | None:
+    """Where the shards of a shard list end.
+
+    None for what chooses samples by itself: a wrapper that hands attributes on, a subclass with a length of its own.
+    """
+    if not hasattr(type(dataset), "shard_ends"):
+        return None
+    ends: Indices = dataset.shard_ends
+    return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
