@@ -9,6 +9,8 @@ for the cleaners of all jobs. Everything here belongs to the process that began 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing.util
 import operator
 import os
 import threading
@@ -116,8 +118,9 @@ class Prefetcher:
         self._burst = _MOST_BURST
         self._planned, self._passed = -_PLAN_SECONDS, 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
-        _register(self)
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # no thread to be had: shards are fetched as they are needed
+            self._thread.start()
+            _register(self)
 
     def end(self, *, is_finished: bool) -> None:
         """The reader has drawn its last index: end what is under way; or has gone away: drop what is half there."""
@@ -133,7 +136,7 @@ class Prefetcher:
         end = None if seconds is None else time.monotonic() + seconds
         threads = [self._thread, *(job.thread for job in list(self._jobs.values()) if job.thread is not None)]
         for thread in threads:
-            if thread is not threading.current_thread() and os.getpid() == self._pid:
+            if thread is not threading.current_thread() and os.getpid() == self._pid and thread.ident is not None:
                 thread.join(None if end is None else max(end - time.monotonic(), 0.0))
 
     # --- the thread
@@ -219,8 +222,13 @@ class Prefetcher:
                 self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
             use = self._when(visit, position)
             use += _MARGIN * (use - time.time())  # the next guess at when what is there is used may differ
-            job.thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
-            job.thread.start()
+            thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
+            job.thread = thread
+            try:
+                thread.start()
+            except RuntimeError:  # there are no more threads to be had
+                job.thread, job.again = None, now + _AGAIN_SECONDS
+                return
             count, slots = count + 1, slots + _slots(job)
 
     def _missing(self, position: int) -> Iterator[tuple[Visit, _Job]]:
@@ -241,17 +249,21 @@ class Prefetcher:
         typical = sum(known) // len(known) if known else _UNKNOWN_BYTES
         paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
         ahead: dict[int, int] = {}
+        full: set[int] = set()  # one shard list that may not be as far ahead stops no other one
         seen: set[tuple[int, int]] = set()
         for visit in self._coming:
             key = visit.dataset, visit.shard
-            if visit.last < position or key in seen:
+            if visit.last < position or key in seen or visit.dataset in full:
                 continue
             seen.add(key)
             job, source = self._jobs[key], self._sources[visit.dataset]
             size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + job.size
             if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
-                return
-            yield visit, job
+                full.add(visit.dataset)
+                if len(full) == len(self._sources):
+                    return
+            else:
+                yield visit, job
 
     def _samples_a_shard(self) -> float:
         """Positions from one new shard to the next, about."""
@@ -389,8 +401,10 @@ def _slots(job: _Job) -> int:
 
 
 def _environ_int(name: str) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else 0
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        return 0
 
 
 _live: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
@@ -400,6 +414,8 @@ def _register(prefetcher: Prefetcher) -> None:
     """See to it that no transfer is under way, and no part file there, when the interpreter ends."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
+    if multiprocessing.parent_process() is not None:  # these leave without atexit
+        multiprocessing.util.Finalize(None, _end_all, exitpriority=100)
     _live.add(prefetcher)
 
 
