@@ -399,6 +399,116 @@ def test_a_server_gone_mad(server, cache, choose, rounds):
         assert in_program(chaos.read_all, new) == [None] * 6
 
 
+# --- directories
+
+
+@rounds(1, 60)
+@pytest.mark.parametrize("limit", [None, LIMIT], ids=["no bound", "bound"])
+def test_a_directory_that_is_wiped(server, cache, choose, rounds, limit):
+    """Somebody deletes the cache directory of running jobs again and again: they go on, or say that it was deleted."""
+    serve(server, range(6))
+    shards = entries(server, range(6))
+    for number in range(rounds):
+        with contextlib.ExitStack() as stack:
+            jobs = [Job(shards=shards, directory=cache, limit=limit, seed=3 * number + k) for k in range(3)]
+            running = [stack.enter_context(program(chaos.read_at_random, job, 1.5)) for job in jobs]
+            while not all(each.connection.poll(choose.random() * 0.05) for each in running):
+                shutil.rmtree(cache, ignore_errors=True)
+            for each in running:
+                right, errors = each.answer(time.monotonic() + PATIENCE_SECONDS)
+                assert right > 0
+                assert set(errors) <= {"CacheError"}
+        assert in_program(chaos.read_all, jobs[0]) == [None] * 6
+        check_directory(cache)
+        assert left_behind(cache) == []
+
+
+def read_where_nothing_can_be_written(directory, job):
+    """Read where the directory is read-only in the meantime: gives what `read_all` says before, then and afterwards."""
+    first = Job(shards=job.shards[:2], directory=directory)
+    before = chaos.read_all(first)
+    chaos.set_read_only(directory, is_read_only=True)
+    meanwhile = chaos.read_all(job)
+    chaos.set_read_only(directory, is_read_only=False)
+    return before, meanwhile, chaos.read_all(job)
+
+
+def test_a_directory_that_becomes_read_only(server, cache):
+    """What is cached is read from a read-only file system, what is not is an error at once, and comes when it can."""
+    serve(server, range(4))
+    job = Job(shards=entries(server, range(4)), directory=cache)
+    before, meanwhile, afterwards = in_program(on_small_disk, read_where_nothing_can_be_written, cache, job)
+    assert before == [None] * 2
+    assert meanwhile == [None, None, "CacheError", "CacheError"]
+    assert afterwards == [None] * 4
+
+
+def read_as_a_stranger(job):
+    """Read as a user to whom the directory does not belong."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    return chaos.read_all(job)
+
+
+def test_a_directory_of_another_user(server, tmp_path):
+    """What is cached is read by a user who may not write there, what is not is an error at once."""
+    serve(server, range(3))
+    job = Job(shards=entries(server, range(3)), directory=str(tmp_path / "cache"))
+    assert chaos.read_all(Job(shards=job.shards[:2], directory=job.directory), is_hurried=False) == [None] * 2
+    for directory in (tmp_path, *tmp_path.parents[:3]):  # pytest's are its user's alone
+        directory.chmod(directory.stat().st_mode | 0o555)
+    assert in_program(read_as_a_stranger, job) == [None, None, "CacheError"]
+
+
+def read_by_two_names(directory, other, is_link, shards, seed):
+    """Two jobs read from one directory that each calls by another name; gives the most bytes that it had."""
+    if is_link:
+        os.symlink(directory, other)
+    else:
+        chaos.mount_again(directory, other)
+    with watched(directory) as watch, contextlib.ExitStack() as stack:
+        jobs = [Job(shards=shards, directory=name, limit=LIMIT, seed=seed, epochs=4) for name in (directory, other)]
+        running = [stack.enter_context(program(chaos.train, job)) for job in jobs]
+        seen = [each.answer(time.monotonic() + PATIENCE_SECONDS) for each in running]
+    assert [[sorted(epoch) for epoch in each] for each in seen] == [[list(range(len(shards) * ROWS))] * 4] * 2
+    check_directory(directory)
+    assert left_behind(directory) == []
+    return watch.used
+
+
+@rounds(1, 20)
+@pytest.mark.parametrize("is_link", [True, False], ids=["a link", "a mount"])
+def test_a_directory_with_two_names(server, cache, choose, rounds, is_link):
+    """Two jobs that call their directory by different names keep one bound, and have each other's shards."""
+    serve(server, range(6))
+    shards = entries(server, range(6))
+    for number in range(rounds):
+        args = (f"{cache}-{number}", f"{cache}-{number}-2", is_link, shards, choose.randrange(1000))
+        on_disk = functools.partial(on_small_disk, options="size=10m")
+        assert in_program(on_disk, read_by_two_names, *args, seconds=2 * PATIENCE_SECONDS) <= LIMIT
+
+
+@rounds(1, 30)
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
+def test_a_file_system_without_locks(server, cache, choose, rounds, code):
+    """Where there are no locks, jobs download shards twice and delete them under each other, and read no wrong byte."""
+    serve(server, range(6))
+    common = {"shards": entries(server, range(6)), "directory": cache, "limit": LIMIT, "no_locks": code}
+    for _ in range(rounds):
+        with contextlib.ExitStack() as stack:
+            jobs = [Job(seed=choose.randrange(1000), epochs=2, **common) for _ in range(2)]
+            running = [stack.enter_context(program(chaos.train, job)) for job in jobs]
+            reader = stack.enter_context(program(chaos.read_at_random, Job(seed=choose.randrange(1000), **common), 1))
+            for each in running:
+                for epoch in each.answer(time.monotonic() + PATIENCE_SECONDS):
+                    assert sorted(epoch) == list(range(6 * ROWS))
+            right, errors = reader.answer(time.monotonic() + PATIENCE_SECONDS)
+            assert right > 0
+            assert errors == {}
+        check_directory(cache)
+
+
 # --- what chaos has found
 
 
