@@ -20,6 +20,7 @@ LAYERS = {
     "index": {"errors", "events"},
     "order": {"errors", "events"},
     "tally": {"errors", "events"},
+    "otel": {"events", "index", "tally"},
     "decoders": {"errors", "forks"},
     "decode": {"errors", "decoders"},
     "cache": {"errors", "events", "forks", "index", "order"},
