@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -86,9 +87,13 @@ def ask(connection, method="GET", path="/shard.tar", **headers):
 @pytest.mark.timeout(300)
 def test_quick_run_tells_every_figure(tmp_path):
     """`--quick` yields each sample once to every contender, counts what was fetched, and leaves no files behind."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    figures = tmp_path / "figures.json"
+    # Not in tmp_path: multiprocessing puts sockets there, whose names have 107 letters at most, or workers hang.
+    with tempfile.TemporaryDirectory() as scratch:
+        check_quick_run(tmp_path / "figures.json", scratch)
+
+
+def check_quick_run(figures, scratch):
+    """One run with temporary files in ``scratch``."""
     run = subprocess.run(
         [
             *(sys.executable, os.path.join(HERE, "cold.py"), "--quick", "--delay-ms", "1"),
@@ -96,7 +101,7 @@ def test_quick_run_tells_every_figure(tmp_path):
         ],
         capture_output=True,
         text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        env={**os.environ, "TMPDIR": scratch},
     )
     assert run.returncode == 0, run.stdout + run.stderr
     told = json.loads(figures.read_text())
