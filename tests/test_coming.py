@@ -18,7 +18,11 @@ class Leaf(Dataset):
 
     def __init__(self, lengths, *, is_wanted=True):
         self.lengths, self.is_wanted = list(lengths), is_wanted
-        self.shard_ends = np.cumsum(self.lengths, dtype=np.int64)
+
+    @property
+    def shard_ends(self):
+        """Where its shards end."""
+        return np.cumsum(self.lengths, dtype=np.int64)
 
     def __len__(self):
         return sum(self.lengths)
