@@ -339,9 +339,9 @@ def test_s3_refuses(s3, load):
     assert_denied(place, load, index, url)
 
 
-@pytest.mark.parametrize("bucket", ["unauthorized"])
+@pytest.mark.parametrize("bucket", ["forbidden", "unauthorized"])
 def test_gs_refuses(nginx, gs, load, bucket):
-    """Status 401 is a refusal, for index and shard."""
+    """Status 403, which gcsfs makes an OSError of, and 401 are refusals, for index and shard."""
     place = backends.Place(f"gs://{bucket}", None, options={"endpoint_url": nginx.url, "token": "anon"})
     assert_denied(place, load, f"gs://{bucket}/train.json", f"gs://{bucket}/a.tar")
 

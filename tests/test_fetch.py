@@ -336,6 +336,7 @@ class ServiceError(Exception):
         (TimeoutError(), 6),
         (type("Throttled", (aiohttp.ClientError,), {})(), 6),
         (OSError(errno.EIO, "Input/output error"), 6),
+        (OSError("Forbidden: http://host/bucket/a.tar\nNo."), 1),
         (OSError(errno.EMFILE, "Too many open files"), 1),
         (FileExistsError("exists"), 1),
         (ValueError("no such thing"), 1),

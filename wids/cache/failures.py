@@ -131,6 +131,9 @@ def _status_of(error: BaseException) -> int | None:
             value = int(value)
         if isinstance(value, int) and 100 <= value < 600:
             return value
+    # gcsfs tells a refusal in words only; taken for a fault of the network, it would be asked for again and again.
+    if type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: "):
+        return 403
     return None
 
 
