@@ -7,6 +7,8 @@ exit code 1. To add a group: ``app.add_typer(...)`` or ``app.command(...)`` belo
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
@@ -15,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
 from wids.errors import WidsError
 
@@ -25,17 +28,25 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         # Here and not in main(): older releases of typer turn Ctrl-C into exit code 1 on the way out.
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            sys.stdout.flush()  # while an error of it can still be told
         except WidsError as error:
             if _is_debug():
                 raise
             _complain(str(error) or type(error).__name__)
+            raise SystemExit(1) from None
+        except OSError as error:
+            if _is_debug() or error.errno == errno.EPIPE:  # who reads us has seen enough: typer leaves quietly
+                raise
+            _complain(str(error))
+            _drop_output()
             raise SystemExit(1) from None
         except KeyboardInterrupt:
             if _is_debug():
                 raise
             _complain("interrupted")
             raise SystemExit(130) from None
+        return done
 
 
 app = typer.Typer(
@@ -49,6 +60,7 @@ app = typer.Typer(
     help="Random access to training samples in plain tar shards, for PyTorch.",
 )
 app.command("demo")(run_demo)
+app.add_typer(cache_app, name="cache")
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -95,6 +107,14 @@ def _open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _drop_output() -> None:
+    """Write what is left of the output nowhere: Python would fail once more over a full disk, at its exit."""
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(fd, sys.stdout.fileno())
+        os.close(fd)
 
 
 def _is_debug() -> bool:

@@ -1,4 +1,4 @@
-"""Signals that end the demo, turned into exceptions at moments when they can be cleaned up after.
+"""Signals that end a command, turned into exceptions at moments when they can be cleaned up after.
 
 Rules: the first SIGINT, SIGTERM or SIGHUP raises in the main thread; later ones change nothing, because cleaning up is
 already under way and is bounded. While `Signals.held`, nothing is raised. What was ignored at the start stays ignored.

@@ -1,0 +1,95 @@
+"""``wids cache ls``: what is in a cache directory, as a table or as JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.cache.listing import take_listing
+from wids.cli.words import count_of, format_seconds, format_size, print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from wids.cache.listing import ListedShard, Listing
+
+_DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}(?=-)")
+
+
+def show_listing(directory: str, *, is_json: bool) -> None:
+    """Print what is in a cache directory.
+
+    Raises:
+        CacheError: there is none, or it cannot be listed.
+    """
+    listing = take_listing(directory)
+    if is_json:
+        print_json(_as_json(listing))
+        return
+    now = time.time()
+    if listing.shards:
+        rows = (
+            (
+                short_name(shard.name),
+                format_size(shard.size_bytes),
+                _ago(now - shard.used_seconds),
+                ", ".join(_states(shard)),
+            )
+            for shard in listing.shards
+        )
+        print_table(("shard", ">size", ">last used", "state"), rows)
+        print()
+    for line in _totals(listing):
+        print(line)
+
+
+def short_name(name: str) -> str:
+    """A shard's name; on a terminal without most of its digest."""
+    if sys.stdout.isatty():
+        name = _DIGEST.sub(r"\1...", name, count=1) if _DIGEST.match(name) else name
+    return printable(name)
+
+
+def _ago(seconds: float) -> str:
+    words = format_seconds(seconds)
+    return words if words == "now" else f"{words} ago"
+
+
+def _states(shard: ListedShard) -> list[str]:
+    states = [] if shard.is_open is False else ["open" if shard.is_open else "?"]
+    if shard.is_kept:
+        states.append("kept")
+    if shard.coming_seconds is not None:
+        when = format_seconds(shard.coming_seconds)
+        states.append("needed now" if when == "now" else f"in {when}")
+    return states
+
+
+def _totals(listing: Listing) -> list[str]:
+    used = sum(shard.size_bytes for shard in listing.shards)
+    lines = [
+        f"{printable(listing.directory)}: {count_of(len(listing.shards), 'shard')}, {format_size(used)}"
+        + (f", for {count_of(listing.jobs, 'live job')}" if listing.jobs else "")
+    ]
+    for count, noun, what in (
+        (listing.under_way, "part file", "under way"),
+        (listing.left_behind, "file", "left behind by processes that are gone; the next job or clean deletes them"),
+        (listing.strangers, "file", "of others, which no cache command touches"),
+    ):
+        if count.files:
+            lines.append(f"{count_of(count.files, noun)} {what}, {format_size(count.bytes)}")
+    lines.append(f"{format_size(listing.free_bytes)} of {format_size(listing.disk_bytes)} free on the disk")
+    if listing.shards and any(shard.is_open is None for shard in listing.shards):
+        why = listing.unknown or "this file system has no locks"
+        lines.append(f"?: whether a shard is open cannot be told ({printable(why)})")
+    return lines
+
+
+def _as_json(listing: Listing) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(listing)
+    for shard in found["shards"]:
+        shard["path"] = os.path.join(listing.directory, shard["name"])
+    return found

@@ -1,0 +1,199 @@
+"""``wids cache warm``: fetch the shards of an index into a cache, with a progress bar, and say what became of them."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from wids.cache import inventory, system
+from wids.cache.room import table_allowance
+from wids.cache.source import load_shards
+from wids.cache.warming import Warming
+from wids.cli.demo.signals import Signals
+from wids.cli.words import complain, count_of, format_size, print_json, printable
+from wids.errors import CacheError, WidsError
+from wids.events import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.cache.warming import Outcome
+    from wids.index.spec import Shard, ShardList
+
+# So many failures are told one by one.
+_MOST_TOLD = 10
+
+
+def parse_range(text: str) -> slice:
+    """``A:B``, ``A:``, ``:B``, ``:``; negative numbers count from the end.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    first, colon, end = text.partition(":")
+    try:
+        if colon:
+            return slice(int(first) if first.strip() else None, int(end) if end.strip() else None)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"--shards {text!r} is no range of shards; write it like 0:100, 100: or :-1")
+
+
+def warm(index: str, *, directory: str, cache_size: int | None, selected: slice, jobs: int, is_json: bool) -> None:
+    """Fetch shards into a cache directory, and print what became of them.
+
+    Args:
+        index: its URL or path, or tars by a brace pattern.
+        directory: the cache.
+        cache_size: bytes that it may hold; None: what the disk has room for.
+        selected: which shards of the index.
+        jobs: shards to fetch at a time.
+        is_json: print JSON, and no progress.
+
+    Raises:
+        WidsError: the index cannot be read, the shards do not fit, or some did not come.
+    """
+    directory = os.path.abspath(os.path.expanduser(directory))
+    _, listed = load_shards(index)
+    warming = Warming(directory, _select(listed, selected), cache_size=cache_size)
+    _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])
+    with Signals(), _quiet(), _progress_of(warming, is_shown=not is_json) as show:
+        warming.run(jobs, show)
+    outcome = warming.outcome
+    if is_json:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        _say(outcome)
+    if outcome.failed:
+        for why in [*outcome.failed.values()][:_MOST_TOLD]:
+            complain(why)
+        if len(outcome.failed) > _MOST_TOLD:
+            complain(f"and {len(outcome.failed) - _MOST_TOLD:,} more; --json lists them all")
+        raise WidsError(f"{len(outcome.failed)} of {count_of(outcome.shards, 'shard')} could not be fetched")
+
+
+def _select(listed: ShardList, selected: slice) -> list[Shard]:
+    """The selected shards, each URL once."""
+    numbers = range(len(listed))[selected]
+    if len(listed) and not numbers:
+        lo, hi = ("" if end is None else end for end in (selected.start, selected.stop))
+        raise WidsError(f"--shards {lo}:{hi}: there are no such shards; the index has {len(listed)}")
+    return list({(shard := listed[k]).url: shard for k in numbers}.values())
+
+
+def _check_fits(warming: Warming, index: str, cache_size: int | None, *, start: int) -> None:
+    """Refuse what cannot fit, before anything is fetched for it.
+
+    Raises:
+        CacheError: the shards are larger than the bound, or than the disk has room for; or the directory is no one
+            that can be listed.
+    """
+    sizes = [shard.filesize or 0 for shard, _ in warming.cacheable]
+    tables = min((_table_bytes(shard) for shard in warming.missing), default=0)  # when the last one comes
+    if cache_size is not None and sum(sizes) + tables > cache_size:
+        most = [(shard.filesize or 0) + _table_bytes(shard) for shard, _ in warming.cacheable]
+        fitting = bisect.bisect_right(list(itertools.accumulate(most)), cache_size)
+        advice = f"take fewer (--shards {start}:{start + fitting} fit) or" if fitting else "take"
+        raise CacheError(
+            f"{index}: {count_of(len(sizes), 'shard')} of {format_size(sum(sizes))} and their member tables do not fit "
+            f"into --cache-size {format_size(cache_size)}; {advice} a larger --cache-size",
+            path=warming.directory,
+        )
+    if not os.path.isdir(warming.directory):
+        return
+    missing = sum(shard.filesize or 0 for shard in warming.missing)
+    try:
+        found, (free, _) = inventory.take(warming.directory), system.free_bytes(warming.directory)
+    except OSError as error:
+        raise CacheError(
+            f"{warming.directory}: cannot be listed ({error}); choose another --cache-dir", path=warming.directory
+        ) from error
+    if missing > free + found.used_bytes:
+        raise CacheError(
+            f"{index}: {format_size(missing)} are to be fetched, and the disk of {warming.directory} has "
+            f"{format_size(free)} free, {format_size(found.used_bytes)} more if all that is cached there goes; "
+            "take fewer with --shards, or another --cache-dir",
+            path=warming.directory,
+        )
+
+
+def _table_bytes(shard: Shard) -> int:
+    """What is kept free for a shard's member table while the shard is fetched."""
+    return table_allowance(shard.filesize or 0, shard.nsamples)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a line for each try that failed: those are counted, and what failed for good is told at the end."""
+    handler = logging.NullHandler()
+    if os.environ.get("WIDS_DEBUG", "0") in ("", "0"):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _progress_of(warming: Warming, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar while the block runs, on a terminal; yields a function that brings it up to date."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(highlight=False)
+    if not (is_shown and console.is_terminal and warming.missing):
+        yield lambda: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        expand=True,
+    )
+    known = [shard.filesize for shard in warming.missing if shard.filesize is not None]
+    unknown = len(warming.missing) - len(known)
+    task = bar.add_task("", total=None)
+    most = 0
+
+    def show() -> None:
+        nonlocal most
+        outcome = warming.outcome
+        most = max(most, warming.arrived_bytes())
+        typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
+        total = sum(known) + unknown * typical
+        done = outcome.fetched + outcome.cached + len(outcome.failed)
+        words = f"{done:,} of {count_of(len(warming.cacheable), 'shard')}"
+        words += f", tried again: {outcome.retries:,}" if outcome.retries else ""
+        bar.update(task, description=words, completed=most, total=max(total, most) or None)
+
+    show()
+    with bar:
+        yield show
+
+
+def _say(outcome: Outcome) -> None:
+    parts = []
+    if outcome.fetched:
+        rate = format_size(outcome.fetched_bytes / max(outcome.seconds, 1e-9))
+        size = format_size(outcome.fetched_bytes)
+        parts.append(f"{outcome.fetched:,} fetched ({size} in {outcome.seconds:,.3g} s, {rate}/s)")
+    if outcome.cached:
+        parts.append(f"{outcome.cached:,} found there")
+    if outcome.in_place:
+        parts.append(f"{outcome.in_place:,} local, read in place")
+    if outcome.failed:
+        parts.append(f"{len(outcome.failed):,} failed")
+    if outcome.retries:
+        parts.append(f"tried again: {outcome.retries:,}")
+    print(f"{printable(outcome.directory)}: {count_of(outcome.shards, 'shard')}: {', '.join(parts) or 'nothing to do'}")

@@ -1,0 +1,100 @@
+"""How the command line reads and writes sizes, ages, names and tables.
+
+Rules: sizes are written in tens (GB), and read in tens or twos (GiB). On a terminal a table has lines and fits; in a
+pipe it is plain, and nothing is cut. A name of someone else's making is shown, never obeyed: no control characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
+_PREFIXES = "kmgtp"
+_AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
+
+
+def parse_size(text: str) -> int:
+    """Bytes: ``10GB``, ``500MiB``, ``1.5T``, ``1e9``, ``4096``; letters in any case, K is 1000 and Ki 1024.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write it like 10GB, 500MiB, 1.5T or 1e9 (bytes)")
+    number, prefix, binary = found.groups()
+    factor = (1024 if binary else 1000) ** (_PREFIXES.index(prefix.lower()) + 1) if prefix else 1
+    return int(Decimal(number) * factor)
+
+
+def format_size(count: float) -> str:
+    """``512 B``, ``1.23 GB``."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:,.3g} PB"
+
+
+def format_seconds(seconds: float) -> str:
+    """``now``, ``12 s``, ``3 min``, ``5 h``, ``40 d``."""
+    for least, unit, name in _AGES:
+        if seconds >= least:
+            return f"{seconds // unit:,.0f} {name}"
+    return "now"
+
+
+def count_of(number: int, noun: str) -> str:
+    """``1 shard``, ``3,001 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(name: str) -> str:
+    """A name that can do no harm to a terminal or a line."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in name
+    )
+
+
+def print_json(value: Any) -> None:
+    """Print a value for programs, in ASCII whatever names are in it."""
+    print(json.dumps(value, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of text; a column whose name begins with ``>`` stands at the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1 << 16)
+    table = Table(
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold" if console.is_terminal else "",
+    )
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def complain(message: str) -> None:
+    """Print a line to stderr that is not the command's result."""
+    print(f"wids: {printable(' '.join(message.split()))}", file=sys.stderr)
