@@ -39,7 +39,7 @@ class Shape:
     pictures: int = 512
 
 
-FULL = Shape(shards=24, samples=650)
+FULL = Shape(shards=64, samples=244)
 QUICK = Shape(shards=24, samples=8, sides=(48, 64), pictures=16)
 
 
