@@ -97,7 +97,7 @@ def fetch_to(
             transfer.begin_anew()
             raise
 
-    _try_repeatedly(
+    try_repeatedly(
         once,
         url=url,
         path=path,
@@ -122,7 +122,7 @@ def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None) -> by
         filesystem, name = remote.open_filesystem(url, storage_options)
         return bytes(filesystem.cat_file(name))
 
-    return _try_repeatedly(once, url=url, path=None, hooks=())
+    return try_repeatedly(once, url=url, path=None, hooks=())
 
 
 def file_md5(file: str | int) -> str:
@@ -179,7 +179,7 @@ def check_content(url: str, head: bytes) -> None:
         )
 
 
-def _try_repeatedly(
+def try_repeatedly(
     once: Callable[[], T],
     *,
     url: str,

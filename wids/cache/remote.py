@@ -11,7 +11,8 @@ import contextlib
 import os
 import sys
 import weakref
-from typing import Any, cast
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import stamina.instrumentation
@@ -19,10 +20,19 @@ import stamina.instrumentation
 from wids import forks
 from wids.index import urls
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
 CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
 # Byte ranges that a process has under way at a time.
 CONNECTIONS = 8
+_POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
+# What tells two versions of an object apart, by the names that file systems give it.
+_MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
 _FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
+_FIRST_GAP_BYTES, _LEAST_GAP_BYTES, _MOST_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
 
 
 def _start_child() -> None:
@@ -67,6 +77,30 @@ def loop() -> asyncio.AbstractEventLoop:
     return cast("asyncio.AbstractEventLoop", fsspec.asyn.get_loop())
 
 
+def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda: None) -> T:
+    """What a coroutine returns that runs in fsspec's thread.
+
+    Args:
+        coroutine: it is cancelled if the caller is interrupted.
+        go_on: called now and then; what it raises ends the coroutine.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+    try:
+        while not futures.wait([future], timeout=_POLL_SECONDS).done:
+            go_on()
+        return future.result()
+    finally:
+        if not future.done():
+            future.cancel()
+            # It must not write any more when the file is closed: the descriptor's number may be another file's.
+            futures.wait([future], timeout=_CLOSE_SECONDS)
+
+
+def version_of(info: dict[str, Any]) -> Any:
+    """What tells two versions of an object apart, of what fsspec's ``info`` says of it."""
+    return tuple(str(info[name]) for name in _MARKS if info.get(name) is not None)
+
+
 class Connections:
     """The byte ranges that this process has under way, and what is known of the hosts that they come from.
 
@@ -98,6 +132,11 @@ class Connections:
         if size is not None:
             wanted = min(wanted, max(size / self.count, 0.4 * wanted))
         return int(min(max(wanted, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES))
+
+    def gap_bytes(self, host: str) -> int:
+        """How many bytes that nobody wants take as long as another request; in between where that is not known."""
+        seen = self._seen.get(host)
+        return int(min(max(seen[0] * seen[1], _LEAST_GAP_BYTES), _MOST_GAP_BYTES)) if seen else _FIRST_GAP_BYTES
 
 
 # One for each loop, and a fork gets a new loop.

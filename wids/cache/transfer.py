@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import time
 from collections import deque
-from concurrent import futures
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wids.cache import files, pipe, remote, system
@@ -25,27 +22,22 @@ from wids.cache.failures import (
     StalledTransferError,
     is_transient,
 )
+from wids.cache.http import Answer, HttpSource
 from wids.errors import SizeMismatchError
 from wids.index import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from wids.cache.remote import Connections
 
 T = TypeVar("T")
 
 BLOCK_BYTES = 4 << 20
 # Room is asked for in such steps where nobody says how much will come: as much again as has come.
 _LEAST_STEP_BYTES, _STEP_BYTES = 1 << 20, 64 << 20
-_POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
-_BUFFER_BYTES = 1 << 20
 # Other clients read a range as a whole, into memory.
 _MOST_BYTES_AT_ONCE = 16 << 20
 _SLOWEST_BYTES = 128 << 10  # a second
-# What tells two versions of an object apart, by the names that file systems give it.
-_MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Transfer:
@@ -211,7 +203,7 @@ class Transfer:
             info = await asyncio.wait_for(filesystem._info(name), remote.READ_SECONDS)  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{name} is a directory")
-            return info.get("size"), [str(info[key]) for key in _MARKS if key in info]
+            return info.get("size"), remote.version_of(info)
 
         async def read(piece: list[int]) -> None:
             lo, hi = piece
@@ -237,10 +229,10 @@ class Transfer:
     def _run_http(self, filesystem: Any, name: str) -> None:
         """As `_run_async`, in one request fewer: the answer to the first range tells the size."""
         connections = remote.connections()
-        source = _HttpSource(filesystem, name, urls.host_of(self.url), connections)
+        source = HttpSource(filesystem, name, urls.host_of(self.url), connections)
         most = connections.range_bytes(source.host, self._size or self._expected)
         lo, end = self._missing[0] if self._missing else (0, self._expected or most)
-        answers: list[_Answer] = []
+        answers: list[Answer] = []
         try:
             opened = self._wait(source.open(lo, min(lo + most, end) if self._has_ranges else None, answers))
             if opened.is_range and opened.total is None:
@@ -340,106 +332,7 @@ class Transfer:
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns that runs in fsspec's thread; it ends with the transfer."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, remote.loop())
-        try:
-            while not futures.wait([future], timeout=_POLL_SECONDS).done:
-                self._go_on()
-            return future.result()
-        finally:
-            if not future.done():
-                future.cancel()
-                # It must not write any more when the file is closed: the descriptor's number may be another file's.
-                futures.wait([future], timeout=_CLOSE_SECONDS)
-
-
-class _HttpSource:
-    """One URL, read through the session of fsspec's file system."""
-
-    def __init__(self, filesystem: Any, name: str, host: str, connections: Connections) -> None:
-        self.host = host
-        self._filesystem, self._name, self._connections = filesystem, name, connections
-
-    async def open(self, lo: int, hi: int | None, answers: list[_Answer]) -> _Answer:
-        """Ask for the bytes ``lo .. hi``, or for all of them. The caller closes the answer.
-
-        It is put into ``answers`` too, where a caller that was cancelled finds it.
-        """
-        options = dict(self._filesystem.kwargs)
-        if hi is not None:
-            options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={lo}-{max(hi - 1, lo)}"}
-        session = await self._filesystem.set_session()
-        connections = self._connections
-        await connections.free.acquire()
-        response = None
-        try:
-            start = time.monotonic()
-            response = await session.get(self._filesystem.encode_url(self._name), read_bufsize=_BUFFER_BYTES, **options)
-            if response.status != 416 or hi is None:
-                response.raise_for_status()
-                answer = _Answer(response, partial(connections.note, self.host, time.monotonic() - start))
-                answer.on_close = connections.free.release
-                answers.append(answer)
-                return answer
-        except BaseException:
-            connections.free.release()
-            if response is not None:
-                response.close()
-            raise
-        connections.free.release()
-        response.close()
-        return await self.open(0, None, answers)  # there is nothing to have a range of
-
-
-class _Answer:
-    """The answer to a request, its body not yet read.
-
-    Attributes:
-        is_range: it holds a range of the whole. lo, hi: which one, half-open; hi is None where nobody says.
-        total: bytes of the whole, or None. mark: its version.
-        on_close: called once, when it is closed.
-    """
-
-    on_close: Callable[[], None] | None = None
-
-    def __init__(self, response: Any, note: Callable[[int, float], None]) -> None:
-        self._response, self._note = response, note
-        headers = response.headers
-        self.mark = headers.get("ETag") or headers.get("Last-Modified")
-        self.lo, self.hi, self.total = 0, None, None
-        found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
-        # A body that was compressed for the wire is unpacked on the way: its length says nothing.
-        is_plain = headers.get("Content-Encoding", "").strip().lower() in ("", "identity")
-        self.is_range = response.status == 206
-        if not self.is_range:
-            if is_plain and response.content_length is not None:
-                self.hi = self.total = response.content_length
-        elif found is not None and is_plain:
-            self.lo, last, self.total = map(int, found.groups())
-            self.hi = last + 1
-
-    async def read(self, size: int) -> bytes:
-        """About ``size`` bytes; none at the end."""
-        parts, count = [], 0
-        while count < size and (data := await self._response.content.readany()):
-            parts.append(data)
-            count += len(data)
-        return b"".join(parts)
-
-    async def write_to(self, write: Callable[[bytes, list[int]], None], piece: list[int]) -> None:
-        """Write the body to where ``piece`` says, as it comes."""
-        start, first = time.monotonic(), piece[0]
-        while data := await self._response.content.readany():
-            write(data, piece)
-        if piece[0] < piece[1]:
-            raise StalledTransferError(f"{self._response.url}: ended {piece[1] - piece[0]} bytes early")
-        self._note(piece[0] - first, time.monotonic() - start)
-
-    def close(self) -> None:
-        """Give the connection back, or end it if there is more to come."""
-        self._response.close()
-        done, self.on_close = self.on_close, None
-        if done is not None:
-            done()
+        return remote.run(coroutine, go_on=self._go_on)
 
 
 def _cut(missing: list[tuple[int, int]], most: int, begun: list[int] | None) -> Iterator[list[int]]:
