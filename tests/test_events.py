@@ -12,6 +12,7 @@ from wids.events import (
     Hit,
     NotFetchedAhead,
     Opened,
+    RangesRead,
     Rejected,
     RepeatedKeys,
     Retried,
@@ -34,6 +35,7 @@ ALL = [
     Evicted(path="p", size_bytes=1),
     Swept(path="p", size_bytes=1),
     NotFetchedAhead(url="u", cause="c"),
+    RangesRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     RepeatedKeys(url="u", count=2),
 ]
 

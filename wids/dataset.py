@@ -26,6 +26,8 @@ from torch.utils.data import Dataset, get_worker_info
 from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards, default_capacity
 from wids.cache.prefetch import Ahead, Source
+from wids.cache.range_reader import RangeReader
+from wids.cache.range_store import parse_access
 from wids.cache.reader import ShardReader
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
@@ -39,6 +41,7 @@ from wids.tally import COLUMNS, ROWS, Tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wids.cache.range_store import Access
     from wids.events import Hook
     from wids.index.spec import Shard
     from wids.index.table import Group, KeyRule
@@ -109,6 +112,10 @@ class ShardListDataset(Dataset[Any]):
         storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...).
         prefetch: fetch the shards that a sampler of ours comes to ahead, in the background of the process that iterates
             it; a number: at most so many bytes ahead; False: each shard when it is first read.
+        access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of those that are not there, members
+            are read where they are, by byte ranges, and nothing is downloaded: for a look at a few samples of much.
+            ``"auto"``: so until a shard has cost as much as fetching it; then it is fetched, as are those whose server
+            gives no ranges and those that have no member table beside them (unless their samples are large).
         hooks: called with every `wids.events` event, in the process where it happens.
 
     Raises:
@@ -141,9 +148,11 @@ class ShardListDataset(Dataset[Any]):
         use_mmap: bool = False,
         storage_options: dict[str, Any] | None = None,
         prefetch: bool | int = True,
+        access: Access = "fetch",
         hooks: Sequence[Hook] = (),
     ) -> None:
         super().__init__()
+        self.access = parse_access(access)
         self.prefetching = _parse_prefetch(prefetch)
         self.cache_size = cache_size = _parse_cache_size(cache_size)
         self.keep = keep
@@ -172,6 +181,7 @@ class ShardListDataset(Dataset[Any]):
             rule=key_rule,
             group=group,
             hooks=hooks,
+            access=access,
         )
         capacity = default_capacity() if lru_size is None else lru_size
         self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
@@ -218,7 +228,7 @@ class ShardListDataset(Dataset[Any]):
 
     def prefetch_source(self) -> Source | None:
         """What prefetching needs of this dataset; None where there is nothing to fetch, or it is off."""
-        if self.prefetching is False or self.prefetching == 0:
+        if self.prefetching is False or self.prefetching == 0 or self.access == "range":
             return None
         if not self._has_remote():
             return None
@@ -308,13 +318,13 @@ class ShardListDataset(Dataset[Any]):
             samples = [self._transform(sample) for sample in samples]
         return samples
 
-    def get_shard(self, index: int) -> tuple[ShardReader, int, dict[str, Any]]:
+    def get_shard(self, index: int) -> tuple[ShardReader | RangeReader, int, dict[str, Any]]:
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
         k, row = self.locate(index)
         self.cache.accesses += 1
         return self.open_shard(k), row, self.shards[k] if self._shards else self._list.describe(k)
 
-    def open_shard(self, k: int) -> ShardReader:
+    def open_shard(self, k: int) -> ShardReader | RangeReader:
         """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
 
         Raises:
@@ -476,7 +486,7 @@ class ShardListDataset(Dataset[Any]):
         shard, row, desc = self.get_shard(plain)
         self.cache.accesses = accesses  # it may have counted this sample, and the caller has done so in any case
         self.check_cache_misses()
-        reader = shard if isinstance(shard, ShardReader) else _Foreign(shard, desc["url"])
+        reader = shard if isinstance(shard, (ShardReader, RangeReader)) else _Foreign(shard, desc["url"])
         lo = plain - operator.index(row)
         return plain, (lo, plain + 1, reader, desc.get("dataset"))
 

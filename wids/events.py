@@ -107,6 +107,15 @@ class NotFetchedAhead(Event, frozen=True, kw_only=True):
     cause: str
 
 
+class RangesRead(Event, frozen=True, kw_only=True):
+    """Members of a remote shard were read where they are, in so many requests."""
+
+    url: str
+    requests: int
+    size_bytes: int
+    seconds: float
+
+
 class RepeatedKeys(Event, frozen=True, kw_only=True):
     """Keys came back later in a shard, not adjacent, so these members became samples of their own."""
 

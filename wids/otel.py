@@ -47,6 +47,8 @@ _COUNTERS = {
     "evictions": ("{shard}", "Shards deleted to make room."),
     "evicted_bytes": ("By", "Bytes of the shards deleted to make room."),
     "waits": ("{wait}", "Waits for another process's download, or for room."),
+    "range_requests": ("{request}", "Byte ranges of shards that are read where they are."),
+    "range_bytes": ("By", "Bytes of those."),
     "stalled_seconds": ("s", "How long samples were waited for because their shard was not there."),
 }
 

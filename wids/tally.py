@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.events import Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
+from wids.events import Evicted, Fetched, Hit, RangesRead, Rejected, Retried, Waited, WaitedForRoom
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +36,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         rejections: cached shards that were not used, and fetched again: damaged, changed, not what the index says.
         evictions: shards deleted to make room. evicted_bytes: their bytes.
         waits: how often somebody waited for another process's download, or for room.
+        range_requests: byte ranges of shards that are read where they are. range_bytes: their bytes.
         stalled_seconds: how long samples were waited for because their shard was not there; the sum over all processes.
     """
 
@@ -48,6 +49,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int = 0
     evicted_bytes: int = 0
     waits: int = 0
+    range_requests: int = 0
+    range_bytes: int = 0
     stalled_seconds: float = 0.0
 
 
@@ -100,6 +103,12 @@ def _counted(event: Event) -> list[tuple[str, float]]:
         ]
     if isinstance(event, Waited):
         return [("waits", 1), ("stalled_seconds", event.seconds)]
+    if isinstance(event, RangesRead):
+        return [
+            ("range_requests", event.requests),
+            ("range_bytes", event.size_bytes),
+            ("stalled_seconds", event.seconds),
+        ]
     if isinstance(event, Evicted):
         return [("evictions", 1), ("evicted_bytes", event.size_bytes)]
     column = {Hit: "hits", Retried: "retries", Rejected: "rejections", WaitedForRoom: "waits"}.get(type(event))

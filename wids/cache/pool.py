@@ -27,6 +27,7 @@ from wids.events import Closed, emit
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
 
+    from wids.cache.range_reader import RangeReader
     from wids.cache.reader import ShardReader
     from wids.cache.store import Store
     from wids.events import Hook
@@ -130,7 +131,7 @@ class OpenShards:
 
     def __init__(self, store: Store, *, capacity: int, find: Callable[[str], Shard], hooks: Sequence[Hook]) -> None:
         self.store = store
-        self.lru: LRUCache[str, ShardReader] = LRUCache(capacity)
+        self.lru: LRUCache[str, ShardReader | RangeReader] = LRUCache(capacity)
         self.hooks = hooks
         self._find = find
         self._begin()
@@ -143,6 +144,7 @@ class OpenShards:
         # Weakly: the pool is what holds the open files, and must go when its dataset does.
         this = weakref.ref(self)
         self.store.let_go = lambda: _call(this, OpenShards.let_go)
+        self.store.ranges.drop = lambda url: _call(this, OpenShards.drop, url)
         self.listen_to_releases()
         _pools.add(self)
 
@@ -151,7 +153,7 @@ class OpenShards:
 
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
-        empty: LRUCache[str, ShardReader] = LRUCache(self.lru.capacity)
+        empty: LRUCache[str, ShardReader | RangeReader] = LRUCache(self.lru.capacity)
         own = {"lru": empty, "_blocks": None, "accesses": 0, "misses": 0, "users": None, "_listener": None}
         return {**self.__dict__, **own}
 
@@ -159,7 +161,7 @@ class OpenShards:
         self.__dict__.update(state)
         self._begin()
 
-    def get_shard(self, url: str) -> ShardReader:
+    def get_shard(self, url: str) -> ShardReader | RangeReader:
         """The open shard at ``url`` (as the index resolves it), opened if it is not.
 
         Raises:
@@ -170,7 +172,7 @@ class OpenShards:
         reader = self.lru[url]
         return self.open(self._find(url)) if reader is None else reader
 
-    def open(self, shard: Shard) -> ShardReader:
+    def open(self, shard: Shard) -> ShardReader | RangeReader:
         """The reader of ``shard``, from the pool or newly opened."""
         reader = self.lru[shard.url]
         if reader is None:
@@ -183,7 +185,7 @@ class OpenShards:
                 self._listen()
         return reader
 
-    def _open(self, shard: Shard) -> ShardReader:
+    def _open(self, shard: Shard) -> ShardReader | RangeReader:
         while True:
             try:
                 return self.store.open(shard)
@@ -203,10 +205,18 @@ class OpenShards:
         """Let go of every open shard."""
         self.lru.clear()
 
+    def drop(self, url: str) -> None:
+        """Let go of one shard; it is opened in another way the next time."""
+        del self.lru[url]
+        self._call_users()
+
     def let_go(self) -> None:
         """Let go of every leased shard; one that is being read at this moment closes afterwards."""
         for url in [url for url, reader in list(self.lru.items()) if reader.is_leased]:
             del self.lru[url]
+        self._call_users()
+
+    def _call_users(self) -> None:
         for user in self.users:
             leave = user()
             if leave is not None:
@@ -230,7 +240,7 @@ class OpenShards:
             with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
                 thread.start()
 
-    def _on_release(self, url: str, reader: ShardReader) -> None:
+    def _on_release(self, url: str, reader: ShardReader | RangeReader) -> None:
         if reader.is_leased:
             self.store.touch(reader.path)
         emit(self.hooks, Closed(url=url))

@@ -8,6 +8,7 @@ at the same time. A remote object that gives no ranges is refused, never read as
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from bisect import bisect_right
 from functools import partial
@@ -61,6 +62,7 @@ class ShardBytes:
         self._fd = -1
         self._size, self._has_looked = size, False
         self._mark: Any = None
+        self._has_ranges = True
         if urls.scheme_of(url) == "pipe":
             raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
         if urls.is_local(url):
@@ -79,6 +81,13 @@ class ShardBytes:
             os.close(fd)
 
     @property
+    def has_ranges(self) -> bool:
+        """Whether pieces can be had at all; asks, if nobody has yet."""
+        if not self._has_looked:
+            self._look()
+        return self._has_ranges
+
+    @property
     def is_remote(self) -> bool:
         """Whether a request takes its time."""
         return self._fd < 0
@@ -86,15 +95,19 @@ class ShardBytes:
     @property
     def spent_bytes(self) -> float:
         """What was read, and what could have been read in the time that the requests took to be answered."""
-        return self.read_bytes + self.requests * remote.connections().gap_bytes(urls.host_of(self.url))
+        return self.read_bytes + self.requests * self._gap_bytes()
+
+    def scan_bytes(self, nsamples: int | None) -> float:
+        """What reading the headers of so many samples costs at least, in the same measure; infinite if nobody knows."""
+        return math.inf if nsamples is None else 2 * nsamples * self._gap_bytes()
+
+    def _gap_bytes(self) -> int:
+        return remote.connections().gap_bytes(urls.host_of(self.url))
 
     @property
     def size(self) -> int:
         """Bytes of the whole."""
-        if self._size is None:
-            self._look()
-        assert self._size is not None
-        return self._size
+        return self._look() if self._size is None else self._size
 
     @property
     def mark(self) -> Any:
@@ -157,7 +170,7 @@ class ShardBytes:
 
     def _coalesce(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Spans to ask for, in order and apart, that hold all pieces."""
-        gap = remote.connections().gap_bytes(urls.host_of(self.url))
+        gap = self._gap_bytes()
         spans: list[tuple[int, int]] = []
         for lo, hi in sorted(piece for piece in wanted if piece[0] < piece[1]):
             if spans and lo - spans[-1][1] <= gap:
@@ -219,27 +232,26 @@ class ShardBytes:
         self.requests, self.read_bytes = self.requests + 1, self.read_bytes + len(data)
         done[span] = data
 
-    def _look(self) -> None:
-        """Ask for size and version, and see that they are what they were."""
+    def _look(self) -> int:
+        """Ask for size and version, and see that they are what they were; gives the size."""
 
-        def once() -> None:
+        def once() -> int:
             filesystem, name = remote.open_filesystem(self.url, self._storage_options)
             self.requests += 1
             if urls.scheme_of(self.url) in ("http", "https"):
                 source = HttpSource(filesystem, name, urls.host_of(self.url), remote.connections())
-                remote.run(self._look_http(source))
-                return
+                return remote.run(self._look_http(source))
             filesystem.invalidate_cache()
             info = filesystem.info(name)
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{name} is a directory")
             if info.get("size") is None:
                 raise FetchError(f"{self.url}: nobody says how long it is; fetch the shard as a whole", url=self.url)
-            self._learn(int(info["size"]), remote.version_of(info) or None)
+            return self._learn(int(info["size"]), remote.version_of(info) or None)
 
-        fetch.try_repeatedly(once, url=self.url, path=None, hooks=self._hooks)
+        return fetch.try_repeatedly(once, url=self.url, path=None, hooks=self._hooks)
 
-    async def _look_http(self, source: HttpSource) -> None:
+    async def _look_http(self, source: HttpSource) -> int:
         """By a range, not by HEAD: what is signed for GET refuses anything else."""
         answer = await source.open(0, _LOOK_BYTES, [])
         try:
@@ -247,15 +259,17 @@ class ShardBytes:
                 raise FetchError(
                     f"{self.url}: the server does not say how long it is; fetch the shard as a whole", url=self.url
                 )
-            self._learn(answer.total, answer.mark)
+            self._has_ranges = answer.is_range or answer.total == 0
+            return self._learn(answer.total, answer.mark)
         finally:
             answer.close()
 
-    def _learn(self, size: int, mark: Any) -> None:
+    def _learn(self, size: int, mark: Any) -> int:
         self._check_size(size)
         if self._has_looked and mark != self._mark:
             raise self._changed(self._mark, mark)
         self._size, self._mark, self._has_looked = size, mark, True
+        return size
 
     def _check_size(self, size: int) -> None:
         if self._size is not None and size != self._size:

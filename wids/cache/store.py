@@ -24,6 +24,7 @@ import msgspec
 from wids.cache import fetch, files, locks, system
 from wids.cache.failures import forget_frames
 from wids.cache.inventory import KEEP_SUFFIX
+from wids.cache.range_store import RangeStore
 from wids.cache.reader import ShardReader
 from wids.cache.room import Room, table_allowance
 from wids.cache.verify import find_difference, find_difference_in_size
@@ -35,6 +36,8 @@ from wids.index import urls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.cache.range_reader import RangeReader
+    from wids.cache.range_store import Access
     from wids.events import Event, Hook
     from wids.index.spec import Shard
     from wids.index.table import Group, Identity, KeyRule, MemberTable
@@ -67,6 +70,8 @@ class Store:
         hooks: told of every event.
         cache_size: bytes that a cache directory may hold; None: what the disk has room for.
         keep: mark the shards as not to be evicted.
+        access: ``"fetch"`` brings whole shards into the cache, ``"range"`` reads members of those that are not there by
+            byte ranges, ``"auto"`` does so until a shard has cost as much as fetching it.
     """
 
     let_go: Callable[[], None] | None = None  # the pool's; closes what is open and not being read
@@ -85,8 +90,13 @@ class Store:
         rule: KeyRule = "first-dot",
         group: Group = "adjacent",
         hooks: Sequence[Hook] = (),
+        access: Access = "fetch",
     ) -> None:
         tables.parse_rule(rule)
+        self.access: Access = access
+        self.ranges = RangeStore(
+            is_final=access == "range", storage_options=storage_options, rule=rule, group=group, hooks=hooks
+        )
         self.cache_dir = cache_dir
         self.cache_size = cache_size
         self.keep = keep
@@ -127,8 +137,8 @@ class Store:
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
-    def open(self, shard: Shard) -> ShardReader:
-        """Open a shard, fetching it first if need be. The caller owns the reader.
+    def open(self, shard: Shard) -> ShardReader | RangeReader:
+        """Open a shard, fetching it first if need be and ``access`` says so. The caller owns the reader.
 
         Raises:
             FetchError: it cannot be had. CacheError: the cache directory cannot be used.
@@ -137,9 +147,14 @@ class Store:
         start = time.perf_counter()
         path, is_in_place = self.place(shard.url)
         shard = self._as_grouped(shard)
-        reader, has_saved = self._open_in_place(shard, path) if is_in_place else self._open_cached(shard, path)
-        if self.use_mmap:
-            reader.map_file()
+        reader: ShardReader | RangeReader
+        found = None if is_in_place or self.access == "fetch" else self._open_by_ranges(shard, path)
+        if found is not None:
+            reader, has_saved = found
+        else:
+            reader, has_saved = self._open_in_place(shard, path) if is_in_place else self._open_cached(shard, path)
+            if self.use_mmap:
+                reader.map_file()
         table = reader.table
         if table.nrepeated:
             emit(self.hooks, RepeatedKeys(url=shard.url, count=table.nrepeated))
@@ -154,6 +169,19 @@ class Store:
             ),
         )
         return reader
+
+    def _open_by_ranges(self, shard: Shard, path: str) -> tuple[RangeReader, bool] | None:
+        """A reader of the shard where it is; None if it is in the cache, is coming there, or is better fetched."""
+        if os.path.exists(path):
+            found, _ = self._look(shard, path)
+            if found is not None:
+                files.close(found[0])
+                return None
+        if self.access == "auto" and os.path.exists(path + locks.SUFFIX):
+            with locks.try_hold(path) as is_free:
+                if not is_free:
+                    return None
+        return self.ranges.open(shard)
 
     def _absolute(self, path: str) -> str:
         return os.path.join(self.home, os.path.expanduser(path))

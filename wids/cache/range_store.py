@@ -1,0 +1,154 @@
+"""From a shard's URL to a reader of its members where they are: what is needed of it is its member table.
+
+Rules: a table comes from memory, else from beside the shard (``<shard>.widx``, as ``wids index create --members``
+publishes it), else from the shard's headers. One from beside it is used only if it is of the shard's size and md5, as
+far as these are known; the reader finds out the rest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from wids.cache import fetch, ranges
+from wids.cache.range_reader import RangeReader
+from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, TableError
+from wids.events import logger
+from wids.index import table as tables
+from wids.index import urls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.events import Hook
+    from wids.index.spec import Shard
+    from wids.index.table import Group, KeyRule, MemberTable
+
+Access: TypeAlias = Literal["fetch", "range", "auto"]
+
+_TABLES_BYTES = 64 << 20
+
+
+def parse_access(access: Any) -> Access:
+    """Check what a caller gave.
+
+    Raises:
+        ValueError: it is none of the three.
+    """
+    if access not in ("fetch", "range", "auto"):
+        raise ValueError(
+            f"access is {access!r}; it is 'fetch' (whole shards, into the cache), 'range' (members, by byte ranges) "
+            "or 'auto' (members first, whole shards once that is cheaper)"
+        )
+    found: Access = access
+    return found
+
+
+class RangeStore:
+    """Opens shards where they are.
+
+    Args:
+        is_final: a shard that gives no ranges is an error, and reading on never turns into fetching; else both do.
+        storage_options: for fsspec.
+        rule, group: see `wids.index.table.build_table`.
+        hooks: told of every event.
+
+    Attributes:
+        drop: called with the URL of a shard that had better be fetched from now on.
+    """
+
+    drop: Callable[[str], None] | None = None
+
+    def __init__(
+        self,
+        *,
+        is_final: bool,
+        storage_options: dict[str, Any] | None,
+        rule: KeyRule,
+        group: Group,
+        hooks: Sequence[Hook],
+    ) -> None:
+        self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
+        self._rule: KeyRule = rule
+        self._group: Group = group
+        self._tables: OrderedDict[str, MemberTable] = OrderedDict()
+        self._spent: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": OrderedDict(), "drop": None}
+
+    def open(self, shard: Shard) -> tuple[RangeReader, bool] | None:
+        """(reader, whether its table was saved somewhere); None: the shard is better fetched.
+
+        Raises:
+            FetchError: it cannot be had, or gives no ranges. ShardError: it is not a readable tar.
+            ChangedShardError: it is not what the index says.
+        """
+        if shard.url in self._spent or urls.is_local(shard.url):
+            return None
+        source = ranges.ShardBytes(
+            shard.url, storage_options=self._storage_options, hooks=self._hooks, size=shard.filesize
+        )
+        if not source.has_ranges:
+            if self._is_final:
+                raise FetchError(
+                    f"{shard.url}: the server gives no byte ranges; use access='fetch', which fetches whole shards",
+                    url=shard.url,
+                )
+            return None
+        table = self._saved_table(shard, source)
+        has_saved = table is not None
+        if table is None:
+            if not self._is_final and source.scan_bytes(shard.nsamples) > source.size:
+                return None
+            table = self._scan(source)
+        self._remember(shard.url, table)
+        reader = RangeReader(
+            source,
+            table=table,
+            rescan=partial(self._scan, source),
+            on_spent=None if self._is_final else partial(self._note_spent, shard.url),
+            hooks=self._hooks,
+        )
+        return reader, has_saved
+
+    def _identity(self, source: ranges.ShardBytes) -> tables.Identity:
+        mark = source.mark
+        return tables.Identity(size=source.size, etag=None if mark is None else str(mark))
+
+    def _scan(self, source: ranges.ShardBytes) -> MemberTable:
+        return ranges.scan_table(source, self._identity(source), rule=self._rule, group=self._group)
+
+    def _saved_table(self, shard: Shard, source: ranges.ShardBytes) -> MemberTable | None:
+        identity = self._identity(source)
+        known = self._tables.get(shard.url)
+        if known is not None and known.identity.size == identity.size and known.identity.etag == identity.etag:
+            return known
+        if not tables.is_standard(self._rule, self._group) or urls.without_query(shard.url) != shard.url:
+            return None  # what is signed is one object alone
+        try:
+            data = fetch.read_bytes(shard.url + tables.SUFFIX, storage_options=self._storage_options)
+            table = tables.parse_table(data, shard=shard.url)
+        except (ShardNotFoundError, FetchDeniedError):  # a bucket that cannot be listed says 403 for what is not there
+            return None
+        except TableError as error:
+            logger.warning("%s", error)
+            return None
+        md5 = table.identity.md5
+        if table.identity.size != source.size or (md5 and shard.md5sum and md5 != shard.md5sum):
+            logger.warning("%s: the member table beside it is of another version of the shard", shard.url)
+            return None
+        return table.with_identity(identity)
+
+    def _remember(self, url: str, table: MemberTable) -> None:
+        self._tables[url] = table
+        self._tables.move_to_end(url)
+        total = sum(kept.nbytes for kept in self._tables.values())
+        while total > _TABLES_BYTES and len(self._tables) > 1:
+            total -= self._tables.popitem(last=False)[1].nbytes
+
+    def _note_spent(self, url: str) -> None:
+        self._spent.add(url)
+        if self.drop is not None:
+            self.drop(url)
