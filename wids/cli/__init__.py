@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
+from wids.cli.look import add_commands as add_look_commands
 from wids.errors import WidsError
 
 
@@ -60,6 +61,7 @@ app = typer.Typer(
     help="Random access to training samples in plain tar shards, for PyTorch.",
 )
 app.command("demo")(run_demo)
+add_look_commands(app)
 app.add_typer(cache_app, name="cache")
 
 

@@ -1,0 +1,134 @@
+"""``wids ls``: the samples or the shards of an index, a line for each.
+
+Rules: lines are written as tables are read, so that the first ones are there at once whatever the size of the dataset,
+and a reader that has seen enough ends it. Widths are known before: nothing is held back to line up columns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from wids.cli.words import format_size, printable
+from wids.errors import WidsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wids.cli.look.listed import Listed
+
+_LINES_AT_A_TIME = 512
+
+
+def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
+    """Print the samples of an index, of one of its shards, or in a range.
+
+    Raises:
+        WidsError: there is no such shard or range, or a table cannot be had.
+    """
+    lo, hi = 0, len(listed)
+    if shard is not None:
+        k = listed.check_shard(shard)
+        lo, hi = listed.start_of(k), listed.ends[k]
+    elif span:
+        lo, hi = _parse_span(span, hi, of=f"{listed.name}: there are no samples")
+    widths = (len(f"{max(hi - 1, 0)}"), len(f"{len(listed.shards)}"), len(f"{max(listed.shards.nsamples, default=0)}"))
+    _write((json.dumps(found) for found in _rows(listed, lo, hi)) if is_json else _lines(listed, lo, hi, widths))
+
+
+def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> Iterator[str]:
+    a, b, c = max(widths[0], 5), max(widths[1], 5), max(widths[2], 3)
+    shard, width = -1, 3
+    for found in _rows(listed, lo, hi):
+        if found["shard"] != shard:
+            table = listed.table(found["shard"])
+            ends = table.key_ends
+            first = found["row"]
+            rows = range(first, min(table.nsamples, first + hi - found["index"]))
+            width = max([width, *(ends[row + 1] - ends[row] for row in rows)])
+            if shard < 0:
+                yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  fields"
+            shard = found["shard"]
+        fields = " ".join(f"{printable(name)}={size}" for name, size in found["fields"].items())
+        yield f"{found['index']:>{a}}  {shard:>{b}}  {found['row']:>{c}}  {printable(found['key']):{width}}  {fields}"
+
+
+def _rows(listed: Listed, lo: int, hi: int) -> Iterator[dict[str, Any]]:
+    """The samples ``lo .. hi``, each as a dict."""
+    while lo < hi:
+        k, row = listed.locate(lo)
+        table, url = listed.table(k), listed.shards.urls[k]
+        end = min(hi, listed.ends[k])
+        for index in range(lo, end):
+            fields = {name: size for name, _, size in table.members(row)}
+            yield {"index": index, "key": table.key(row), "shard": k, "row": row, "url": url, "fields": fields}
+            row += 1
+        lo = end
+
+
+def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
+    """Print the shards of an index, one of them, or those that hold a range of samples.
+
+    Raises:
+        WidsError: there is no such shard or range.
+    """
+    first, last = 0, len(listed.shards)
+    if shard is not None:
+        first = listed.check_shard(shard)
+        last = first + 1
+    elif span:
+        lo, hi = _parse_span(span, len(listed), of=f"{listed.name}: there are no samples")
+        first, last = listed.locate(lo)[0], listed.locate(hi - 1)[0] + 1
+    _write(_shard_objects(listed, first, last) if is_json else _shard_lines(listed, first, last))
+
+
+def _shard_objects(listed: Listed, first: int, last: int) -> Iterator[str]:
+    for k in range(first, last):
+        yield json.dumps({"shard": k, "first": listed.start_of(k), **listed.shards.describe(k)})
+
+
+def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
+    shards = listed.shards
+    a, b = max(len(f"{len(shards)}"), 5), max(len(f"{len(listed)}"), 7)
+    yield f"{'shard':>{a}}  {'first':>{b}}  {'samples':>{b}}  {'size':>8}  {'md5':8}  url"
+    for k in range(first, last):
+        size = format_size(shards.filesizes[k]) if shards.filesizes[k] >= 0 else "-"
+        md5 = shards.md5sums[k][:8] or "-"
+        yield (
+            f"{k:>{a}}  {listed.start_of(k):>{b}}  {shards.nsamples[k]:>{b}}  {size:>8}  {md5:8}  "
+            f"{printable(shards.urls[k])}"
+        )
+
+
+def _parse_span(text: str, n: int, *, of: str) -> tuple[int, int]:
+    """``A:B``, ``A:``, ``:B`` of ``0 .. n``, half-open; negative numbers count from the end.
+
+    Raises:
+        typer.BadParameter: it is none of these. WidsError: it is empty, or reaches outside.
+    """
+    first, colon, end = text.partition(":")
+    try:
+        lo, hi = int(first) if first.strip() else 0, int(end) if end.strip() else n
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise typer.BadParameter(f"--range {text!r} is no range of samples; write it like 0:100, 100: or -10:")
+    lo, hi = (lo + n if lo < 0 else lo), (hi + n if hi < 0 else hi)
+    if not 0 <= lo < min(hi, n):
+        raise WidsError(f"{of} {text}; indices are 0 to {n - 1}" if n else f"{of} at all")
+    return lo, min(hi, n)
+
+
+def _write(lines: Iterable[str]) -> None:
+    """Write lines, many at a time: a call for each would take most of the time."""
+    waiting: list[str] = []
+    for line in lines:
+        waiting.append(line)
+        if len(waiting) >= _LINES_AT_A_TIME:
+            sys.stdout.write("\n".join(waiting) + "\n")
+            waiting.clear()
+    if waiting:
+        sys.stdout.write("\n".join(waiting) + "\n")

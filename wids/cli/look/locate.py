@@ -1,0 +1,44 @@
+"""``wids locate``: where samples are, by their keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wids.cli.look.keys import Search
+from wids.cli.words import print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.cli.look.listed import Listed
+
+
+def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
+    """Print all samples that have one of the keys.
+
+    Raises:
+        WidsError: a key was not found; those that were are printed. A table cannot be had.
+    """
+    search = Search(listed, list(keys), is_first=False)
+    search.run()
+    found = {key: [_place(listed, index) for index in indices] for key, indices in search.found.items()}
+    if is_json:
+        print_json(
+            [
+                {"key": key, "found": places, **({} if places else {"near": search.nearest(key)})}
+                for key, places in found.items()
+            ]
+        )
+    elif any(found.values()):
+        rows = [
+            (printable(key), str(place["index"]), str(place["shard"]), str(place["row"]), printable(place["url"]))
+            for key, places in found.items()
+            for place in places
+        ]
+        print_table(("key", ">index", ">shard", ">row", "url"), rows)
+    search.check()
+
+
+def _place(listed: Listed, index: int) -> dict[str, Any]:
+    k, row = listed.locate(index)
+    return {"index": index, "shard": k, "row": row, "url": listed.shards.urls[k]}
