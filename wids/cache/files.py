@@ -18,11 +18,11 @@ from wids import forks
 from wids.cache import locks, system
 from wids.errors import CacheError, ShardError, TableError
 from wids.events import logger
+from wids.index import foreign, tar
 from wids.index import table as tables
-from wids.index import tar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wids.index.table import Group, Identity, KeyRule, MemberTable
     from wids.index.tar import Member
@@ -98,6 +98,10 @@ def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
+    return tar.scan(_reader(fd, url), size, shard=url)
+
+
+def _reader(fd: int, url: str) -> Callable[[int, int], bytes]:
     pread = system.pread  # called once for each large member, so that even the look-up counts
 
     def read(offset: int, count: int) -> bytes:
@@ -108,7 +112,7 @@ def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
                 f"{url}: {count} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset
             ) from error
 
-    return tar.scan(read, size, shard=url)
+    return read
 
 
 def scan_table(
@@ -121,6 +125,31 @@ def scan_table(
     """
     members = scan_members(fd, url, identity.size)
     return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
+
+
+def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTable | None:
+    """The table of an open shard from DALI's index beside it; None when there is none, or in any doubt.
+
+    An index that is older than its shard is not believed: a shard that was changed in few members would pass.
+    """
+    try:
+        index_fd, facts = open_file(path.removesuffix(".tar") + foreign.DALI_SUFFIX)
+        with open(index_fd, "rb", buffering=0) as file:
+            is_older = (facts.mtime_ns or 0) < (identity.mtime_ns or 0)
+            if is_older or facts.size > identity.size or not file.read(8).startswith(foreign.DALI_STARTS):
+                return None
+            file.seek(0)
+            data = file.read()
+        members = foreign.list_members(foreign.parse_dali(data, shard=url), identity.size, shard=url)
+        doubt = foreign.find_doubt(members, _reader(fd, url), identity.size, shard=url)
+        if not doubt:
+            return tables.build_table(members, identity=identity, shard=url)
+    except OSError:
+        return None
+    except ShardError as error:
+        doubt = str(error)
+    logger.debug("%s: the %s file beside it is not used: %s", url, foreign.DALI_SUFFIX, doubt)
+    return None
 
 
 def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:

@@ -1,7 +1,8 @@
 """From what a program passes as ``shards`` to the shard list.
 
 Rules: an index and the sub-datasets it names are read once, here; a file that is passed open stays the caller's. What
-is neither an index nor a list of shards is refused with a sentence that says what would do.
+is neither an index nor a list of shards is refused with a sentence that says what would do. An index may also be the
+``.nv-meta/.info.json`` of a Megatron-Energon dataset, which is known by its name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache.fetch import read_bytes
 from wids.errors import SpecError
-from wids.index import urls
+from wids.index import energon, urls
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, parse_index
 
@@ -52,6 +53,8 @@ def load_shards(
         if urls.basename_of(shards).endswith(_ARCHIVES):
             return base, _list([shards], base, options)
         place, data = shards, read_bytes(shards, storage_options=storage_options)
+        if energon.is_info(place):
+            data = energon.convert_info(data, place=place)
     elif hasattr(shards, "read"):
         data = shards.read()
     else:

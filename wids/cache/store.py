@@ -209,14 +209,16 @@ class Store:
             if saved is not None and saved.identity.is_same(facts):
                 table = saved
             else:
-                table, saved = self._build_table(fd, path, shard.url, facts), None
+                table, saved = self._build_table(fd, path, shard.url, facts, is_in_place=is_standard), None
         return ShardReader(fd, table=table, url=shard.url, path=path), saved is not None
 
-    def _build_table(self, fd: int, path: str, url: str, facts: Identity) -> MemberTable:
+    def _build_table(self, fd: int, path: str, url: str, facts: Identity, *, is_in_place: bool = False) -> MemberTable:
         """The member table of an open file, with this store's rule: remembered, or built."""
         table = self._tables.get(path)
         if table is None or not table.identity.is_same(facts):
-            table = files.scan_table(fd, url, facts, rule=self.rule, group=self.group)
+            table = files.load_foreign(fd, path, url, facts) if is_in_place else None
+            if table is None:
+                table = files.scan_table(fd, url, facts, rule=self.rule, group=self.group)
             self._remember(path, table)
         return table
 

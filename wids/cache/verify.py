@@ -1,4 +1,4 @@
-"""Whether a cached file is the shard that the index means.
+"""Whether a file is the shard that the index means, and a saved table the one of its shard.
 
 Rules: pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
 """
@@ -39,8 +39,8 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         return "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
-    if shard.nsamples not in (None, table.nsamples) and miscounted != table.identity:
-        return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
+    if shard.nsamples != table.nsamples and miscounted != table.identity:
+        return find_difference_in_count(shard, table)
     return ""
 
 
@@ -49,3 +49,25 @@ def find_difference_in_size(shard: Shard, facts: Identity) -> str:
     if shard.filesize in (None, facts.size):
         return ""
     return f"it has {facts.size} bytes, the index says {shard.filesize}"
+
+
+def find_difference_in_count(shard: Shard, table: MemberTable) -> str:
+    """As `find_difference`, from the number of samples alone."""
+    if shard.nsamples in (None, table.nsamples):
+        return ""
+    return f"it holds {table.nsamples} samples, the index says {shard.nsamples}"
+
+
+def find_difference_in_table(saved: MemberTable, facts: Identity, scanned: MemberTable) -> str:
+    """Why a saved table does not hold for a file.
+
+    Args:
+        saved: the table.
+        facts: what the file is now, its md5 too if that is known.
+        scanned: what its headers say.
+    """
+    if saved.with_identity(facts).to_bytes() != scanned.with_identity(facts).to_bytes():
+        return "it says something else than the shard's headers"
+    if not saved.identity.is_same(facts):
+        return "it was made before the shard was written, and is not used"
+    return ""
