@@ -139,3 +139,13 @@ def test_ranges_are_measured():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("chosen") == 5
     assert "too small" in done.stdout
+
+
+def test_one_sample_is_told():
+    """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "one.py"), "--quick"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("saved table") == 2
+    assert "too small" in done.stdout

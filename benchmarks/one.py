@@ -1,0 +1,119 @@
+"""One sample out of a large remote shard: requests, bytes and seconds, by the way in which it is read.
+
+    python benchmarks/one.py              a 1-GB shard; half a minute
+    python benchmarks/one.py --quick      a small shard; the figures mean nothing
+
+The shard has 2,000 samples of a 500-kB member and a small one, and lies on the server of cold.py (30 ms to the first
+byte, 40 MB/s a connection), with and without its member table beside it. Each round opens a dataset of its own in
+this process, reads one sample, then a batch of 32 of them at random. Medians of the rounds; what the server counted.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import report
+import typer
+from rich.console import Console
+from rich.table import Table
+from slow_server import SlowServer
+
+import wids
+from wids.cache import files
+
+ROOT = str(Path(__file__).parents[1])
+BATCH = 32
+# What is read, how, and whether the shard has its table beside it.
+CASES = (
+    ("range, saved table", "range", True),
+    ("auto, saved table", "auto", True),
+    ("range, headers read", "range", False),
+    ("fetch", "fetch", True),
+)
+
+
+def write_shard(path: str, samples: int, size: int) -> None:
+    """A shard of samples ``KEY.bin`` (``size`` bytes) and ``KEY.cls``."""
+    data = os.urandom(size)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number in range(samples):
+            for name, body in ((f"{number:06d}.bin", data), (f"{number:06d}.cls", b"%d" % number)):
+                info = tarfile.TarInfo(name)
+                info.size = len(body)
+                archive.addfile(info, io.BytesIO(body))
+
+
+def publish(path: str) -> None:
+    """Save the member table of a shard beside it."""
+    fd, facts = files.open_file(path)
+    files.save_table(path, files.scan_table(fd, path, facts))
+    os.close(fd)
+
+
+def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tuple[float, int, int]]:
+    """(seconds, requests, bytes) of the first sample, and of a batch after it."""
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        dataset = wids.ShardListDataset(
+            [(f"{server.url}/{name}", samples)], access=access, cache_dir=cache, transformations="raw"
+        )
+        for indices in ([random.randrange(samples)], random.sample(range(samples), BATCH)):
+            server.stats(reset=True)
+            begin = time.perf_counter()
+            batch = dataset.__getitems__(indices)
+            seconds = time.perf_counter() - begin
+            if [int(sample[".cls"]) for sample in batch] != indices:
+                raise SystemExit(f"{access} gave other samples than were asked for")
+            told = server.stats()
+            found.append((seconds, told["requests"], told["bytes"]))
+        dataset.close()
+    return found
+
+
+def main(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="A small shard, one round: tests the benchmark only.")] = False,
+) -> None:
+    """Read one sample, then a batch, out of a large remote shard."""
+    samples, size, rounds = (50, 5_000, 1) if quick else (2000, 500_000, rounds)
+    table = Table("access", "first sample, s", "requests", "kB", f"then {BATCH}, s", "requests", "MB")
+    random.seed(0)
+    with tempfile.TemporaryDirectory() as served:
+        for name in ("with.tar", "without.tar"):
+            write_shard(os.path.join(served, name), samples, size)
+        publish(os.path.join(served, "with.tar"))
+        total = os.path.getsize(os.path.join(served, "with.tar"))
+        with SlowServer(served, delay_ms=30, mbps=40) as server:
+            for title, access, has_table in CASES:
+                name = "with.tar" if has_table else "without.tar"
+                told = [measure(server, name, access, samples) for _ in range(rounds)]
+                one, many = (
+                    [median(figures) for figures in zip(*part, strict=True)] for part in zip(*told, strict=True)
+                )
+                table.add_row(
+                    title,
+                    *(f"{one[0]:.3g}", f"{one[1]:.0f}", f"{one[2] / 1e3:,.0f}"),
+                    *(f"{many[0]:.3g}", f"{many[1]:.0f}", f"{many[2] / 1e6:,.1f}"),
+                )
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(", ".join(str(value) for value in report.machine().values()))
+    console.print(f"revision {report.revision(ROOT)}; a shard of {total / 1e6:,.0f} MB, {samples:,} samples")
+    console.print(table)
+    if quick:
+        console.print("quick: the data are too small for these figures to mean anything")
+
+
+if __name__ == "__main__":
+    typer.run(main)
