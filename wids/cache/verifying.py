@@ -1,0 +1,212 @@
+"""Is a shard what the index says, and whole? One shard at a time, and all that is wrong with it.
+
+Rules: nothing is changed. A local shard is read where it is; another one comes into a directory of the caller's for as
+long as it is looked at. What is wrong with a shard is a `Problem`; only what keeps all shards from being looked at
+(no room for them, say) is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.cache import fetch, files
+from wids.cache.problems import Finding, Looks, Problem, problem_of
+from wids.cache.ranges import ShardBytes
+from wids.cache.verify import find_difference_in_count, find_difference_in_size, find_difference_in_table
+from wids.errors import FetchDeniedError, FetchError, NotAllowedError, ShardError, ShardNotFoundError, TableError
+from wids.index import foreign, urls
+from wids.index import table as tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from wids.index.spec import Shard
+    from wids.index.table import Identity, MemberTable
+    from wids.index.tar import Member
+
+    # Decodes all samples of a file: (path, shard) -> what failed, and how many members were left alone.
+    DecodeAll: TypeAlias = Callable[[str, Shard], "tuple[list[Problem], int]"]
+
+# Damage may be of the transfer: a remote shard is fetched once more before it is said to be damaged.
+_OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
+_FETCH_AGAIN = "upload or copy the shard again; if it was written anew, write the index again"
+
+
+def verify_shard(
+    shard: Shard,
+    *,
+    number: int = 0,
+    looks: Looks = Looks(),  # noqa: B008 - frozen
+    directory: str | None = None,
+    decode: DecodeAll | None = None,
+    is_cancelled: Callable[[], bool] | None = None,
+) -> Finding:
+    """Look at one shard.
+
+    Args:
+        shard: what the index says.
+        number: its place in the index.
+        looks: how closely.
+        directory: where a remote shard is while it is looked at; None: the system's temporary directory.
+        decode: decodes all its samples; None: they are not.
+        is_cancelled: asked now and then while it is fetched; True ends it.
+
+    Raises:
+        CacheError: there is no room for it.
+        CancelledTransferError: it was cancelled.
+    """
+    finding = Finding(number=number, url=shard.url)
+    try:
+        if looks.is_quick:
+            return _look_from_outside(shard, finding, looks)
+        if urls.is_local(shard.url):
+            path = os.path.expanduser(urls.local_path(shard.url))
+            return _look_into(path, shard, finding, looks, decode, has_neighbours=True)
+        return _fetch_and_look(shard, finding, looks, directory, decode, is_cancelled)
+    except (ShardError, FetchError, NotAllowedError) as error:
+        return msgspec.structs.replace(finding, problems=(problem_of(error),))
+
+
+def _look_from_outside(shard: Shard, finding: Finding, looks: Looks) -> Finding:
+    with ShardBytes(shard.url, storage_options=looks.storage_options) as source:
+        facts = tables.Identity(size=source.size)
+    return msgspec.structs.replace(finding, size_bytes=facts.size, problems=tuple(_size_problems(shard, facts)))
+
+
+def _fetch_and_look(
+    shard: Shard,
+    finding: Finding,
+    looks: Looks,
+    directory: str | None,
+    decode: DecodeAll | None,
+    is_cancelled: Callable[[], bool] | None,
+) -> Finding:
+    fd, path = tempfile.mkstemp(dir=directory, prefix="wids-verify-", suffix=".tar")
+    os.close(fd)
+    try:
+        for _ in range(2):
+            fetch.fetch_to(
+                shard.url,
+                path,
+                check=partial(_check_content, shard.url, path),
+                is_cancelled=is_cancelled,
+                storage_options=looks.storage_options,
+                allow_pipe=looks.allow_pipe,
+            )
+            found = _look_into(path, shard, finding, looks, decode, has_neighbours=False)
+            if not any(problem.kind in _OF_TRANSFER for problem in found.problems):
+                break
+        return found
+    finally:
+        os.unlink(path)
+
+
+def _check_content(url: str, path: str) -> None:
+    with open(path, "rb") as file:
+        fetch.check_content(url, file.read(512))
+
+
+def _look_into(
+    path: str, shard: Shard, finding: Finding, looks: Looks, decode: DecodeAll | None, *, has_neighbours: bool
+) -> Finding:
+    """Look at all of a file."""
+    fd, facts = _open(path, shard.url)
+    problems: list[Problem] = []
+    table: MemberTable | None = None
+    undecoded = 0
+    try:
+        problems += _size_problems(shard, facts)
+        if looks.has_digest and shard.md5sum and not problems:
+            facts = msgspec.structs.replace(facts, md5=_digest(fd, shard.url))
+            if facts.md5 != shard.md5sum:
+                what = f"its md5 is {facts.md5}, the index says {shard.md5sum}"
+                problems.append(Problem(kind="digest", what=what, advice=_FETCH_AGAIN))
+        try:
+            table = files.scan_table(fd, shard.url, facts, rule=looks.rule, group=looks.group)
+        except ShardError as error:
+            problems.append(problem_of(error))
+        else:
+            if what := find_difference_in_count(shard, table):
+                advice = "write the index again, or give the --key-rule and --group it was made with"
+                problems.append(Problem(kind="count", what=what, advice=advice))
+            if has_neighbours:
+                problems += _table_problems(fd, path, shard.url, facts, looks, table)
+            if decode is not None:
+                found, undecoded = decode(path, shard)
+                problems += found
+    finally:
+        os.close(fd)
+    return msgspec.structs.replace(
+        finding,
+        size_bytes=facts.size,
+        nsamples=None if table is None else table.nsamples,
+        problems=tuple(problems),
+        undecoded=undecoded,
+    )
+
+
+def _open(path: str, url: str) -> tuple[int, Identity]:
+    try:
+        return files.open_file(path)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"{url}: there is no file {path}", url=url) from error
+    except OSError as error:
+        raise FetchDeniedError(f"{url}: {path} cannot be opened ({error})", url=url) from error
+
+
+def _digest(fd: int, url: str) -> str:
+    try:
+        return fetch.file_md5(fd)
+    except OSError as error:  # a disk that fails
+        raise FetchError(f"{url}: cannot be read ({error})", url=url) from error
+
+
+def _size_problems(shard: Shard, facts: Identity) -> Iterator[Problem]:
+    if what := find_difference_in_size(shard, facts):
+        yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
+
+
+def _table_problems(
+    fd: int, path: str, url: str, facts: Identity, looks: Looks, scanned: MemberTable
+) -> Iterator[Problem]:
+    """What is wrong with the tables beside a shard, our own and those of other tools."""
+    if not tables.is_standard(looks.rule, looks.group):
+        scanned = files.scan_table(fd, url, facts)
+    base = path.removesuffix(".tar")
+    compare: dict[str, Callable[[bytes], str]] = {
+        path + tables.SUFFIX: lambda data: find_difference_in_table(
+            tables.parse_table(data, shard=url), facts, scanned
+        ),
+        base + foreign.ENERGON_SUFFIX: lambda data: foreign.find_difference_in_offsets(
+            foreign.parse_offsets(data, shard=url), _members(fd, url, facts)
+        ),
+        base + foreign.DALI_SUFFIX: lambda data: (
+            foreign.find_difference(foreign.parse_dali(data, shard=url), _members(fd, url, facts))
+            if data.startswith(foreign.DALI_STARTS)
+            else ""  # of some other tool
+        ),
+    }
+    for name, find in compare.items():
+        try:
+            with open(name, "rb") as file:
+                what = find(file.read())
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except OSError as error:
+            what = f"it cannot be read ({error.strerror})"
+        except TableError as error:
+            what = str(error).removeprefix(f"{url}: ")
+        if what:
+            yield Problem(
+                kind="table", what=what, where=os.path.basename(name), advice=f"delete {name}, or make it again"
+            )
+
+
+def _members(fd: int, url: str, facts: Identity) -> Iterator[Member]:
+    return files.scan_members(fd, url, facts.size)
