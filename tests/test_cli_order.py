@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tests.shards import serve, write_index, write_json
 from wids import DistributedChunkedSampler
+from wids.cli import main
+from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
 from wids.order.whereabouts import Counts, Reading, Timetable
 
@@ -168,11 +170,19 @@ def run_json(*args, **env):
     return json.loads(out)
 
 
-def complaint(code, *args):
-    """What a command complains of that ends with ``code`` and prints nothing."""
-    done, out, err = run(*args)
-    assert (done, out) == (code, "")
-    return " ".join(err.replace("│", " ").split())
+@pytest.fixture
+def complaint(monkeypatch, capsys):
+    """What a command complains of, in this process, that ends with a code and prints nothing."""
+
+    def run_here(code, *args):
+        monkeypatch.setattr(sys, "argv", ["wids", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert (left.value.code, out) == (code, "")
+        return " ".join(err.replace("│", " ").split())
+
+    return run_here
 
 
 @pytest.fixture
@@ -221,8 +231,6 @@ def test_at_and_when_agree_with_samplers(big, flags, options):
 
 def test_defaults_are_the_samplers():
     """The options' defaults are those of DistributedChunkedSampler, and DataLoader's batch size."""
-    from wids.cli.look.schedule import show_batch, show_readings
-
     sampler = inspect.signature(DistributedChunkedSampler).parameters
     for command in (show_batch, show_readings):
         ours = inspect.signature(command).parameters
@@ -284,7 +292,7 @@ def test_nothing_is_fetched_without_keys(tmp_path):
         assert (found["sample"], found["index"], found["shard"], found["row"]) == ("s1-001", 4, 1, 1)
 
 
-def test_what_is_not_there(big):
+def test_what_is_not_there(big, complaint):
     """A step, a rank, a sample or a range that is not there is told with what there is."""
     told = complaint(1, "at", big, "--step", 1003)
     assert "there is no step 1003" in told

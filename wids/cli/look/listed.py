@@ -1,12 +1,14 @@
 """An index that is looked into: its shards, where each sample lies, and the shards' member tables.
 
 Rules: nothing is fetched that need not be. A table comes from the shard in place or in the cache, else from the
-``.widx`` file beside a remote shard; only then is the shard fetched into the cache, and a second one only with leave.
+``.widx`` file beside a remote shard, whose members are then read by byte ranges. Only a shard without one is read as a
+whole, headers or all, and a second one only with leave.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from bisect import bisect_right
@@ -20,6 +22,7 @@ from wids.cli.demo.signals import Signals
 from wids.cli.look.keys import Search
 from wids.cli.words import count_of, format_size
 from wids.errors import CountMismatchError, FetchError, SpecError, TableError, WidsError
+from wids.events import logger
 from wids.index import urls
 from wids.index.table import SUFFIX, parse_table
 
@@ -70,8 +73,10 @@ class Listed:
         if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
             raise WidsError(f"{index}: is a directory; name an index in it, or its tars by a brace pattern in quotes")
         _, self.shards = load_shards(index)
+        # Keys that come again and the like are what is looked into here, not something to be warned of.
+        logger.addHandler(logging.NullHandler())
         directory = os.path.abspath(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
-        self.store = Store(cache_dir=directory)
+        self.store = Store(cache_dir=directory, access="auto")
         self._fetches_left = len(self.shards) if may_fetch else 1
         self._may_be_published = True
         self._last: tuple[int, MemberTable] | None = None
@@ -182,15 +187,16 @@ class Listed:
         return self._last[1]
 
     def open(self, k: int) -> Reader:
-        """Shard ``k``, open, fetched first if need be; the caller closes.
+        """Shard ``k``, open: where it is, or fetched first if that is cheaper; the caller closes.
 
         Raises:
             WidsError: as `table`.
         """
         if self.is_absent(k):
-            if not self._fetches_left:
-                self._refuse(k)
-            self._fetches_left -= 1
+            if self._published(self.shards[k]) is None:
+                if not self._fetches_left:
+                    self._refuse(k)
+                self._fetches_left -= 1
             with Signals():  # so that what has come of it by then goes
                 reader: Reader = self.store.open(self.shards[k])
         else:
