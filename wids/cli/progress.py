@@ -7,6 +7,8 @@ is gone when the block ends, however it ends.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -14,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """What a command tells of its work; without a terminal it tells nobody.
-
-    Attributes:
-        is_shown: somebody sees it.
-    """
+    """What a command tells of its work; without a terminal it tells nobody."""
 
     def __init__(self, shown: Any = None, task: Any = None) -> None:
         self._shown, self._task = shown, task
@@ -26,6 +24,7 @@ class Bar:
 
     @property
     def is_shown(self) -> bool:
+        """Whether there is a terminal to tell."""
         return self._shown is not None
 
     def update(self, done: float, *, total: float | None = None, words: str = "") -> None:
@@ -41,6 +40,18 @@ class Bar:
         self._most = max(self._most, done)
         whole = None if total is None else max(total, self._most)
         self._shown.update(self._task, completed=self._most, total=whole, description=words)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines (of each try that failed, say) in the bar, unless they are asked for by --debug."""
+    logger, handler = logging.getLogger("wids"), logging.NullHandler()
+    if os.environ.get("WIDS_DEBUG", "0") in ("", "0"):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from wids.cache.engines import run_in_threads
 from wids.cache.fetch import read_bytes
 from wids.cache.files import write_atomically
-from wids.cache.survey import survey_shard
+from wids.cache.rewriting import read_index
+from wids.cache.survey import Task, survey
 from wids.errors import SpecError, WidsError
-from wids.index import urls
-from wids.index.spec import parse_json
+from wids.index import urls, writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,29 +35,22 @@ def _create(args: argparse.Namespace) -> None:
         raise SpecError("no shards to index")
     name = args.name
     if name is None:
-        name = _shorten(os.path.splitext(names[0])[0])
+        name = writing.shorten_name(os.path.splitext(names[0])[0])
         print("setting name to", name)
-    shards = []
-    for shard in names:
-        print(shard)
-        shards.append(survey_shard(shard))
-    index: dict[str, Any] = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "shardlist": sorted(shards, key=lambda shard: str(shard["url"])),
-    }
-    if name:
-        index["name"] = name
-    if args.base is not None:
-        index["base"] = args.base
+    info = None
     if args.info is not None:
         with open(args.info, encoding="utf-8") as file:
-            index["info"] = file.read()
-    _write(args.output, index)
+            info = file.read()
+    for shard in names:
+        print(shard)
+    tasks = [Task(url=shard, has_md5=True) for shard in names]
+    entries = [found.entry() for _, found in run_in_threads(survey, tasks, jobs=os.cpu_count() or 1)]
+    entries.sort(key=lambda entry: str(entry["url"]))
+    _write(args.output, writing.make_index(entries, name=name or None, info=info, base=args.base))
 
 
 def _update(args: argparse.Namespace) -> None:
-    index = _read(args.filename)
+    index = read_index(args.filename)
     for key in ("name", "info", "base"):
         if getattr(args, key):
             index[key] = getattr(args, key)
@@ -84,7 +76,7 @@ def _info(args: argparse.Namespace) -> None:
     if args.table:
         print("file\tname\tnbytes\tnsamples\tbase\tlast\tdatasets")
     for filename in args.filenames:
-        index = _read(filename)
+        index = read_index(filename)
         shards = index.get("shardlist") or []
         nbytes, nsamples = (sum(shard.get(key) or 0 for shard in shards) for key in ("filesize", "nsamples"))
         parts = index.get("datasets") or []
@@ -128,21 +120,8 @@ def _sample(args: argparse.Namespace) -> None:
         print(name.ljust(width), repr(value)[: args.width - width - 1])
 
 
-def _read(filename: str) -> dict[str, Any]:
-    index = parse_json(read_bytes(filename), filename)
-    if not isinstance(index.get("shardlist"), list):
-        raise SpecError(f"{filename}: not a shard index, it has no shardlist")
-    return index
-
-
 def _write(filename: str, index: dict[str, Any]) -> None:
-    write_atomically(filename, json.dumps(index, indent=2).encode())
-
-
-def _shorten(name: str) -> str:
-    """The words of a path, each once, numbers left out: ``gs://b/train-000`` -> ``gs-b-train``."""
-    words = [word for word in re.split(r"\W+", name) if word and not word.isdigit()]
-    return "-".join(dict.fromkeys(words))
+    write_atomically(filename, writing.dump_index(index))
 
 
 def _short(number: float) -> str:

@@ -1,0 +1,80 @@
+"""``wids index merge``, ``split`` and ``rebase``: no shard is read, and one line tells what was written."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from wids.cache.rewriting import merge_indexes, rebase_index, split_index
+from wids.cli.words import count_of, print_json, printable
+from wids.index.writing import split_by_fractions, split_every, stem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.cache.rewriting import Merged
+
+
+def merge(indexes: Sequence[str], output: str, *, name: str | None, is_json: bool) -> None:
+    """Write one index of several.
+
+    Raises:
+        WidsError: one cannot be read, or the output not written.
+    """
+    _tell([merge_indexes(indexes, output, name=name)], is_json=is_json)
+
+
+def split(
+    index: str, *, every: int | None, fractions: list[float] | None, outputs: Sequence[str], is_json: bool
+) -> None:
+    """Write several indexes of one.
+
+    Raises:
+        WidsError: it cannot be read, or not be split like this.
+    """
+    parts = partial(_parts_by_number, every) if every is not None else partial(_parts_by_fractions, fractions or [])
+    _tell(split_index(index, outputs or [f"{stem_of(index)}-{{}}.json"], parts=parts), is_json=is_json)
+
+
+def rebase(index: str, base: str, *, output: str | None, is_json: bool) -> None:
+    """Say where the shards are now.
+
+    Raises:
+        WidsError: the index cannot be read or written, or its URLs have nothing in common.
+    """
+    _tell([rebase_index(index, base, output=output)], is_json=is_json)
+
+
+def parse_fractions(text: str) -> list[float]:
+    """``0.9,0.1``.
+
+    Raises:
+        typer.BadParameter: it is no list of numbers.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--fractions {text!r} are no numbers; write them like 0.9,0.1") from None
+
+
+def _parts_by_number(number: int, nsamples: list[int]) -> list[range]:
+    return split_every(len(nsamples), number)
+
+
+def _parts_by_fractions(fractions: list[float], nsamples: list[int]) -> list[range]:
+    return split_by_fractions(nsamples, fractions)
+
+
+def _tell(written: Sequence[Merged], *, is_json: bool) -> None:
+    if is_json:
+        print_json(msgspec.to_builtins(list(written)))
+        return
+    for each in written:
+        words = f"{count_of(each.shards, 'shard')}, {count_of(each.samples, 'sample')}"
+        if each.repeated:
+            words += f" ({each.repeated:,} that came twice left out)"
+        print(f"{printable(os.path.relpath(each.output))}: {words}")

@@ -1,0 +1,168 @@
+"""Entries of shards -> the index that is written; and what can be done with a written one.
+
+Rules: pure. An index is a dict as JSON has it, an entry one element of its ``shardlist``; keys that wids does not know
+stay. A place is a URL or an absolute path; an entry's URL is written relative to a directory where it lies below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from wids.errors import SpecError
+from wids.index import urls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Entry = dict[str, Any]
+
+KIND = "wids-shard-index-v1"
+_DIGITS = re.compile(r"(\d+)")
+# What a relative name must not begin with or hold, for it would be read as a URL or a home directory.
+_NOT_RELATIVE = re.compile(r"~|/|pipe:|.*(::|://)", re.DOTALL)
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts names as people do: ``s2.tar`` before ``s10.tar``."""
+    parts = _DIGITS.split(name)
+    return [(0, int(part), part) if k % 2 else (1, 0, part) for k, part in enumerate(parts)]
+
+
+def make_index(
+    entries: Sequence[Entry], *, name: str | None = None, info: str | None = None, base: str | None = None
+) -> dict[str, Any]:
+    """The index of these shards, in this order."""
+    facts = {"name": name, "info": info, "base": base}
+    known = {key: value for key, value in facts.items() if value is not None}
+    return {"__kind__": KIND, "wids_version": 1, **known, "shardlist": list(entries)}
+
+
+def dump_index(index: dict[str, Any]) -> bytes:
+    """The JSON text: a line for each key, and one for each shard and sub-dataset."""
+    lines = [f"{json.dumps(key)}: {_dump_value(value)}" for key, value in index.items()]
+    return ("{\n  " + ",\n  ".join(lines) + "\n}\n").encode()
+
+
+def _dump_value(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
+
+
+def relative_to(place: str, home: str | None) -> str:
+    """``place`` as seen from the directory ``home``, if it lies below it; else as it is."""
+    if not home:
+        return place
+    name = place.removeprefix(home if home.endswith("/") else home + "/")
+    return place if name == place or not name or _NOT_RELATIVE.match(name) else name
+
+
+def writable(place: str) -> str:
+    """An absolute path as an index can hold it: one that would be read as a chain of URLs becomes a ``file:`` URL."""
+    return "file://" + quote(place) if place.startswith("/") and "::" in place else place
+
+
+def common_directory(places: Sequence[str]) -> str:
+    """The deepest directory that all of them lie in; ``""`` where there is none."""
+    found: str | None = None
+    for directory in dict.fromkeys(map(urls.directory_of, places)):
+        if found is None:
+            found = directory
+        while found and directory != found and not directory.startswith(found.rstrip("/") + "/"):
+            shorter = urls.directory_of(found)
+            found = "" if shorter == found else shorter
+    return found or ""
+
+
+def place_entries(places: Sequence[str], *, home: str | None, base: str | None = None) -> list[str]:
+    """How the shards at ``places`` are written in an index.
+
+    Args:
+        places: URLs or absolute paths.
+        home: the directory of the index.
+        base: the index's own base, if it is to have one. What lies below it, is written relative to it. Where nothing
+            does, the shards are taken to lie there as they lie below the directory that they have in common here.
+    """
+    if not base:
+        return [writable(relative_to(place, home)) for place in places]
+    full = urls.join(home, base)
+    names = [relative_to(place, full) for place in places]
+    if any(name != place for name, place in zip(names, places, strict=True)):
+        return [writable(name) for name in names]
+    common = common_directory(places)
+    if not common:
+        raise SpecError(f"base {base}: the shards have no directory in common below which they could be found there")
+    return [writable(relative_to(place, common)) for place in places]
+
+
+def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
+    """The index whose shards lie below ``base`` now: in its URLs, what they have in common goes.
+
+    Args:
+        index: as it was written. Relative URLs stay as they are.
+        base: a URL or a path; "" takes the base out, so that URLs are relative to where the index lies.
+
+    Raises:
+        SpecError: there are sub-datasets, or absolute and relative URLs together, or shards without a directory in
+            common.
+    """
+    if index.get("datasets"):
+        raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
+    written = [str(entry["url"]) for entry in index["shardlist"]]
+    is_relative = [urls.join("s3://b", url) != url for url in written]
+    if any(is_relative) and not all(is_relative):
+        raise SpecError("some of the index's URLs are absolute and others relative; index the shards anew, with --base")
+    if not any(is_relative):
+        common = common_directory(written)
+        if not common:
+            raise SpecError("the shards have no directory in common that the base could stand for")
+        written = [relative_to(url, common) for url in written]
+    entries = [{**entry, "url": url} for entry, url in zip(index["shardlist"], written, strict=True)]
+    rest = {key: value for key, value in index.items() if key not in ("base", "base_path", "shardlist")}
+    return {**rest, **({"base": base} if base else {}), "shardlist": entries}
+
+
+def split_every(count: int, number: int) -> list[range]:
+    """Shards 0 .. count - 1, ``number`` at a time."""
+    return [range(lo, min(lo + number, count)) for lo in range(0, count, number)]
+
+
+def split_by_fractions(nsamples: Sequence[int], fractions: Sequence[float]) -> list[range]:
+    """Parts of whole shards, in order, each with about that fraction of the samples, and one shard at least.
+
+    Raises:
+        SpecError: the fractions are not positive or do not add up to 1, or there are fewer shards than parts.
+    """
+    if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise SpecError(f"fractions {fractions} are not positive numbers that add up to 1; write them like 0.9,0.1")
+    if len(nsamples) < len(fractions):
+        raise SpecError(f"{len(nsamples)} shards cannot be split into {len(fractions)} parts; a shard stays whole")
+    ends = list(itertools.accumulate(nsamples))
+    parts, lo, wanted = [], 0, 0.0
+    for k, fraction in enumerate(fractions):
+        wanted += fraction * ends[-1]
+        most = len(nsamples) - (len(fractions) - 1 - k)  # those that are left have one each
+        hi = lo + 1
+        while hi < most and abs(ends[hi] - wanted) <= abs(ends[hi - 1] - wanted):
+            hi += 1
+        if k == len(fractions) - 1:
+            hi = len(nsamples)
+        parts.append(range(lo, hi))
+        lo = hi
+    return parts
+
+
+def shorten_name(name: str) -> str:
+    """The words of a path, each once, numbers left out: ``gs://b/train-000`` -> ``gs-b-train``."""
+    words = [word for word in re.split(r"\W+", name) if word and not word.isdigit()]
+    return "-".join(dict.fromkeys(words))
+
+
+def stem_of(place: str) -> str:
+    """What an index is called by its place: ``/d/train.json`` is ``train``."""
+    return posixpath.splitext(urls.basename_of(place))[0]
