@@ -23,15 +23,18 @@ LAYERS = {
     "otel": {"events", "index", "tally"},
     "decoders": {"errors", "forks"},
     "decode": {"errors", "decoders"},
+    "encoders": {"errors"},
     "cache": {"errors", "events", "forks", "index", "order"},
+    "writer": {"errors", "encoders", "index", "cache"},
+    "packing": {"errors", "encoders", "index", "order", "cache", "writer"},
     "dataset": {"errors", "events", "tally", "index", "order", "cache", "decode"},
     "samplers": {"errors", "events", "index", "order", "cache"},
-    "cli": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},
+    "cli": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers", "writer", "packing"},
     "legacy": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},
 }
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
-# decoders.py loads .pt members and the demo trains: inside functions, when it comes to it.
-LAZY_TORCH = re.compile(r"decoders\.py|cli/demo/\w+\.py")
+# decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.
+LAZY_TORCH = re.compile(r"(?:de|en)coders\.py|cli/demo/\w+\.py")
 
 
 def modules() -> list[Path]:
@@ -122,6 +125,7 @@ def test_public_names():
         "DistributedChunkedSampler",
         "ShardListDataset",
         "ShardListSampler",
+        "ShardWriter",
         "ShardedSampler",
         "WidsError",
         "create_cleanup_background_process",

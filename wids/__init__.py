@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from wids.decode import register_decoder
     from wids.errors import WidsError
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+    from wids.writer import ShardWriter
 
 __all__ = [
     "ChunkedSampler",
     "DistributedChunkedSampler",
     "ShardListDataset",
     "ShardListSampler",
+    "ShardWriter",
     "ShardedSampler",
     "WidsError",
     "create_cleanup_background_process",
@@ -37,6 +39,7 @@ _HOME = {
     "DistributedChunkedSampler": "wids.samplers",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
+    "ShardWriter": "wids.writer",
     "ShardedSampler": "wids.samplers",
     "WidsError": "wids.errors",
     "create_cleanup_background_process": "wids.cache.cleanup",

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
 from wids.cli.look import add_commands as add_look_commands
+from wids.cli.pack import run_pack
 from wids.cli.verify import add_command as add_verify_command
 from wids.errors import WidsError
 
@@ -62,6 +63,7 @@ app = typer.Typer(
     help="Random access to training samples in plain tar shards, for PyTorch.",
 )
 app.command("demo")(run_demo)
+app.command("pack")(run_pack)
 add_look_commands(app)
 add_verify_command(app)
 app.add_typer(cache_app, name="cache")
