@@ -125,8 +125,7 @@ def _look_into(
         if looks.has_digest and shard.md5sum and not problems:
             facts = msgspec.structs.replace(facts, md5=_digest(fd, shard.url))
             if facts.md5 != shard.md5sum:
-                what = f"its md5 is {facts.md5}, the index says {shard.md5sum}"
-                problems.append(Problem(kind="digest", what=what, advice=_FETCH_AGAIN))
+                problems.append(_digest_problem(shard.md5sum, str(facts.md5)))
         try:
             table = files.scan_table(fd, shard.url, facts, rule=looks.rule, group=looks.group)
         except ShardError as error:
@@ -165,6 +164,15 @@ def _digest(fd: int, url: str) -> str:
         return fetch.file_md5(fd)
     except OSError as error:  # a disk that fails
         raise FetchError(f"{url}: cannot be read ({error})", url=url) from error
+
+
+def _digest_problem(promised: str, found: str) -> Problem:
+    return Problem(
+        kind="digest",
+        what=f"its md5 is {found[:8]}..., the index says {promised[:8]}...",
+        advice=_FETCH_AGAIN,
+        detail=f"its md5 is {found}, the index says {promised}",
+    )
 
 
 def _size_problems(shard: Shard, facts: Identity) -> Iterator[Problem]:

@@ -7,7 +7,8 @@ NVIDIA DALI (``wds2idx``, for ``fn.readers.webdataset``): text; the first line i
 number of samples. A line for each of them, components one after another, blanks between: ``EXTENSION OFFSET SIZE`` in
 version 1.1, ``EXTENSION OFFSET SIZE NAME`` in 1.2. The offset is that of the data, in bytes, a multiple of 512; the
 extension has no leading dot. Only 1.2 says how samples are called. Members whose basename begins with a dot are left
-out. By default ``a/x.tar`` has ``a/x.idx``.
+out. By default ``a/x.tar`` has ``a/x.idx``. ``wds2idx`` counts by GNU ``tar --block-num``, which numbers a member's own
+header: before a member with extended headers (the webdataset package writes them all so) its offsets are too large.
 
 NVIDIA Megatron-Energon (``energon prepare``): ``x.tar.idx`` is unsigned 64-bit numbers (written in the machine's order,
 so little-endian): where each sample's first header begins, extended headers included, then where the last one ends.
