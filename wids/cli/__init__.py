@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
+from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.verify import add_command as add_verify_command
@@ -67,6 +68,7 @@ app.command("pack")(run_pack)
 add_look_commands(app)
 add_verify_command(app)
 app.add_typer(cache_app, name="cache")
+app.add_typer(index_app, name="index")
 
 
 def _show_version(is_wanted: bool) -> None:
