@@ -497,6 +497,17 @@ def part_files(directory):
     return [name for name in os.listdir(directory) if name.endswith(".part")] if os.path.isdir(directory) else []
 
 
+def test_a_fetch_is_shown_on_a_terminal(tmp_path, index):
+    """While a shard comes, a terminal shows so; afterwards what is left is the answer."""
+    with serve(tmp_path / "data") as server:
+        code, shown = run_on_terminal(
+            "cat", f"{server.url}/index.json", "0", "txt", WIDS_CACHE=str(tmp_path / "cache"), COLUMNS="120"
+        )
+    assert code == 0
+    assert "text 0" in shown
+    assert "\x1b[2K" in shown  # the bar's line, erased
+
+
 def test_sigterm_leaves_nothing_half(tmp_path):
     """A command that is ended while it fetches a shard takes its part file along."""
     server = Server()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tests.shards import serve, write_index, write_json
-from wids import DistributedChunkedSampler
+from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cli import main
 from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
@@ -227,6 +227,21 @@ def test_at_and_when_agree_with_samplers(big, flags, options):
     asked = batches[-1][0][0]
     [found] = run_json("when", big, asked, *order)["samples"]
     assert {"rank": 1, "step": len(batches) - 1, "place": 0, "is_repeated": False, "worker": None} in found["readings"]
+
+
+def test_keys_are_those_of_the_dataset(tmp_path):
+    """The indices and keys told for a step are those of the samples that the dataset's own loader yields there."""
+    parts = [{"name": "a", "source_url": "a/a.json"}, {"name": "b", "source_url": "b/b.json"}]
+    write_index(tmp_path / "a", (3, 4, 2), name="a.json")
+    write_index(tmp_path / "b", (5, 6), name="b.json")
+    index = write_json(tmp_path / "all.json", {"wids_version": 1, "datasets": parts})
+    dataset = ShardListDataset(index, transformations=[], fields=())
+    sampler = DistributedChunkedSampler(dataset, num_replicas=2, rank=1, chunksize=3, seed=5)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=list)
+    expected = [[(sample["__index__"], sample["__key__"]) for sample in batch] for batch in loader][1]
+    order = ["--world-size", 2, "--rank", 1, "--batch-size", 4, "--chunksize", 3, "--seed", 5]
+    told = run_json("at", index, "--step", 1, "--keys", *order)
+    assert [(sample["index"], sample["key"]) for sample in told["samples"]] == expected
 
 
 def test_defaults_are_the_samplers():

@@ -95,6 +95,7 @@ class Search:
         """
         ends, start = self.listed.ends, 0
         with progress(is_shown=len(ends) > _QUICK_SHARDS) as bar:
+            self.listed.has_bar = bar.is_shown
             for k, end in enumerate(ends):
                 if end > start:
                     self._search(self.listed.table(k), start)

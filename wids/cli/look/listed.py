@@ -19,6 +19,7 @@ from wids.cache import fetch
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
 from wids.cli.demo.signals import Signals
+from wids.cli.look.arriving import arriving
 from wids.cli.look.keys import Search
 from wids.cli.words import count_of, format_size
 from wids.errors import CountMismatchError, FetchError, SpecError, TableError, WidsError
@@ -28,6 +29,7 @@ from wids.index.table import SUFFIX, parse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from wids.index.spec import Shard
     from wids.index.table import MemberTable
@@ -66,6 +68,7 @@ class Listed:
     Attributes:
         name: the index, as given. shards: the shard list; -1 samples: not counted yet.
         store: opens shards.
+        has_bar: a bar tells of what is under way already.
     """
 
     def __init__(self, index: str, *, cache_dir: str = "", may_fetch: bool = False) -> None:
@@ -78,7 +81,7 @@ class Listed:
         directory = os.path.abspath(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
         self.store = Store(cache_dir=directory, access="auto")
         self._fetches_left = len(self.shards) if may_fetch else 1
-        self._may_be_published = True
+        self.has_bar = self._is_given_up = False
         self._last: tuple[int, MemberTable] | None = None
         self._ends: list[int] | None = None
 
@@ -197,7 +200,7 @@ class Listed:
                 if not self._fetches_left:
                     self._refuse(k)
                 self._fetches_left -= 1
-            with Signals():  # so that what has come of it by then goes
+            with Signals(), self._arriving(k):  # a signal: what has come of it by then goes
                 reader: Reader = self.store.open(self.shards[k])
         else:
             reader = self.store.open(self.shards[k])
@@ -228,17 +231,20 @@ class Listed:
             self._last = k, table
         return table is not None
 
+    def _arriving(self, k: int) -> AbstractContextManager[None]:
+        return arriving(self.shards[k], self.store.cache_dir or "", is_shown=not self.has_bar)
+
     def _published(self, shard: Shard) -> MemberTable | None:
         """The table that lies beside a remote shard; None where there is none that is certain to be its own."""
         url = shard.url
-        if not self._may_be_published or urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:
+        if self._is_given_up or urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:
             return None
         if shard.filesize is None:  # nothing to hold it against
             return None
         try:
             table = parse_table(fetch.read_bytes(url + SUFFIX), shard=url)
         except FetchError:
-            self._may_be_published = False  # who publishes tables publishes them all: not a question for each shard
+            self._is_given_up = True  # who publishes tables publishes them all: not a question for each shard
             return None
         except TableError:
             return None
