@@ -27,7 +27,7 @@ from wids.cache.verifying import verify_shard
 from wids.decode import SampleDecoder
 from wids.errors import CacheError
 from wids.index.spec import Shard
-from wids.index.table import build_table
+from wids.index.table import Identity, build_table
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
@@ -98,7 +98,7 @@ def test_sound_shard(tmp_path, server, is_local):
     finding = verify_shard(shard)
     assert finding.problems == ()
     assert (finding.size_bytes, finding.nsamples) == (len(SOUND), 3)
-    assert server.requests == ([] if is_local else ["/x.tar"])
+    assert server.requests == ([] if is_local else ["/x.tar", "/x.tar.widx"])
 
 
 def test_place_of_a_damaged_header(tmp_path):
@@ -151,7 +151,7 @@ def test_damage_of_a_transfer_is_no_damage_of_the_shard(server):
     """What is damaged only once is fetched again, and well."""
     shard = promised(server.add("/x.tar", SOUND, cut_unannounced, whole))
     assert verify_shard(shard).problems == ()
-    assert len(server.requests) == 2
+    assert server.requests.count("/x.tar") == 2
 
 
 def test_without_digests(tmp_path):
@@ -253,6 +253,37 @@ def test_tables_beside_a_shard(local, make, name, words):
     assert (problem.kind, problem.where) == ("table", name)
     assert words in problem.what
     assert place in problem.advice
+
+
+def table_of(data, **facts):
+    """The table that somebody published beside a shard."""
+    identity = Identity(size=len(data), etag='"x"', **facts)
+    return build_table(tars.scanned(data), identity=identity, shard="x").to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (table_of(SOUND), ""),
+        (table_of(SOUND, md5=hashlib.md5(SOUND).hexdigest()), ""),
+        (b"<html>not here</html>", ""),
+        (table_of(sound(2)), "something else than the shard's headers"),
+        (table_of(SOUND, md5="0" * 31 + "1"), "made before the shard was written"),
+        (table_of(SOUND)[:-8], "is damaged"),
+    ],
+)
+def test_table_beside_a_remote_shard(server, table, words):
+    """A table that was published beside a remote shard is looked at, too."""
+    server.add("/x.tar.widx", table)
+    problems = verify_shard(promised(server.add("/x.tar", SOUND))).problems
+    assert [(problem.kind, problem.where) for problem in problems] == [("table", "x.tar.widx")] * bool(words)
+    assert all(words in problem.what for problem in problems)
+
+
+def test_fifo_beside_a_shard(local):
+    """Something that is no file, by the name of a table, is not waited for."""
+    os.mkfifo(local.url + ".widx")
+    assert verify_shard(local).problems == ()
 
 
 # --- decoding

@@ -130,7 +130,7 @@ class Inspection:
         except CancelledTransferError:
             return
         except CacheError as error:  # of the disk, not of this shard: the others would fail alike
-            self._failure = error
+            self._failure = CacheError(f"{error} (shards that are looked at go to $TMPDIR)", **error.__dict__)
             self._cancelled.set()
             return
         except Exception as error:  # noqa: BLE001 - the edge of a thread; it is told with the others

@@ -7,6 +7,7 @@ long as it is looked at. What is wrong with a shard is a `Problem`; only what ke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from functools import partial
@@ -18,7 +19,15 @@ from wids.cache import fetch, files
 from wids.cache.problems import Finding, Looks, Problem, problem_of
 from wids.cache.ranges import ShardBytes
 from wids.cache.verify import find_difference_in_count, find_difference_in_size, find_difference_in_table
-from wids.errors import FetchDeniedError, FetchError, NotAllowedError, ShardError, ShardNotFoundError, TableError
+from wids.errors import (
+    FetchDeniedError,
+    FetchError,
+    NotAllowedError,
+    ShardError,
+    ShardNotFoundError,
+    TableError,
+    WrongContentError,
+)
 from wids.index import foreign, urls
 from wids.index import table as tables
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 
     # Decodes all samples of a file: (path, shard) -> what failed, and how many members were left alone.
     DecodeAll: TypeAlias = Callable[[str, Shard], "tuple[list[Problem], int]"]
+    # What is wrong with tables beside a shard: (its descriptor, what it is, its own table).
+    LookBeside: TypeAlias = Callable[[int, Identity, MemberTable], Iterator[Problem]]
 
 # Damage may be of the transfer: a remote shard is fetched once more before it is said to be damaged.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
@@ -67,7 +78,7 @@ def verify_shard(
             return _look_from_outside(shard, finding, looks)
         if urls.is_local(shard.url):
             path = os.path.expanduser(urls.local_path(shard.url))
-            return _look_into(path, shard, finding, looks, decode, has_neighbours=True)
+            return _look_into(path, shard, finding, looks, decode, partial(_table_problems, path))
         return _fetch_and_look(shard, finding, looks, directory, decode, is_cancelled)
     except (ShardError, FetchError, NotAllowedError) as error:
         return msgspec.structs.replace(finding, problems=(problem_of(error),))
@@ -99,12 +110,14 @@ def _fetch_and_look(
                 storage_options=looks.storage_options,
                 allow_pipe=looks.allow_pipe,
             )
-            found = _look_into(path, shard, finding, looks, decode, has_neighbours=False)
+            look_beside = partial(_published_problems, shard, looks)
+            found = _look_into(path, shard, finding, looks, decode, look_beside)
             if not any(problem.kind in _OF_TRANSFER for problem in found.problems):
                 break
         return found
     finally:
-        os.unlink(path)
+        with contextlib.suppress(OSError):  # an interrupted command removes the directory
+            os.unlink(path)
 
 
 def _check_content(url: str, path: str) -> None:
@@ -113,7 +126,7 @@ def _check_content(url: str, path: str) -> None:
 
 
 def _look_into(
-    path: str, shard: Shard, finding: Finding, looks: Looks, decode: DecodeAll | None, *, has_neighbours: bool
+    path: str, shard: Shard, finding: Finding, looks: Looks, decode: DecodeAll | None, look_beside: LookBeside
 ) -> Finding:
     """Look at all of a file."""
     fd, facts = _open(path, shard.url)
@@ -134,8 +147,8 @@ def _look_into(
             if what := find_difference_in_count(shard, table):
                 advice = "write the index again, or give the --key-rule and --group it was made with"
                 problems.append(Problem(kind="count", what=what, advice=advice))
-            if has_neighbours:
-                problems += _table_problems(fd, path, shard.url, facts, looks, table)
+            is_standard = tables.is_standard(looks.rule, looks.group)
+            problems += look_beside(fd, facts, table if is_standard else files.scan_table(fd, shard.url, facts))
             if decode is not None:
                 found, undecoded = decode(path, shard)
                 problems += found
@@ -180,12 +193,30 @@ def _size_problems(shard: Shard, facts: Identity) -> Iterator[Problem]:
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
 
 
-def _table_problems(
-    fd: int, path: str, url: str, facts: Identity, looks: Looks, scanned: MemberTable
-) -> Iterator[Problem]:
-    """What is wrong with the tables beside a shard, our own and those of other tools."""
-    if not tables.is_standard(looks.rule, looks.group):
-        scanned = files.scan_table(fd, url, facts)
+def _published_problems(shard: Shard, looks: Looks, _: int, facts: Identity, scanned: MemberTable) -> Iterator[Problem]:
+    """What is wrong with the member table beside a remote shard, if there is one."""
+    url, place = shard.url, shard.url + tables.SUFFIX
+    if urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:  # what is signed is one object alone
+        return
+    try:
+        data = fetch.read_bytes(place, storage_options=looks.storage_options)
+        fetch.check_content(place, data)
+        saved = tables.parse_table(data, shard=url)
+        # Times of files say nothing of an object; the same one for both leaves it to size and md5.
+        saved = saved.with_identity(msgspec.structs.replace(saved.identity, mtime_ns=0))
+        what = find_difference_in_table(saved, msgspec.structs.replace(facts, mtime_ns=0), scanned)
+    except (ShardNotFoundError, FetchDeniedError, WrongContentError):  # a bucket that cannot be listed refuses
+        return
+    except (FetchError, TableError) as error:
+        what = str(error).removeprefix(f"{url}: ").removeprefix(f"{place}: ")
+    if what:
+        advice = f"delete {place}, or make it again (wids index create --members)"
+        yield Problem(kind="table", what=what, where=urls.basename_of(place), advice=advice)
+
+
+def _table_problems(path: str, fd: int, facts: Identity, scanned: MemberTable) -> Iterator[Problem]:
+    """What is wrong with the tables beside a local shard, our own and those of other tools."""
+    url = path
     base = path.removesuffix(".tar")
     compare: dict[str, Callable[[bytes], str]] = {
         path + tables.SUFFIX: lambda data: find_difference_in_table(
@@ -202,7 +233,7 @@ def _table_problems(
     }
     for name, find in compare.items():
         try:
-            with open(name, "rb") as file:
+            with open(files.open_file(name)[0], "rb") as file:
                 what = find(file.read())
         except (FileNotFoundError, IsADirectoryError):
             continue
