@@ -7,20 +7,17 @@ serves over HTTP and from its directory alike.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
-import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from wids.writer import ShardWriter
 
+if TYPE_CHECKING:
     Point = tuple[float, float]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
@@ -87,28 +84,21 @@ def draw(index: int, *, seed: int, split: str) -> Drawing:
 
 def pack(directory: str, *, split: str, count: int, nshards: int, seed: int) -> Packed:
     """Draw ``count`` samples, write them as ``shapes-SPLIT-NNNNNN.tar`` in ``directory``, and an index beside them."""
-    shardlist, sizes = [], _sizes(count, nshards)
-    first = size_bytes = 0
-    for k, size in enumerate(sizes):
-        name = f"shapes-{split}-{k:06d}.tar"
-        path = os.path.join(directory, name)
-        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+    sizes = _sizes(count, nshards)
+    first = 0
+    with ShardWriter(
+        os.path.join(directory, f"shapes-{split}-%06d.tar"),
+        samples=max(sizes),
+        tables=False,
+        info={"classes": SHAPES, "seed": seed},
+    ) as writer:
+        for size in sizes:
             for index in range(first, first + size):
-                for member, data in _members(index, draw(index, seed=seed, split=split)):
-                    info = tarfile.TarInfo(member)
-                    info.size = len(data)
-                    archive.addfile(info, io.BytesIO(data))
-        with open(path, "rb") as file:
-            data = file.read()
-        digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        shardlist.append({"url": name, "nsamples": size, "filesize": len(data), "md5sum": digest})
-        size_bytes += len(data)
-        first += size
-    index_path = os.path.join(directory, f"shapes-{split}.json")
-    header = {"wids_version": 1, "name": f"shapes-{split}", "info": {"classes": SHAPES, "seed": seed}}
-    with open(index_path, "w", encoding="utf-8") as text:
-        json.dump({**header, "shardlist": shardlist}, text, indent=1)
-    return Packed(index=index_path, nsamples=tuple(sizes), size_bytes=size_bytes)
+                writer.write(_sample(index, draw(index, seed=seed, split=split)))
+            first += size
+            writer.finish_shard()
+    size_bytes = sum(shard["filesize"] for shard in writer.shards)
+    return Packed(index=writer.index, nsamples=tuple(sizes), size_bytes=size_bytes)
 
 
 def _sizes(count: int, nshards: int) -> list[int]:
@@ -118,12 +108,10 @@ def _sizes(count: int, nshards: int) -> list[int]:
     return [int(size) for size in np.diff(ends, prepend=0)]
 
 
-def _members(index: int, drawing: Drawing) -> Iterator[tuple[str, bytes]]:
+def _sample(index: int, drawing: Drawing) -> dict[str, Any]:
     buffer = io.BytesIO()
     drawing.image.save(buffer, "JPEG", quality=88)
-    yield f"{index:06d}.jpg", buffer.getvalue()
-    yield f"{index:06d}.cls", str(drawing.label).encode()
-    yield f"{index:06d}.json", json.dumps(drawing.facts).encode()
+    return {"__key__": f"{index:06d}", ".jpg": buffer.getvalue(), ".cls": drawing.label, ".json": drawing.facts}
 
 
 def _colours(rng: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
