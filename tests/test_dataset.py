@@ -82,7 +82,7 @@ def test_local_tars_to_be_copied_are_counted_where_they_are(tmp_path):
 
 def test_remote_tars_without_an_index_are_refused(web):
     """Counting them would download them all; the message says what to do."""
-    with pytest.raises(SpecError, match=r"shards\[1\] .* has no nsamples.*widsindex create") as caught:
+    with pytest.raises(SpecError, match=r"shards\[1\] .* has no nsamples.*wids index create") as caught:
         wids.ShardListDataset([(f"{web.url}/s0.tar", 3), f"{web.url}/s1.tar"])
     assert caught.value.path == "shards[1]"
 

@@ -496,7 +496,7 @@ class ShardListDataset(Dataset[Any]):
         self.cache.lru.cache.pop(url, None)
         raise CountMismatchError(
             f"{url}: holds {found} samples, and the index says {expected} (shard {k} of {len(self._list)}){hint}. "
-            "Write the index again (widsindex create), or give the key_rule and group it was made with",
+            "Write the index again (wids index create), or give the key_rule and group it was made with",
             shard=url,
             expected=expected,
             found=found,
@@ -544,7 +544,7 @@ class ShardListDataset(Dataset[Any]):
             return len(Store(cache_dir=None, rule=store.rule, group=store.group).open(self._list[k]))
         raise SpecError(
             f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
-            "make an index (widsindex create) or give (url, nsamples) pairs",
+            "make an index (wids index create) or give (url, nsamples) pairs",
             path=f"shards[{k}]",
         )
 

@@ -199,7 +199,7 @@ class Store:
             if shard.filesize not in (None, facts.size):
                 raise ChangedShardError(
                     f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
-                    "the shard or the index is out of date: write the index again (widsindex create)",
+                    "the shard or the index is out of date: write the index again (wids index create)",
                     shard=shard.url,
                     expected=shard.filesize,
                     found=facts.size,

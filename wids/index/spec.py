@@ -144,7 +144,7 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
         raw = _decode(data)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            f"{checks.where(place)}not valid JSON ({error}); an index is made by `widsindex create`",
+            f"{checks.where(place)}not valid JSON ({error}); an index is made by `wids index create`",
             path="",
             url=place,
         ) from error

@@ -108,7 +108,7 @@ class Listed:
             if len(unknown) > 1 and not urls.is_local(names[k]):
                 raise SpecError(
                     f"{self.name}: {count_of(len(unknown), 'shard')} without a count of samples, and to count them "
-                    "would be to fetch them all; make an index (widsindex create) and look into that",
+                    "would be to fetch them all; make an index (wids index create) and look into that",
                     path=f"shards[{k}]",
                 )
             table = self.table(k)
