@@ -352,6 +352,8 @@ def test_a_terminal_that_lacks_the_character_gets_no_picture():
         ),
         (".txt.gz", b"junk", "damaged"),
         (".json", b"null", "json"),
+        (".json", b"true", "json"),
+        (".json", b"NaN", "number"),
         (".json", b"[1, 2]", "json"),
         (".jsonl", b'{"a": 1}\n{"a": 2}\n', "json"),
         (".cls", b"9" * 400, "number"),
@@ -369,6 +371,14 @@ def test_descriptions(name, data, expected):
     assert field.words.isprintable()
     assert field.words
     assert json.loads(json.dumps(field.as_json(), allow_nan=False))["size"] == len(data)
+
+
+def test_how_bytes_begin():
+    """Bytes of an unknown format begin as text where they are text, wherever that is cut, else in hexadecimal."""
+    assert describe(".srt", "é".encode() * 400, key="k", shard="s").words == "begins " + "é" * 150
+    assert describe(".x", b"a" + "é".encode() * 400, key="k", shard="s").words == "begins a" + "é" * 149
+    assert describe(".srt", b"1\nhi", key="k", shard="s").words == "begins 1\\nhi"
+    assert describe(".mp4", b"\x00ab", key="k", shard="s").words == "begins 00 61 62"
 
 
 def test_cat(kinds):

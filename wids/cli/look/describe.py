@@ -6,6 +6,8 @@ that could run code is named and not opened. What is here is for people; JSON ge
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 from typing import Any
 
@@ -81,7 +83,7 @@ def _describe(value: Any) -> tuple[str, str, dict[str, Any]]:
 def _describe_plain(value: Any) -> tuple[str, str, dict[str, Any]]:
     if isinstance(value, str):
         return "text", f"{count_of(len(value), 'character')}: {_begin(value)}", {"text": value[:_TEXT]}
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "number", _begin(str(value)), {"value": value if abs(value) < 1 << 53 else str(value)}
     text = json.dumps(value, default=_other, ensure_ascii=False)
     what = type(value).__name__ if value is not None else "null"
@@ -90,10 +92,12 @@ def _describe_plain(value: Any) -> tuple[str, str, dict[str, Any]]:
 
 
 def _describe_bytes(data: bytes) -> tuple[str, str, dict[str, Any]]:
-    begin = data[:_BYTES]
-    text = begin.decode("ascii", "replace")
-    words = repr(text)[1:-1] if text.isascii() and text.isprintable() else begin.hex(" ")
-    return "bytes", f"begins {words}" if data else "empty", {"begins": begin.hex()}
+    words = data[:_BYTES].hex(" ")
+    with contextlib.suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8")().decode(data[:_TEXT])  # it may end within a character
+        if "".join(text.split()).isprintable():
+            words = printable(text)
+    return "bytes", f"begins {words}" if data else "empty", {"begins": data[:_BYTES].hex()}
 
 
 def _is_array(value: Any) -> bool:
