@@ -1,0 +1,196 @@
+"""`wids simulate`: its tables, JSON, page and picture, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shards import write_index, write_json
+from wids import DistributedChunkedSampler
+from wids.cli.simulate.page import nice_ticks
+from wids.order.whereabouts import Counts
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
+
+
+def run(*args, code=None):
+    """Run `wids simulate`, or a program, in a process of its own."""
+    program = ["-m", "wids.cli", "simulate"] if code is None else ["-c", code]
+    return subprocess.run(
+        [sys.executable, *program, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "100"},
+        timeout=100,
+    )
+
+
+def values_of(*args, code=0):
+    """What it prints as JSON."""
+    done = run(*args, "--json")
+    assert (done.returncode, done.stderr) == (code, "")
+    return json.loads(done.stdout)
+
+
+def test_a_table_for_people():
+    """Counts, room, time and traffic are told in words, without a line on stderr."""
+    done = run(*SMALL, "--world-size", "4", "--ranks-per-node", "2", "--epochs", "2", "--show-open", "--show-splits")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line[:22].strip(): line[22:].strip() for line in done.stdout.splitlines()}
+    assert done.stdout.startswith("24 shards, 1,200 samples, 24 MB; 4 ranks on 2 nodes, batches of 32, 2 epochs\n")
+    assert lines["batches of a rank"] == "20, the same on all"
+    assert lines["samples read"] == "2,400 (left out 0, repeated 0)"
+    assert lines["shards split"].startswith("0 read by several ranks")
+    assert re.search(r"^ +1 +1 +12 +12 MB|^ +1 +1 +0 +0 B +0", done.stdout, re.MULTILINE)
+    assert "rank  to step" in done.stdout
+    assert "Approximated: " in done.stdout
+
+
+def test_an_index(tmp_path):
+    """The shards of an index are simulated: as many batches as the sampler gives, each shard once."""
+    index = write_index(tmp_path, (30, 41, 22, 9))
+    found = values_of(index, "--world-size", "3", "--batch-size", "4", "--tail", "drop", "--chunksize", "10")
+    sampler = DistributedChunkedSampler(Counts([30, 41, 22, 9]), num_replicas=3, rank=0, tail="drop")
+    assert found["batches"] == [[-(-len(sampler) // 4)]] * 3
+    assert found["samples"] == {"samples": 102, "read": 102, "left_out": 0, "repeated": 0}
+    assert [traffic["shards"] for [traffic] in found["traffic"]] == [4]
+    assert found["size_bytes"] == sum(os.stat(tmp_path / f"s{k}.tar").st_size for k in range(4))
+
+
+def test_a_bound_on_the_cache_costs_downloads():
+    """Below what is needed shards come again, and steps wait; with what is said to be enough none does."""
+    job = (*SMALL, "--workers", "1", "--chunksize", "10", "--step-seconds", "0.01")
+    free = values_of(*job)
+    smallest = free["cache"]["smallest_without_downloads_again"]
+    assert free["cache"]["needed_in_an_epoch"] <= smallest
+    enough, tight = (values_of(*job, "--cache-size", size) for size in (smallest, smallest // 3))
+    assert (enough["traffic"][0][0]["shards"], enough["traffic"][0][0]["again"]) == (24, 0)
+    assert tight["traffic"][0][0]["again"] > 0
+    assert tight["traffic"][0][0]["evicted"] > 0
+    assert tight["stalled_seconds"] > enough["stalled_seconds"]
+
+
+def test_slow_links_show_in_time():
+    """An epoch takes what its bytes take, where that is longer than computing; first batches and stalls say so."""
+    fast, slow = (values_of(*SMALL, "--bandwidth", rate, "--step-seconds", "0.001") for rate in (1e5, 1))
+    assert fast["epoch_seconds"][0] < 1
+    assert 20 < slow["epoch_seconds"][0] < 30
+    assert slow["first_batch_seconds"][0] > fast["first_batch_seconds"][0]
+    assert slow["stalled_seconds"] == pytest.approx(slow["epoch_seconds"][0] - slow["compute_seconds"][0])
+    assert max(slow["curves"]["bandwidth"][0]) <= 1.01e6
+
+
+def test_unequal_ranks_are_exit_code_1():
+    """Ranks that read shards of their own have unequal batches if their shards do not divide: said, and exit code 1."""
+    assert values_of(*SMALL, "--world-size", "5", "--by-shards", code=1)["ranks_are_equal"] is False
+    done = run(*SMALL, "--world-size", "5", "--by-shards")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "NOT EQUAL" in done.stdout
+    assert values_of(*SMALL, "--world-size", "4", "--by-shards")["ranks_are_equal"] is True
+
+
+def test_fixed_numbers_of_batches_and_passes():
+    """--nbatches gives each rank so many, --repeat so many passes without a tail between them."""
+    found = values_of(*SMALL, "--world-size", "2", "--nbatches", "7", "--epochs", "3")
+    assert found["batches"] == [[7, 7, 7]] * 2
+    assert found["samples"]["read"] == 7 * 3 * 2 * 32
+    again = values_of(*SMALL, "--world-size", "7", "--repeat", "3")
+    assert again["samples"] == {"samples": 1200, "read": 3605, "left_out": 0, "repeated": 2405}
+
+
+def test_a_page_that_needs_nothing_else(tmp_path):
+    """--html writes one page: its figures are well-formed SVG, no script and no address in it, names escaped."""
+    index = write_json(tmp_path / "<b>&.json", [])
+    os.unlink(index)
+    index = write_index(tmp_path, (30, 41), name="<b>&.json")
+    page = tmp_path / "job.html"
+    assert run(index, "--html", page, "--cache-size", "1MB").returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;&amp;.json: 2 shards" in text
+    assert "<b>" not in text
+    assert "<script" not in text
+    assert "http" not in text
+    figures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(figures) == 3
+    for figure in figures:
+        lines = ET.fromstring(figure).findall("polyline")
+        assert len(lines) == 1
+        for point in lines[0].get("points").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 860
+            assert 0 <= y <= 210
+
+
+def test_a_picture(tmp_path):
+    """--plot draws a PNG; an ending that no picture has is one sentence."""
+    assert run(*SMALL, "--plot", tmp_path / "job.png", "--world-size", "16").returncode == 0
+    assert (tmp_path / "job.png").read_bytes().startswith(b"\x89PNG")
+    done = run(*SMALL, "--plot", tmp_path / "job.nothing")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "the picture cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ((), 2, "--shards"),
+        (("--shards", "3"), 2, "--samples"),
+        ((*SMALL, "--world-size", "9", "--nodes", "2", "--ranks-per-node", "4"), 2, "no place"),
+        ((*SMALL, "--ahead", "1GB", "--no-prefetch"), 2, "contradict"),
+        ((*SMALL, "--repeat", "2", "--nbatches", "3"), 1, "one of them"),
+        ((*SMALL, "--cache-size", "much"), 2, "not a size"),
+        (("/nowhere/index.json",), 1, "/nowhere/index.json"),
+    ],
+    ids=str,
+)
+def test_wrong_input(args, code, words):
+    """What cannot be simulated is one sentence that says what to do, and no traceback."""
+    done = run(*args)
+    assert done.returncode == code
+    assert words in " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
+    assert "Traceback" not in done.stderr
+
+
+def test_sizes_that_nobody_knows(tmp_path):
+    """An index without file sizes says so, and --shard-size helps."""
+    index = write_json(tmp_path / "index.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 9}]})
+    done = run(index)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--shard-size" in done.stderr
+    assert values_of(index, "--shard-size", "3kB")["size_bytes"] == 3000
+
+
+def test_a_billion_samples_fit():
+    """1e9 samples in 1e5 shards on 64 ranks are simulated in less than 1 GB of memory, and it is said how."""
+    done = run(
+        code="import resource, sys\n"
+        "from wids.cli import app\n"
+        "args = '--shards 100000 --samples 10000 --shard-size 500MB --world-size 64 --workers 8 --batch-size 256'\n"
+        "args += ' --cache-size 2TB --step-seconds 0.5'\n"
+        "app(['simulate', *args.split()], standalone_mode=False)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 1_000_000  # kB
+    assert "samples read           1,000,000,000 (left out 0, repeated 0)" in done.stdout
+    assert "beyond 4,000,000 samples" in done.stdout
+
+
+@given(st.floats(1e-9, 1e15))
+def test_ticks_are_few_and_reach_the_top(highest):
+    """An axis has at most six ticks, evenly spaced from 0, the last one at or above the highest value."""
+    ticks = nice_ticks(highest)
+    assert ticks[0] == 0
+    assert 2 <= len(ticks) <= 7
+    assert ticks[-1] >= highest * (1 - 1e-9)
+    assert ticks[-1] <= highest * 2.5

@@ -1,0 +1,282 @@
+"""The simulation of a job: its visits against the samplers, its cache against a real one, and its time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import os
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import cache_shards as shards
+from tests.children import PATIENCE_SECONDS
+from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
+from wids.cache import pool, prefetch, remote
+from wids.cache.store import Store
+from wids.events import Evicted, Fetched
+from wids.index import table as tables
+from wids.simulate import ahead, figures, job
+from wids.simulate.run import Simulation
+
+
+class Numbers:
+    """A dataset of which a sampler knows the shards."""
+
+    def __init__(self, lengths):
+        """Of shards with these counts."""
+        self.lengths = lengths
+
+    def __len__(self):
+        """How many samples."""
+        return sum(self.lengths)
+
+
+def describe(lengths, size=1000, **options):
+    """A job over shards with these counts."""
+    sizes = np.full(len(lengths), size)
+    return job.Job(lengths=np.array(lengths), sizes=sizes, rooms=sizes, **options)
+
+
+def simulate(described):
+    """(epochs, outcome) of a job."""
+    epochs = job.read_epochs(described, described.courses())
+    return epochs, Simulation(described, epochs).run()
+
+
+ORDERS = st.fixed_dictionaries(
+    {
+        "world": st.integers(1, 5),
+        "seed": st.integers(0, 3),
+        "chunksize": st.sampled_from([1, 3, 7, 10_000]),
+        "window": st.integers(1, 4),
+        "lanes": st.none() | st.integers(1, 7),
+        "tail": st.sampled_from(["pad", "drop"]),
+        "epochs": st.integers(1, 3),
+    }
+)
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) > 5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=LENGTHS, options=ORDERS, is_shuffled=st.booleans(), is_dealt=st.booleans())
+def test_indices_are_the_samplers(lengths, options, is_shuffled, is_dealt):
+    """A rank's course is what its DistributedChunkedSampler yields, epoch by epoch; so are the shards it visits."""
+    described = describe(lengths, is_shuffled=is_shuffled, is_dealt=is_dealt, **options)
+    own = {name: options[name] for name in ("seed", "chunksize", "window", "lanes", "tail")}
+    own |= {"shuffle": is_shuffled, "reshuffle": "epoch" if is_dealt else "fixed"}
+    ends = np.cumsum(lengths)
+    for rank, course in enumerate(described.courses()):
+        sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=options["world"], rank=rank, **own)
+        for epoch in range(options["epochs"]):
+            sampler.set_epoch(epoch)
+            expected = list(sampler)
+            found = [index for block in course.blocks(epoch) for index in block.tolist()]
+            assert found == expected
+            assert course.count(epoch) == len(expected)
+            where = np.searchsorted(ends, expected, side="right")
+            check_visits(course.visits(epoch, is_exact=True), where)
+            check_visits(course.coming(epoch), where)
+
+
+def check_visits(visits, where):
+    """Visits begin and end with their shard, and cover every sample of it."""
+    covered = [set() for _ in where]
+    for first, last, shard in zip(*(column.tolist() for column in visits), strict=True):
+        assert where[first] == where[last] == shard
+        for k in range(first, last + 1):
+            covered[k].add(shard)
+    assert all(shard in found for shard, found in zip(where.tolist(), covered, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, world=st.integers(1, 4), passes=st.integers(2, 3), nbatches=st.none() | st.integers(1, 9))
+def test_endless_passes_are_the_samplers(lengths, world, passes, nbatches):
+    """With repeat or nbatches an epoch is what a sampler with epochs= or epoch_size= yields."""
+    own = {"epochs": passes} if nbatches is None else {"epoch_size": nbatches * 2 * world}
+    described = describe(
+        lengths, world=world, batch_size=2, passes=passes if nbatches is None else 1, nbatches=nbatches, epochs=3
+    )
+    for rank, course in enumerate(described.courses()):
+        sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=world, rank=rank, chunksize=10_000, **own)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert [index for block in course.blocks(epoch) for index in block.tolist()] == list(sampler)
+            course.visits(epoch, is_exact=True)
+
+
+def test_shards_of_ones_own_are_the_shard_samplers():
+    """By shards, a rank reads what ShardListSampler yields over its own shards."""
+    lengths = [5, 3, 4, 6, 2]
+    described = describe(lengths, world=2, is_by_shards=True, window=2, seed=3)
+    starts = np.cumsum([0, *lengths]).tolist()
+    for rank, course in enumerate(described.courses()):
+        sampler = ShardListSampler(Numbers(lengths), window=2, seed=3)
+        sampler.ranges = list(itertools.pairwise(starts))[rank::2]
+        assert [index for block in course.blocks(0) for index in block.tolist()] == list(sampler)
+
+
+@pytest.mark.parametrize("lanes", [None, 3, 8])
+@pytest.mark.parametrize("is_shuffled", [True, False])
+@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"is_dealt": True}, {"chunksize": 250}], ids=str)
+def test_visits_from_windows_are_nearly_the_exact_ones(lanes, is_shuffled, options):
+    """Without looking at indices, each window's shards are the same, and begin and end within a few samples."""
+    described = describe([700] * 40, world=4, lanes=lanes, is_shuffled=is_shuffled, **options)
+    for course in described.courses():
+        exact, close = (course.visits(0, is_exact=way) for way in (True, False))
+        a, b = (np.lexsort((v.first, v.shard)) for v in (exact, close))
+        assert exact.shard[a].tolist() == close.shard[b].tolist()
+        # A piece of a few samples, cut off by a lane's end, may begin anywhere in its window.
+        assert np.quantile(np.abs(exact.first[a] - close.first[b]), 0.9) <= 40
+        assert np.quantile(np.abs(exact.last[a] - close.last[b]), 0.9) <= 40
+
+
+def test_figures_are_those_of_prefetching():
+    """How far ahead and how much at a time is what the prefetcher has."""
+    names = ["LEAST_UNDER_WAY", "LEAST_SHARDS", "AHEAD_SECONDS", "MOST_VISITS", "AHEAD_BYTES", "MARGIN", "BLOCK"]
+    assert [getattr(ahead, name) for name in names] == [getattr(prefetch, f"_{name}") for name in names]
+    names = ["FIRST_RANGE_BYTES", "LEAST_RANGE_BYTES", "MOST_RANGE_BYTES"]
+    assert [getattr(ahead, name) for name in names] == [getattr(remote, f"_{name}") for name in names]
+    assert ahead.CONNECTIONS == remote.CONNECTIONS
+
+
+def test_defaults_are_the_samplers():
+    """A job that says nothing of its order has the sampler's."""
+    own = {field.name: field.default for field in dataclasses.fields(job.Job)}
+    theirs = {
+        name: parameter.default for name, parameter in inspect.signature(DistributedChunkedSampler).parameters.items()
+    }
+    for ours, name in [("chunksize", "chunksize"), ("window", "window"), ("lanes", "lanes"), ("seed", "seed")]:
+        assert own[ours] == theirs[name]
+    assert own["is_shuffled"] is theirs["shuffle"]
+    assert theirs["reshuffle"] == "fixed"
+    assert theirs["tail"] is None  # "pad", for drop_last is None
+    assert (own["is_dealt"], own["tail"]) == (False, "pad")
+
+
+# --- against a real cache
+
+ROWS = 5
+
+
+@pytest.fixture
+def web(server):
+    """A server with twelve shards of five samples; returns how an index describes them, and the bytes of each."""
+    server.has_ranges = True
+    bodies = [shards.shard(chr(97 + k), count=ROWS) for k in range(12)]
+    listed = [
+        {"url": server.add(f"/{k}.tar", body), "nsamples": ROWS, "filesize": len(body)} for k, body in enumerate(bodies)
+    ]
+    return listed, len(bodies[0])
+
+
+class Watch:
+    """What becomes of shards: names in the order of events."""
+
+    def __init__(self):
+        """Nothing yet."""
+        self.fetched, self.evicted = [], []
+
+    def __call__(self, event):
+        """See the class."""
+        if isinstance(event, Fetched):
+            self.fetched.append(event.url)
+        elif isinstance(event, Evicted):
+            self.evicted.append(os.path.basename(event.path))
+
+    def counts(self):
+        """(fetched, fetched again, evicted)."""
+        return len(self.fetched), len(self.fetched) - len(set(self.fetched)), len(self.evicted)
+
+
+def measure_room(listed, directory):
+    """Bytes that a shard takes in a cache, with its table; they are all alike."""
+    with contextlib.closing(ShardListDataset(listed, cache_dir=directory, transformations=[])) as dataset:
+        _ = dataset[0]
+    [name] = [name for name in os.listdir(directory) if name.endswith(".tar")]
+    return sum(os.stat(directory / end).st_size for end in (name, name + tables.SUFFIX))
+
+
+@pytest.mark.parametrize("places", [5, 8, 11])
+@pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 3, "window": 2}, {}], ids=str)
+def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, places, order):
+    """Without prefetching, two epochs through a bounded cache fetch, evict and fetch again what the simulation says."""
+    listed, size = web
+    last = 0
+
+    def touch(_, path):
+        # A file system's clock is coarse; of shards used in the same tick none would be the older one.
+        nonlocal last
+        last = max(time.time_ns(), last + 1)
+        os.utime(path + tables.SUFFIX, ns=(last, last))
+
+    monkeypatch.setattr(Store, "touch", touch)
+    # Lets go of what is open a moment after somebody waited for room, for the sake of other processes.
+    monkeypatch.setattr(pool.OpenShards, "_listen", lambda _: None)
+    room = measure_room(listed, tmp_path / "one")
+    limit = places * room + room // 2
+    watch = Watch()
+    with contextlib.closing(
+        ShardListDataset(
+            listed, cache_dir=tmp_path / "two", cache_size=limit, transformations=[], prefetch=False, hooks=[watch]
+        )
+    ) as dataset:
+        sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for index in sampler:
+                _ = dataset[index]
+    described = job.Job(
+        lengths=np.full(12, ROWS),
+        sizes=np.full(12, size),
+        rooms=np.full(12, room),
+        cache_size=limit,
+        prefetch=0,
+        batch_size=1,
+        epochs=2,
+        **order,
+    )
+    _, found = simulate(described)
+    assert (found.total("shards"), found.total("again"), found.total("evicted")) == watch.counts()
+
+
+@pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 2, "window": 3}, {}], ids=str)
+def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, order):
+    """A prefetched epoch through a cache of the size that is said to be the smallest one fetches no shard again."""
+    listed, size = web
+    room = measure_room(listed, tmp_path / "one")
+    described = job.Job(
+        lengths=np.full(12, ROWS),
+        sizes=np.full(12, size),
+        rooms=np.full(12, room),
+        batch_size=1,
+        step_seconds=1.0,
+        **order,
+    )
+    epochs = job.read_epochs(described, described.courses())
+    smallest = figures.smallest_cache(described, epochs)
+    assert figures.needed_bytes(described, epochs) <= smallest <= 12 * room
+    _, found = simulate(dataclasses.replace(described, cache_size=smallest))
+    watch = Watch()
+    with contextlib.closing(
+        ShardListDataset(
+            listed,
+            cache_dir=tmp_path / "two",
+            cache_size=smallest + room // 2,
+            transformations=[],
+            hooks=[watch],
+        )
+    ) as dataset:
+        for index in DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order):
+            path, _ = dataset.cache.store.place(listed[index // ROWS]["url"])
+            end = time.monotonic() + PATIENCE_SECONDS
+            while not os.path.exists(path):  # steps are longer here than a fetch, as they are in the simulation
+                assert time.monotonic() < end, "it never came"
+                time.sleep(0.005)
+            _ = dataset[index]
+    assert watch.counts()[:2] == (found.total("shards"), found.total("again")) == (12, 0)

@@ -1,0 +1,188 @@
+"""What follows from who reads what: counts, splits, shards open at a time, room that is needed, how well it mixes.
+
+Rules: no time and no cache here; see `wids.simulate.run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wids.simulate.run import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wids.order.permute import Indices
+    from wids.simulate.course import Course, Visits
+    from wids.simulate.job import Epoch, Job
+
+# Batches of which the shards are counted, spread over an epoch; each costs a window of every lane.
+_LOOKS = 8
+_MOST_SEARCHED = 20_000
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Samples of a job.
+
+    Attributes:
+        samples: of the dataset. read: by all ranks, in all epochs.
+        left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job.
+    """
+
+    samples: int
+    read: int
+    left_out: int
+    repeated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Shards that several read, in all epochs together.
+
+    Attributes:
+        by_ranks, by_nodes: how many shards more than one of them reads. most_ranks: that read one shard.
+        shards: the shards that several ranks read, and which ranks those are.
+    """
+
+    by_ranks: int
+    by_nodes: int
+    most_ranks: int
+    shards: dict[int, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """How well the order mixes, over some batches of the first epoch; see benchmarks/shuffle.py.
+
+    Attributes:
+        in_global_batch, in_batch: distinct shards in the batches of all ranks together, and of one rank.
+        neighbours: probability that a rank's next sample is of the same shard.
+    """
+
+    in_global_batch: float
+    in_batch: float
+    neighbours: float
+
+
+def count_samples(job: Job, courses: Sequence[Course]) -> Counts:
+    """Samples that are read, left out and repeated."""
+    n = int(job.lengths.sum())
+    first = courses[0]
+    if job.is_by_shards:
+        return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
+    if first.is_stream():
+        read = first.span(job.epochs - 1)[1]
+        return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))
+    stop = first.span(0)[1]
+    return Counts(samples=n, read=stop * job.epochs, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
+
+
+def find_splits(job: Job, epochs: Sequence[Epoch]) -> Splits:
+    """Which shards several ranks read."""
+    total = len(job.lengths)
+    pairs = [np.unique(visits.shard) + rank * total for epoch in epochs for rank, visits in enumerate(epoch.visits)]
+    ranks, shards = np.divmod(np.unique(np.concatenate(pairs)), total)
+    counts = np.bincount(shards, minlength=total)
+    nodes = np.bincount(np.unique(ranks // job.ranks_per_node * total + shards) % total, minlength=total)
+    split = np.isin(shards, np.flatnonzero(counts > 1))
+    found: dict[int, list[int]] = {}
+    for shard, rank in sorted(zip(shards[split].tolist(), ranks[split].tolist(), strict=True)):
+        found.setdefault(shard, []).append(rank)
+    return Splits(
+        by_ranks=len(found), by_nodes=int((nodes > 1).sum()), most_ranks=int(counts.max(initial=0)), shards=found
+    )
+
+
+def open_at_a_time(job: Job, epochs: Sequence[Epoch], rank: int) -> Indices:
+    """How many shards a rank reads from at each step, over all epochs: (nsteps,)."""
+    return np.concatenate([_overlap(epoch.visits[rank], epoch.steps[rank], job.batch_size) for epoch in epochs])
+
+
+def _overlap(visits: Visits, steps: int, batch_size: int) -> Indices:
+    begins = np.bincount(visits.first // batch_size, minlength=steps + 1)
+    ends = np.bincount(visits.last // batch_size + 1, minlength=steps + 1)
+    return np.cumsum(begins[:steps] - ends[:steps])
+
+
+def needed_bytes(job: Job, epochs: Sequence[Epoch]) -> int:
+    """The largest set of shards that a node has used and will use again: no smaller cache does without re-downloads.
+
+    Args:
+        job: whose.
+        epochs: taken together: a shard that is used in two of them is needed in between.
+    """
+    offsets = np.cumsum([0, *(max(epoch.steps) for epoch in epochs)])
+    most = 0
+    for node in range(job.nodes):
+        ranks = range(node * job.ranks_per_node, min((node + 1) * job.ranks_per_node, job.world))
+        first = np.full(len(job.lengths), int(offsets[-1]) + 1, np.int64)
+        last = np.full(len(job.lengths), -1, np.int64)
+        for epoch, offset in zip(epochs, offsets[:-1].tolist(), strict=True):
+            for visits in (epoch.visits[rank] for rank in ranks):
+                np.minimum.at(first, visits.shard, offset + visits.first // job.batch_size)
+                np.maximum.at(last, visits.shard, offset + visits.last // job.batch_size)
+        used = last >= 0
+        times = np.concatenate([first[used], last[used] + 1])
+        changes = np.concatenate([job.rooms[used], -job.rooms[used]])
+        order = np.lexsort((changes, times))  # what goes makes room for what comes at the same step
+        most = max(most, int(np.cumsum(changes[order]).max(initial=0)))
+    return most
+
+
+def smallest_cache(job: Job, epochs: list[Epoch]) -> int | None:
+    """The smallest cache, to a few hundredths, with which no shard is fetched again; None if that is too long a search.
+
+    By simulating with one size after another; so what prefetching and eviction do at their own pace is in it.
+    """
+    if sum(len(visits.first) for epoch in epochs for visits in epoch.coming) > _MOST_SEARCHED:
+        return None
+    lo, hi = needed_bytes(job, epochs), int(job.rooms.sum())
+
+    def is_enough(size: int) -> bool:
+        found = Simulation(replace(job, cache_size=size), epochs, is_strict=True).run()
+        return found.stopped_at is None and not found.total("again")
+
+    if lo >= hi or is_enough(lo):
+        return lo
+    size = lo
+    while size * 2 < hi:
+        size *= 2
+        if is_enough(size):
+            hi = size
+            break
+        lo = size
+    for _ in range(_ROUNDS):
+        middle = (lo + hi) // 2
+        if is_enough(middle):
+            hi = middle
+        else:
+            lo = middle
+    return hi
+
+
+def measure_mixing(job: Job, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Mixing:
+    """Look at some batches, spread evenly over the first epoch."""
+    steps = min(epochs[0].steps)
+    if not steps:
+        return Mixing(in_global_batch=0.0, in_batch=0.0, neighbours=0.0)
+    chosen = sorted(set(np.linspace(0, steps - 1, _LOOKS).astype(int).tolist()))
+    everywhere, own, same = [], [], []
+    for step in chosen:
+        batches = [
+            course.shards(0, step * job.batch_size, min((step + 1) * job.batch_size, count))
+            for course, count in zip(courses, epochs[0].counts, strict=True)
+        ]
+        everywhere.append(len(np.unique(np.concatenate(batches))))
+        own += [len(np.unique(batch)) for batch in batches]
+        same += [float((np.diff(batch) == 0).mean()) for batch in batches if len(batch) > 1]
+    return Mixing(in_global_batch=_mean(everywhere), in_batch=_mean(own), neighbours=_mean(same))
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(sum(found) / len(found)) if found else 0.0

@@ -1,0 +1,183 @@
+"""What is simulated: the job, its machines, and who reads what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wids.order.epoch import Plan
+from wids.order.layout import layout
+from wids.order.permute import Indices  # noqa: TC001 - dataclasses look at their annotations
+from wids.simulate import ahead
+from wids.simulate.course import Course, Visits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.order.epoch import Tail
+
+# So many samples are looked at one by one; beyond, visits are taken from windows of chunks.
+MOST_EXACT = 4_000_000
+_MOST_VISITS = 4_000_000
+
+
+class _Counts:
+    """A dataset of which only the shards' lengths are known."""
+
+    def __init__(self, lengths: Indices) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return int(self.lengths.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a simulation depends on.
+
+    Attributes:
+        lengths: samples in each shard. sizes: bytes of each. rooms: bytes that each takes in a cache, its table too.
+        world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
+        chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
+        passes, nbatches: passes in an epoch without a tail between them, or batches of each rank in an epoch.
+        is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
+        cache_size: bytes of a node's cache; None: no bound.
+        bandwidth: bytes a second that a node gets. latency: seconds to a shard's first byte.
+        step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
+        prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
+        connections: byte ranges of a rank under way at a time.
+
+    Raises:
+        ValueError: there is nothing to simulate so.
+    """
+
+    lengths: Indices
+    sizes: Indices
+    rooms: Indices
+    world: int = 1
+    ranks_per_node: int = 8
+    epochs: int = 1
+    batch_size: int = 32
+    workers: int = 0
+    chunksize: int = 10_000
+    window: int = 4
+    lanes: int | None = None
+    seed: int = 0
+    is_shuffled: bool = True
+    is_dealt: bool = False
+    tail: Tail = "pad"
+    passes: int = 1
+    nbatches: int | None = None
+    is_by_shards: bool = False
+    cache_size: int | None = None
+    bandwidth: float = 1e9
+    latency: float = 0.03
+    step_seconds: float = 0.1
+    decode_seconds: float = 0.0
+    prefetch: int | None = None
+    connections: int = ahead.CONNECTIONS
+
+    def __post_init__(self) -> None:
+        if self.passes != 1 and self.nbatches is not None:
+            raise ValueError("nbatches and repeat are both given; one of them says when an epoch ends")
+        if self.is_by_shards and (self.passes != 1 or self.nbatches is not None):
+            raise ValueError(
+                "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
+            )
+        if int(self.lengths.sum()) == 0:
+            raise ValueError("the shards hold no sample")
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return -(-self.world // self.ranks_per_node)
+
+    @property
+    def drawn_ahead(self) -> int:
+        """Batches that a loader draws ahead of what it hands out."""
+        return 2 * self.workers  # torch's prefetch_factor
+
+    @property
+    def step(self) -> float:
+        """Seconds from one step to the next if no shard is waited for."""
+        if not self.workers:
+            return self.step_seconds + self.decode_seconds
+        return max(self.step_seconds, self.decode_seconds / self.workers)
+
+    def courses(self) -> list[Course]:
+        """What each rank reads."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        if self.is_by_shards:
+            return [self._own_shards(ends, rank) for rank in range(self.world)]
+        n = int(ends[-1])
+        found = layout(_Counts(self.lengths))
+        plan = Plan(
+            hi=n,
+            boundaries=None if found is None else found.arrange(0, n, is_sorted=True)[0],
+            chunksize=self.chunksize,
+            window=self.window,
+            lanes=self.lanes or self.world,
+            is_shuffled=self.is_shuffled,
+            is_dealt=self.is_dealt,
+            seed=self.seed,
+        )
+        size = None if self.nbatches is None else self.nbatches * self.batch_size * self.world
+        if n * self.passes < self.world and self.passes != 1:
+            raise ValueError(f"an epoch of {n * self.passes} samples on {self.world} ranks has less than one for each")
+        return [
+            Course(plan=plan, ends=ends, world=self.world, rank=rank, tail=self.tail, passes=self.passes, size=size)
+            for rank in range(self.world)
+        ]
+
+    def _own_shards(self, ends: Indices, rank: int) -> Course:
+        chunks = np.stack([ends - self.lengths, ends], axis=1)[rank :: self.world]
+        plan = Plan(
+            chunks=chunks, chunksize=1, window=self.window, lanes=1, is_shuffled=self.is_shuffled, seed=self.seed
+        )
+        return Course(plan=plan, ends=ends, world=1, rank=0, tail=self.tail)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What the ranks read in one epoch.
+
+    Attributes:
+        visits, coming: of each rank: as it reads, and as its prefetcher sees them.
+        counts: samples of each rank. steps: batches of each.
+    """
+
+    visits: list[Visits]
+    coming: list[Visits]
+    counts: list[int]
+    steps: list[int]
+
+
+def is_exact(job: Job) -> bool:
+    """Whether every index of the job is looked at."""
+    n = int(job.lengths.sum())
+    total = n * job.passes if job.nbatches is None else job.nbatches * job.batch_size * job.world
+    return total * job.epochs <= MOST_EXACT
+
+
+def read_epochs(job: Job, courses: Sequence[Course]) -> list[Epoch]:
+    """The epochs of a job.
+
+    Raises:
+        ValueError: there are too many visits.
+    """
+    exact, found, total = is_exact(job), [], 0
+    for epoch in range(job.epochs):
+        visits, coming = [], []
+        for course in courses:
+            visits.append(course.visits(epoch, is_exact=exact))
+            coming.append(course.coming(epoch) if exact and job.prefetch != 0 else visits[-1])
+            total += len(visits[-1].first)
+            if total > _MOST_VISITS:
+                raise ValueError(
+                    f"ranks come to shards more than {_MOST_VISITS:,} times; simulate fewer epochs, or larger chunks"
+                )
+        counts = [course.count(epoch) for course in courses]
+        found.append(Epoch(visits, coming, counts, [-(-count // job.batch_size) for count in counts]))
+    return found

@@ -1,0 +1,52 @@
+"""What came of a job, as figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What a node fetched in an epoch; ``again``: what it had fetched before, of that ``again_within`` this epoch."""
+
+    shards: int = 0
+    size_bytes: int = 0
+    again: int = 0
+    again_bytes: int = 0
+    again_within: int = 0
+    evicted: int = 0
+    waited: int = 0  # fetched because somebody already waited
+
+
+class Stall(NamedTuple):
+    """Steps wait: at which step, counted over all epochs, for how long, for which node."""
+
+    step: int
+    seconds: float
+    node: int
+
+
+@dataclass
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        traffic: [epoch][node]. epoch_seconds, first_seconds: of each epoch, and to its first batch.
+        stalls: every wait of a step for a node. waits: step -> seconds, of all nodes together.
+        log: of each node: (time, bytes in the cache, bytes fetched so far). marks: (time, step), ascending.
+        stopped_at: the step at which it was given up: shards go while they are read, without end; None: it was not.
+    """
+
+    traffic: list[list[Traffic]] = field(default_factory=list)
+    epoch_seconds: list[float] = field(default_factory=list)
+    first_seconds: list[float] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    waits: dict[int, float] = field(default_factory=dict)
+    log: list[list[tuple[float, int, int]]] = field(default_factory=list)
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    stopped_at: int | None = None
+
+    def total(self, name: str) -> int:
+        """The sum of one figure of the traffic."""
+        return sum(getattr(traffic, name) for nodes in self.traffic for traffic in nodes)
