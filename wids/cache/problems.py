@@ -76,6 +76,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes, nsamples: what it has; None where that could not be told.
         problems: what is wrong.
         undecoded: members that were not decoded, because that could run code.
+        has_unused_table: its saved member table is right, but of another time than the file, so it is not used.
     """
 
     number: int
@@ -84,6 +85,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     nsamples: int | None = None
     problems: tuple[Problem, ...] = ()
     undecoded: int = 0
+    has_unused_table: bool = False
 
 
 class Looks(msgspec.Struct, frozen=True, kw_only=True):

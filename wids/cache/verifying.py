@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # Damage may be of the transfer: a remote shard is fetched once more before it is said to be damaged.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
+# A table that is right and not used, as after copying without times: nothing is wrong, but shards open more slowly.
+UNUSED, _UNUSED_WORDS = "unused", "it is right, but not of the shard's time, so it is not used"
 _FETCH_AGAIN = "upload or copy the shard again; if it was written anew, write the index again"
 
 
@@ -158,8 +160,9 @@ def _look_into(
         finding,
         size_bytes=facts.size,
         nsamples=None if table is None else table.nsamples,
-        problems=tuple(problems),
+        problems=tuple(problem for problem in problems if problem.kind != UNUSED),
         undecoded=undecoded,
+        has_unused_table=any(problem.kind == UNUSED for problem in problems),
     )
 
 
@@ -201,10 +204,7 @@ def _published_problems(shard: Shard, looks: Looks, _: int, facts: Identity, sca
     try:
         data = fetch.read_bytes(place, storage_options=looks.storage_options)
         fetch.check_content(place, data)
-        saved = tables.parse_table(data, shard=url)
-        # Times of files say nothing of an object; the same one for both leaves it to size and md5.
-        saved = saved.with_identity(msgspec.structs.replace(saved.identity, mtime_ns=0))
-        what = find_difference_in_table(saved, msgspec.structs.replace(facts, mtime_ns=0), scanned)
+        what = find_difference_in_table(tables.parse_table(data, shard=url), facts, scanned)
     except (ShardNotFoundError, FetchDeniedError, WrongContentError):  # a bucket that cannot be listed refuses
         return
     except (FetchError, TableError) as error:
@@ -219,9 +219,7 @@ def _table_problems(path: str, fd: int, facts: Identity, scanned: MemberTable) -
     url = path
     base = path.removesuffix(".tar")
     compare: dict[str, Callable[[bytes], str]] = {
-        path + tables.SUFFIX: lambda data: find_difference_in_table(
-            tables.parse_table(data, shard=url), facts, scanned
-        ),
+        path + tables.SUFFIX: lambda data: _compare_own(tables.parse_table(data, shard=url), facts, scanned),
         base + foreign.ENERGON_SUFFIX: lambda data: foreign.find_difference_in_offsets(
             foreign.parse_offsets(data, shard=url), _members(fd, url, facts)
         ),
@@ -242,9 +240,16 @@ def _table_problems(path: str, fd: int, facts: Identity, scanned: MemberTable) -
         except TableError as error:
             what = str(error).removeprefix(f"{url}: ")
         if what:
-            yield Problem(
-                kind="table", what=what, where=os.path.basename(name), advice=f"delete {name}, or make it again"
-            )
+            kind = UNUSED if what is _UNUSED_WORDS else "table"
+            advice = f"delete {name}, or make it again"
+            yield Problem(kind=kind, what=what, where=os.path.basename(name), advice=advice)
+
+
+def _compare_own(saved: MemberTable, facts: Identity, scanned: MemberTable) -> str:
+    if what := find_difference_in_table(saved, facts, scanned):
+        return what
+    # Who opens the shard does not know its md5.
+    return "" if saved.identity.is_same(msgspec.structs.replace(facts, md5=None)) else _UNUSED_WORDS
 
 
 def _members(fd: int, url: str, facts: Identity) -> Iterator[Member]:

@@ -167,6 +167,7 @@ def _print_json(index: str, inspection: Inspection) -> None:
             "samples": sum(finding.nsamples or 0 for finding in findings),
             "seconds": round(inspection.seconds, 3),
             "undecoded": sum(finding.undecoded for finding in findings),
+            "unused_tables": sum(finding.has_unused_table for finding in findings),
             "problems": [
                 {"shard": finding.number, "url": finding.url, **msgspec.to_builtins(problem)}
                 for finding in findings
@@ -195,6 +196,11 @@ def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], l
     print(words if rows else f"{words}: all is well")
     if missing := _missing_words(shards, looks):
         print(f"not compared, for the index does not say: {missing}")
+    if unused := sum(finding.has_unused_table for finding in findings):
+        print(
+            f"not used, for their shards have other times (copied without them?): {count_of(unused, 'member table')}; "
+            "they are right, and `wids index create --members` makes them anew"
+        )
     if undecoded := sum(finding.undecoded for finding in findings):
         print(f"not decoded, for that could run code (pickle): {count_of(undecoded, 'member')}")
 
