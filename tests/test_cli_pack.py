@@ -541,7 +541,7 @@ def test_a_killed_process_is_told(tmp_path):
         (("in", "-o", "o/x-%d.tar", "--field", ".a=b"), 2, "for manifests"),
         (("in/r.csv", "-o", "o/x-%d.tar"), 2, "say what samples of a manifest hold"),
         (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=b", "--field", "a=c"), 2, "same extension"),
-        (("in", "-o", "in/a.txt/x-%d.tar"), 1, "check the path"),
+        (("in", "-o", "file/x-%d.tar"), 1, "check the path"),
         (("in/broken.json", "-o", "o/x-%d.tar"), 1, "not valid JSON"),
         (("empty", "-o", "o/x-%d.tar"), 1, "there are no files in it"),
         (("in", "-o", "o/x-%d.tar", "--format", "folder"), 1, "no images in class folders"),
@@ -549,13 +549,44 @@ def test_a_killed_process_is_told(tmp_path):
 )
 def test_wrong_input_is_a_sentence(tmp_path, monkeypatch, args, code, words):
     """What is wrong on the command line or in the source is a sentence and an exit code, without a traceback."""
-    put(tmp_path, {"in/a.txt": "x", "in/r.csv": "b\n1\n", "in/broken.json": "{"})
+    put(tmp_path, {"in/a.txt": "x", "in/r.csv": "b\n1\n", "in/broken.json": "{", "file": ""})
     os.makedirs(tmp_path / "empty")
     monkeypatch.chdir(tmp_path)
     found, out, err = run(*args)
     assert (found, out) == (code, "")
     assert words in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
+
+
+def test_nothing_is_written_over_what_is_packed(tmp_path):
+    """Neither into the folder that is packed, nor over a dataset's own shards or index, not even with --overwrite."""
+    put(tmp_path / "in", {"0.txt": "0"})
+    for output in ("in/f-%d.tar", "in/more/f-%d.tar"):
+        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+            pack_files(tmp_path / "in", tmp_path / output, overwrite=True)
+    index = write_index(tmp_path / "data", (3, 4))
+    before = shown(index)
+    for output in ("data/s%d.tar", "data/index-%d.tar"):
+        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+            pack_dataset(index, tmp_path / output, overwrite=True)
+    assert shown(index) == before
+    assert pack_dataset(index, tmp_path / "data/t%d.tar").samples == 7
+
+
+def test_remote_manifests_name_no_local_files(tmp_path):
+    """A manifest from a remote place may name remote files, and local ones only where the user said where these are."""
+    put(tmp_path, {"a.txt": "mine"})
+    place = backends.memory("rows")
+    place.add("b.txt", b"theirs")
+    url = place.add("r.csv", f"t,u\nb.txt,file://{tmp_path}/a.txt\n".encode())
+    outcome = pack_rows(url, tmp_path / "1/m-%d.tar", ".txt=@t")
+    assert shown(outcome.index) == [("000000000", {".txt": b"theirs"})]
+    with pytest.raises(WidsError, match="may not name local files"):
+        pack_rows(url, tmp_path / "2/m-%d.tar", ".txt=@u")
+    with pytest.raises(WidsError, match="cut shards by --samples"):
+        pack_rows(url, tmp_path / "2/m-%d.tar", ".txt=@t", size=20_480)
+    outcome = pack_rows(url, tmp_path / "3/m-%d.tar", ".txt=@u", base=str(tmp_path))
+    assert shown(outcome.index) == [("000000000", {".txt": b"mine"})]
 
 
 def test_help_teaches():

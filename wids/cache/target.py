@@ -64,6 +64,8 @@ class Target:
             with _explained(url):
                 if table is not None:
                     files.write_atomically(path + SUFFIX, table.to_bytes())
+                else:  # that of an earlier shard
+                    self.remove(url + SUFFIX)
                 os.replace(part, path)
             return
         if table is not None:

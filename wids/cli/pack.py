@@ -39,7 +39,11 @@ def run_pack(
     ],
     form: Annotated[
         _Format,
-        typer.Option("--format", help="folder: class/x.jpg. files: key.ext. auto: what SOURCE looks like."),
+        typer.Option(
+            "--format",
+            metavar="KIND",
+            help="What SOURCE is: folder (class/x.jpg), files (key.ext), manifest, dataset; or auto.",
+        ),
     ] = "auto",
     samples: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
@@ -72,7 +76,9 @@ def run_pack(
     skips_errors: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out samples that cannot be packed, and say which.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=0, max=256, help="Processes. 0: one for each CPU, 8 at most.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=256, metavar="N", help="Processes. 0: one for each CPU, 8 at most.")
+    ] = 0,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the dataset. Default: from PATTERN.")] = None,
     has_md5: Annotated[bool, typer.Option("--md5/--no-md5", help="Put each shard's md5 into the index.")] = True,
     has_tables: Annotated[

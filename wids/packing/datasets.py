@@ -152,7 +152,10 @@ def list_dataset(
         tell(sum(lengths) if count < 0 else 0)
     reader = DatasetReader(shards, lengths, cache_dir=cache_dir, fields=keep_fields, storage_options=storage_options)
     info = shards.header.get("info")
-    return Listing(items=range(sum(lengths)), reader=reader, info=info if isinstance(info, dict) else None)
+    places = [*shards.urls, source] if isinstance(source, str) else shards.urls
+    return Listing(
+        items=range(sum(lengths)), reader=reader, info=info if isinstance(info, dict) else None, places=places
+    )
 
 
 def _table(store: Store, shard: Shard) -> MemberTable:

@@ -39,7 +39,7 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
     Raises:
         WidsError: it cannot be listed, or has no images by class.
     """
-    listing = Listing(items=[], reader=FileReader())
+    listing = Listing(items=[], reader=FileReader(), places=[directory])
     found: list[tuple[bytes, str, InFile | None, str]] = []
     for name, path, field, trouble in _files(directory, tell):
         stem, dot, extension = name.rpartition(".")
@@ -88,7 +88,7 @@ def list_files(
     Raises:
         WidsError: it cannot be listed, or has no such files.
     """
-    listing = Listing(items=[], reader=FileReader())
+    listing = Listing(items=[], reader=FileReader(), places=[directory])
     samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
     broken: dict[bytes, Problem] = {}
     for name, path, field, trouble in _files(directory, tell):

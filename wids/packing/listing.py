@@ -78,6 +78,7 @@ class Listing(msgspec.Struct, kw_only=True):
         problems: of samples that are not among the items.
         ignored: files that are not part of any sample.
         info: for the index.
+        places: folders and files that it is read from, by path or URL; nothing is written into or over these.
     """
 
     items: Sequence[Any]
@@ -85,6 +86,7 @@ class Listing(msgspec.Struct, kw_only=True):
     problems: list[Problem] = msgspec.field(default_factory=list)
     ignored: int = 0
     info: dict[str, Any] | None = None
+    places: Sequence[str] = ()
 
 
 class FileReader(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,13 @@ class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
     is_file: bool
 
 
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What relative paths are relative to, and whether local files are out of bounds, for the manifest is remote."""
+
+    base: str
+    is_guarded: bool
+
+
 def parse_field(text: str) -> FieldRule:
     """``.jpg=path`` (a file), ``.cls=label``, ``.json=a,b`` (values); ``.txt=@path`` is a file in any case.
 
@@ -93,7 +100,10 @@ def list_rows(
     names = {name for rule in fields for name in rule.columns} | ({key} if key else set())
     rows = _open_rows(manifest, sorted(names), storage_options)
     _check_columns(manifest, rows, names)
-    base = urls.directory_of(manifest) if base is None else base
+    home = _Place(
+        base=urls.directory_of(manifest) if base is None else base,
+        is_guarded=base is None and not urls.reaches_local(manifest),
+    )
     numbers, listing.info = _number_classes(rows, fields)
     items, seen = [], dict[str, str]()
     for count, (place, row) in enumerate(rows):
@@ -104,7 +114,7 @@ def list_rows(
             if not numbers_keys:
                 _check_new(name, seen)
                 seen[name] = place
-            items.append(Sample(name, tuple(_make_field(rule, row, base, numbers) for rule in fields)))
+            items.append(Sample(name, tuple(_make_field(rule, row, home, numbers) for rule in fields)))
         except SampleError as error:
             listing.problems.append(Problem(place, f"{manifest}, {place}: {error}"))
     if not rows:
@@ -119,7 +129,9 @@ def _check_new(key: str, seen: dict[str, str]) -> None:
         raise SampleError(f"key {key!r} is that of {seen[key]}, too; keys are unique, or give --number-keys", key=key)
 
 
-def _make_field(rule: FieldRule, row: dict[str, Any], base: str, numbers: dict[str, dict[str, int]]) -> InFile | Given:
+def _make_field(
+    rule: FieldRule, row: dict[str, Any], home: _Place, numbers: dict[str, dict[str, int]]
+) -> InFile | Given:
     kind = rule.extension.rpartition(".")[2].lower()
     missing = [name for name in rule.columns if name not in row]
     if missing:
@@ -131,8 +143,10 @@ def _make_field(rule: FieldRule, row: dict[str, Any], base: str, numbers: dict[s
             raise SampleError(f"{rule.extension} cannot hold {', '.join(rule.columns)}: {error}") from error
     value = row[rule.columns[0]]
     if rule.is_file:
-        path = urls.join(base, _text(value, rule.columns[0]))
-        return describe_file(rule.extension, os.path.expanduser(path))
+        path = urls.join(home.base, _text(value, rule.columns[0]))
+        if home.is_guarded and urls.reaches_local(path):
+            raise SampleError(f"{path}: a manifest from a remote place may not name local files; give --base")
+        return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
     if rule.extension in numbers:
         value = numbers[rule.extension].get(_text(value, rule.columns[0]))
     elif isinstance(value, (int, float)) and kind in ("txt", "text"):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache.target import Target, sweep
+from wids.cache.target import Target, local_path, sweep
 from wids.errors import WidsError
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
@@ -106,6 +107,7 @@ def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] 
     """
     start = time.monotonic()
     pattern = parse_pattern(settings.output)
+    _check_apart(listing.places, pattern)
     if listing.problems and not settings.skips_errors:
         raise _of_problems(listing.problems)
     items = _select(listing, settings)
@@ -129,6 +131,25 @@ def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] 
         journal.close()
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
+    """Refuse to write into a folder that is packed, or over shards and an index that are."""
+    directory, index = _real(pattern.directory), _real(pattern.index_url)
+    for place in places:
+        is_folder = urls.is_local(place) and os.path.isdir(local_path(place))
+        is_within = is_folder and f"{directory}/".startswith(f"{_real(place)}/")
+        is_shard = (
+            pattern.number_of(urls.basename_of(place)) is not None and _real(urls.directory_of(place)) == directory
+        )
+        if is_within or is_shard or _real(place) == index:
+            raise WidsError(
+                f"{pattern.url(0)}: would be written into, or over, what is to be packed ({place}); write elsewhere"
+            )
+
+
+def _real(url: str) -> str:
+    return os.path.realpath(local_path(url)) if urls.is_local(url) else url
 
 
 def _of_problems(problems: Sequence[Problem]) -> WidsError:
@@ -171,6 +192,7 @@ class _Run:
             self.progress.bytes += size
             show(self.progress)
 
+        show(self.progress)
         cuts = self.cut(items)
         jobs = min(self.settings.jobs, len(cuts))
         if urls.scheme_of(self.pattern.url(0)) == "memory":
