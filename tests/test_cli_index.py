@@ -265,3 +265,23 @@ def test_write_json_is_an_index(tmp_path):
     write_json("i.json", {"wids_version": 1, "shardlist": [], "datasets": [{"source_url": "x.json"}]})
     code, _, err = run("rebase", "i.json", "--base", "x")
     assert (code, "sub-datasets" in err) == (1, True)
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmark_runs(tmp_path):
+    """`index.py --quick` measures local and remote shards, says what was read of them, and leaves no files behind."""
+    figures, scratch = tmp_path / "figures.json", tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "benchmarks/index.py"), "--quick", "--only-ours", "--json", figures],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["what"]: row for row in read(figures)["rows"]}
+    assert len(rows) == 8
+    assert rows["remote films"]["fraction"] < 0.5
+    assert rows["remote films --md5"]["fraction"] == pytest.approx(1, abs=0.01)
+    assert "too small" in done.stdout
+    assert os.listdir(scratch) == []

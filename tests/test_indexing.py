@@ -564,6 +564,9 @@ def test_rebase(tmp_path):
     rebase_index(path, "", output=str(tmp_path / "j.json"))
     assert "base" not in read(tmp_path / "j.json")
     assert urls_in(tmp_path / "j.json") == ["x/a.tar", "b.tar"]
+    path = write_json(tmp_path / "k.json", {**read(path), "shardlist": [{"url": "/d/e/a.tar", "nsamples": 1}]})
+    rebase_index(path, "https://h/e")
+    assert urls_in(path) == ["a.tar"]
     write_json(path, {"wids_version": 1, "shardlist": [*shards, {"url": "c.tar", "nsamples": 1}]})
     with pytest.raises(SpecError, match="some of the index's URLs are absolute"):
         rebase_index(path, "x")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -96,8 +98,16 @@ def _begin(cancelled: Any) -> None:
     """In each process, first."""
     global _cancelled_by_parent  # noqa: PLW0603 - one for each process, given by whoever started it
     _cancelled_by_parent = cancelled
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends Ctrl-C to all; the parent decides
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed ends nobody, and a process waits for its next task for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _call_in_process(function: Callable[[T, IsCancelled], R], task: T) -> R:
@@ -108,7 +118,6 @@ def run_in_processes(
     function: Callable[[T, IsCancelled], R], tasks: Sequence[T], *, jobs: int
 ) -> Iterator[tuple[int, R]]:
     """In processes of this machine: for what the processor does."""
-    import multiprocessing
     from concurrent import futures
 
     context = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks

@@ -7,6 +7,7 @@ pipe it is plain, and nothing is cut. A name of someone else's making is shown, 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from decimal import Decimal
@@ -65,6 +66,12 @@ def printable(name: str) -> str:
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in name
     )
+
+
+def shown_path(path: str) -> str:
+    """A path as the user would type it: relative to where they are, if it lies below."""
+    relative = os.path.relpath(path)
+    return printable(path if relative.startswith("..") else relative)
 
 
 def print_json(value: Any) -> None:

@@ -114,7 +114,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     if index.get("datasets"):
         raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
     written = [str(entry["url"]) for entry in index["shardlist"]]
-    is_relative = [urls.join("s3://b", url) != url for url in written]
+    is_relative = [not urls.scheme_of(url) and not url.startswith(("/", "~")) for url in written]
     if any(is_relative) and not all(is_relative):
         raise SpecError("some of the index's URLs are absolute and others relative; index the shards anew, with --base")
     if not any(is_relative):

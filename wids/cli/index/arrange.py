@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import msgspec
 import typer
 
 from wids.cache.rewriting import merge_indexes, rebase_index, split_index
-from wids.cli.words import count_of, print_json, printable
+from wids.cli.words import count_of, print_json, shown_path
 from wids.index.writing import split_by_fractions, split_every, stem_of
 
 if TYPE_CHECKING:
@@ -77,4 +76,4 @@ def _tell(written: Sequence[Merged], *, is_json: bool) -> None:
         words = f"{count_of(each.shards, 'shard')}, {count_of(each.samples, 'sample')}"
         if each.repeated:
             words += f" ({each.repeated:,} that came twice left out)"
-        print(f"{printable(os.path.relpath(each.output))}: {words}")
+        print(f"{shown_path(each.output)}: {words}")

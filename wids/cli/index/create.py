@@ -15,7 +15,7 @@ from wids.cache.indexing import create_index
 from wids.cache.rewriting import update_index
 from wids.cli.demo.signals import Signals
 from wids.cli.progress import progress, quiet
-from wids.cli.words import complain, count_of, format_size, print_json, printable
+from wids.cli.words import complain, count_of, format_size, print_json, shown_path
 from wids.index.writing import stem_of
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _tell(outcome: Outcome, *, is_json: bool) -> None:
         print_json(msgspec.to_builtins(outcome))
         return
     told = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
-    print(f"{printable(outcome.output)}: {', '.join(told)}")
+    print(f"{shown_path(outcome.output)}: {', '.join(told)}")
     counts = {
         "read": outcome.surveyed,
         "unchanged": outcome.unchanged,
@@ -142,5 +142,5 @@ def _tell(outcome: Outcome, *, is_json: bool) -> None:
         words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
     print(words)
     if outcome.tables:
-        place = printable(os.path.dirname(outcome.output))
+        place = shown_path(os.path.dirname(outcome.output))
         print(f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be written")
