@@ -106,6 +106,12 @@ def here(tmp_path):
     return Here(tmp_path, tars.files(contents(20)))
 
 
+@pytest.fixture(autouse=True)
+def slow_storage(monkeypatch):
+    """Reading a header takes long, wherever the shard is."""
+    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
+
+
 # --- DALI
 
 
@@ -206,9 +212,28 @@ def test_dali_index_without_names(here):
     assert here.load() is None
 
 
+def test_headers_that_come_at_once_are_scanned(here, monkeypatch):
+    """From memory, the shard's own headers are read as quickly as an index."""
+    monkeypatch.setattr(files, "_SLOW_SECONDS", 60.0)
+    here.put(dali(here.data))
+    assert here.load() is None
+
+
 def test_older_dali_index(here):
-    """An index that is older than its shard is not believed, whatever it says."""
+    """Copies have any age: what counts are the headers."""
     here.put(dali(here.data), age=1)
+    assert here.load().to_bytes() == here.scan().to_bytes()
+
+
+@pytest.mark.parametrize("row", [0, 77, 100, 199])
+def test_size_that_is_wrong_in_one_member(tmp_path, row):
+    """A byte more or less in one member of hundreds, within its block: no such index is believed."""
+    here = Here(tmp_path, tars.files(contents(200)))
+    lines = dali(here.data).split(b"\n")
+    words = lines[row + 1].split(b" ")
+    words[2] = b"%d" % (int(words[2]) + 1)
+    lines[row + 1] = b" ".join(words)
+    here.put(b"\n".join(lines))
     assert here.load() is None
 
 
@@ -225,7 +250,7 @@ STALE = {
 
 @pytest.mark.parametrize("now", STALE.values(), ids=STALE)
 def test_stale_dali_index(tmp_path, now):
-    """An index of a shard that was since written anew is found out by a few headers."""
+    """An index of a shard that was since written anew is found out."""
     here = Here(tmp_path, tars.files(contents(200)))
     index = dali(here.data)
     here.write(now())

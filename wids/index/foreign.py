@@ -1,7 +1,7 @@
 """Indexes that other tools put beside shards: read, and held against the shard.
 
 Rules: pure; whatever is in such a file, the answer is what it says or a `TableError`. Nobody believes it before it was
-compared with the shard: `find_doubt` compares some headers, the functions that find a difference all of them.
+compared with the shard: all headers that it tells of, and that there are no others.
 
 NVIDIA DALI (``wds2idx``, for ``fn.readers.webdataset``): text; the first line is ``v1.1 N`` or ``v1.2 N``, N > 0 the
 number of samples. A line for each of them, components one after another, blanks between: ``EXTENSION OFFSET SIZE`` in
@@ -20,11 +20,10 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.errors import ShardError, TableError
-from wids.index import tar
+from wids.index import headers, tar
 from wids.index.keys import decode_name, first_dot
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 DALI_SUFFIX, ENERGON_SUFFIX = ".idx", ".tar.idx"
 DALI_STARTS = (b"v1.1 ", b"v1.2 ")
 
-# So many headers are compared before an index is believed, the first and the last ones among them.
-_LOOKS = 64
+_NAME_BYTES = 100
 # At a look, extended headers and members that count for nothing may take so much; names are shorter.
 _LOOK_BYTES = 8 << 10
 _MOST_AFTERWARDS = 16
@@ -114,42 +112,50 @@ def list_members(samples: Iterable[Sequence[Component]], size: int, *, shard: st
     return members
 
 
-def find_doubt(members: Sequence[Member], read: Callable[[int, int], bytes], size: int, *, shard: str) -> str:
-    """Why members that an index lists may not be those of the shard; ``""`` if nothing speaks against it.
-
-    Of a shard of up to 64 members all headers are compared. Of a larger one those of the first and the last one, of
-    others evenly between them, and of each that does not stand as close to the one before as is usual in the shard. The
-    archive must end behind the last one. A member that is not looked at is believed if it fits between the others.
+def find_doubt(
+    members: Sequence[Member],
+    read: Callable[[int, int], bytes],
+    size: int,
+    *,
+    shard: str,
+    each: Callable[[Callable[[int], str], Iterable[int]], Iterable[str]] = map,
+) -> str:
+    """Why the members that an index lists are not those of the shard; ``""``: they are, each of them and no others.
 
     Args:
         members: in archive order, as `list_members` gives them.
-        read: ``read(offset, n)`` gives up to ``n`` bytes of the shard.
+        read: ``read(offset, n)`` gives up to ``n`` bytes of the shard; called by ``each``.
         size: of the shard, in bytes.
         shard: what errors call it.
+        each: how the members are looked at: ``map``, or that of a pool, for they do not depend on each other.
     """
     ends = [0, *(_padded(offset + length) for _, _, offset, length in members)]
-    try:
-        for k in _choose(members, ends):
-            name, _, offset, length = members[k]
+
+    def look(k: int) -> str:
+        name, start, offset, length = members[k]
+        if start == ends[k]:
+            header = read(start, tar.BLOCK)
+            found = (
+                headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
+                if len(header) == tar.BLOCK
+                else b""
+            )
+            if found == name and headers.parse_size(header) == length and headers.is_sum_right(header):
+                return ""
+        try:
             if _next_listed(read, ends[k], size, shard) != (name, offset, length):
                 return f"{_show(name)} is not at byte {offset} with {length} bytes"
-        if _next_listed(read, ends[-1], size, shard) is not None:
+        except ShardError as error:
+            return str(error)
+        return ""
+
+    doubt = next(filter(None, each(look, range(len(members)))), "")
+    try:
+        if not doubt and _next_listed(read, ends[-1], size, shard) is not None:
             return "the shard goes on behind the last member"
     except ShardError as error:
         return str(error)
-    return ""
-
-
-def _choose(members: Sequence[Member], ends: Sequence[int]) -> list[int]:
-    """Which members to look at; ``ends[k]`` is where the one before member ``k`` ends."""
-    count = len(members)
-    if count <= _LOOKS:
-        return list(range(count))
-    # What stands in a gap that is as long as all the others is an extended header like theirs, not a member.
-    gaps = [offset - end for (_, _, offset, _), end in zip(members, ends, strict=False)]
-    ((usual, _),) = Counter(gaps).most_common(1)
-    odd = [k for k, gap in enumerate(gaps) if gap != usual]
-    return sorted({*(k * (count - 1) // (_LOOKS - 1) for k in range(_LOOKS)), *odd})
+    return doubt
 
 
 def _next_listed(read: Callable[[int, int], bytes], start: int, size: int, shard: str) -> tuple[bytes, int, int] | None:
