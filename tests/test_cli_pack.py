@@ -299,6 +299,9 @@ def test_tars_without_an_index(tmp_path):
     code, _, err = run(tmp_path / "in", "-o", tmp_path / "a/s-%d.tar")
     assert (code, err) == (0, "")
     assert len(shown(tmp_path / "a/s.json")) == 7
+    put(tmp_path / "in", {"notes.txt": "x"})
+    with pytest.raises(WidsError, match="holds tars and other files"):
+        folders.guess_format(str(tmp_path / "in"))
     assert pack_dataset(f"{tmp_path}/in/s{{0..1}}.tar", tmp_path / "b/s-%d.tar").samples == 7
 
 
@@ -544,12 +547,22 @@ def test_a_killed_process_is_told(tmp_path):
         (("in", "-o", "file/x-%d.tar"), 1, "check the path"),
         (("in/broken.json", "-o", "o/x-%d.tar"), 1, "not valid JSON"),
         (("empty", "-o", "o/x-%d.tar"), 1, "there are no files in it"),
+        (("in/x.tgz", "-o", "o/x-%d.tar"), 1, "gzip"),
         (("in", "-o", "o/x-%d.tar", "--format", "folder"), 1, "no images in class folders"),
     ],
 )
 def test_wrong_input_is_a_sentence(tmp_path, monkeypatch, args, code, words):
     """What is wrong on the command line or in the source is a sentence and an exit code, without a traceback."""
-    put(tmp_path, {"in/a.txt": "x", "in/r.csv": "b\n1\n", "in/broken.json": "{", "file": ""})
+    put(
+        tmp_path,
+        {
+            "in/a.txt": "x",
+            "in/r.csv": "b\n1\n",
+            "in/broken.json": "{",
+            "file": "",
+            "in/x.tgz": b"\x1f\x8b" + bytes(600),
+        },
+    )
     os.makedirs(tmp_path / "empty")
     monkeypatch.chdir(tmp_path)
     found, out, err = run(*args)

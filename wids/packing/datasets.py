@@ -168,4 +168,5 @@ def _table(store: Store, shard: Shard) -> MemberTable:
 
 def is_dataset(source: str) -> bool:
     """Whether a name is that of an index, of a tar, or of a pattern of tars."""
-    return urls.basename_of(source).endswith((".json", ".tar"))
+    # Compressed ones are refused with what to do about it where they are opened.
+    return urls.basename_of(source).endswith((".json", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"))

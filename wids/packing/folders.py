@@ -121,7 +121,7 @@ def guess_format(directory: str) -> str:
     """``folder`` if nine files in ten are images in folders; ``dataset`` if all are tars; ``files`` otherwise.
 
     Raises:
-        WidsError: it cannot be listed, or is empty.
+        WidsError: it cannot be listed, is empty, or holds tars among other files.
     """
     count = images = tars = 0
     has_image_above = has_other = False
@@ -137,6 +137,10 @@ def guess_format(directory: str) -> str:
         raise WidsError(f"{directory}: there are no files in it")
     if tars and not has_other:
         return "dataset"
+    if tars:  # nobody wants tars in tars
+        raise WidsError(
+            f"{directory}: holds tars and other files; name the tars by a brace pattern, or say --format files"
+        )
     return "folder" if images >= 0.9 * count and not has_image_above else "files"
 
 
