@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
 _LEAST_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 # Headers that tell how long one takes, how long is long, and how many are then read at a time.
-_FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 50e-6, 16
+_FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 200e-6, 16
 
 
 def open_file(path: str) -> tuple[int, Identity]:
