@@ -127,7 +127,7 @@ def test_a_page_that_needs_nothing_else(tmp_path):
         for point in lines[0].get("points").split():
             x, y = map(float, point.split(","))
             assert 0 <= x <= 860
-            assert 0 <= y <= 210
+            assert 0 <= y <= 214
 
 
 def test_a_picture(tmp_path):

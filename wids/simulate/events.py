@@ -13,19 +13,21 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wids.order.permute import Indices
     from wids.simulate.job import Epoch, Job
 
 # A visit is over; a prefetcher's visit was read, or drawn, to its end; a visit's first batch is drawn, or needed.
 END, RELEASE, PASS, DRAW_NOW, NEED, DRAW = range(6)
+_BLOCK = 8192
 Event = tuple[int, int, int, int, int, int, int]  # step, kind, rank, visit, shard, first, last
 
 
-def events_of(epoch: Epoch, job: Job) -> list[Event]:
-    """All that the order decides, in the order in which it happens."""
+def events_of(epoch: Epoch, job: Job) -> Indices:
+    """All that the order decides, in the order in which it happens: the fields of `Event`, (7, n)."""
     size, drawn = job.batch_size, job.drawn_ahead
     parts = []
 
-    def add(kind: int, rank: int, steps: np.ndarray[tuple[int], np.dtype[np.int64]], k: int) -> None:
+    def add(kind: int, rank: int, steps: Indices, k: int) -> None:
         visits = (epoch.visits, epoch.coming)[k][rank]
         count = len(steps)
         numbers = np.arange(count)
@@ -54,27 +56,40 @@ def events_of(epoch: Epoch, job: Job) -> list[Event]:
             add(PASS, rank, ends - drawn, 1)
     table = np.concatenate(parts, axis=1)
     order = np.lexsort((table[5], table[1], table[0]))
-    return list(zip(*(column[order].tolist() for column in table), strict=True))
+    return table[:, order]
 
 
 class Groups:
-    """Groups of events of one step, with a look at which step comes next; the first group is that of step -1."""
+    """The events of one step at a time; the first group is that of step -1.
 
-    def __init__(self, events: list[Event], last: int) -> None:
-        self._events, self._at, self._last = events, 0, last
+    Args:
+        table: the fields of the events, in the order in which they happen: (7, n).
+        last: steps beyond this one count as this one.
+    """
+
+    def __init__(self, table: Indices, last: int) -> None:
+        self._rows, self._last = _rows(table), last
+        self._next = next(self._rows, None)
         self._is_begun = False
+
+    def peek(self) -> int:
+        """The next step with events, at most the last."""
+        return self._last if self._next is None else min(self._next[0], self._last)
 
     def __iter__(self) -> Iterator[tuple[int, list[Event]]]:
         return self
 
-    def peek(self) -> int:
-        """The next step with events, at most the last."""
-        return min(self._events[self._at][0], self._last) if self._at < len(self._events) else self._last
-
     def __next__(self) -> tuple[int, list[Event]]:
         step = self.peek() if self._is_begun else -1
         self._is_begun = True
-        begin = self._at
-        while self._at < len(self._events) and self._events[self._at][0] == step:
-            self._at += 1
-        return step, self._events[begin : self._at]
+        found = []
+        while self._next is not None and min(self._next[0], self._last) == step:
+            found.append(self._next)
+            self._next = next(self._rows, None)
+        return step, found
+
+
+def _rows(table: Indices) -> Iterator[Event]:
+    # All at once they would take ten times the memory.
+    for begin in range(0, table.shape[1], _BLOCK):
+        yield from zip(*table[:, begin : begin + _BLOCK].tolist(), strict=True)

@@ -18,7 +18,7 @@ from wids.simulate.node import Node
 from wids.simulate.outcome import Outcome, Stall, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from wids.simulate.events import Event
     from wids.simulate.job import Epoch, Job
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ARRIVED, _BEGUN = range(2)
 _SOON_SECONDS = 0.05
 # A cache in which shards go while they are read has no end of fetching; so often, for each visit, it is followed.
-_LEAST_FETCHES, _FETCHES_A_VISIT = 50_000, 20
+_LEAST_FETCHES, _FETCHES_A_VISIT = 50_000, 4
 
 
 class Simulation:
@@ -36,9 +36,18 @@ class Simulation:
         job: what is simulated.
         epochs: what its ranks read.
         is_strict: give up when the first shard is fetched again.
+        tell: called now and then with the step, counted over all epochs.
     """
 
-    def __init__(self, job: Job, epochs: list[Epoch], *, is_strict: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        epochs: list[Epoch],
+        *,
+        is_strict: bool = False,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._tell = tell
         self._job, self._epochs, self._is_strict = job, epochs, is_strict
         self._sizes, rooms = job.sizes.tolist(), job.rooms.tolist()
         self._nodes = [Node(job.cache_size, rooms) for _ in range(job.nodes)]
@@ -130,6 +139,7 @@ class Simulation:
                     self._wait(step, self._now)
                     base = step, self._now
                 self.found.marks.append((self._now, self._steps + step))
+                self._tell(self._steps + step)
                 if step == 0:
                     self.found.first_seconds.append(self._now - begin)
             for event in draws:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wids.cli.simulate.report import Report
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#555555")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 210, 70, 34, 12
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 214, 70, 40, 12
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222; }
 h1 { font-size: 1.25em; } h2 { font-size: 1.05em; margin: 1.6em 0 .3em; }
@@ -73,11 +73,11 @@ def draw(name: str, steps: Sequence[int], lines: Sequence[Sequence[float]], boun
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 12}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:,.10g}</text>')
     parts += [
-        f'<text x="{x(tick):.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{tick:,.10g}</text>'
+        f'<text x="{x(tick):.1f}" y="{_HEIGHT - 22}" text-anchor="middle">{tick:,.10g}</text>'
         for tick in nice_ticks(last)
         if tick <= last
     ]
-    parts.append(f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 1}" text-anchor="end">step</text>')
+    parts.append(f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 5}" text-anchor="end">step</text>')
     for number, line in enumerate(lines):
         way, before = [], 0
         for step, value in zip(steps, line, strict=True):

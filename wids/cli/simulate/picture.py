@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 from typing import TYPE_CHECKING
 
+from wids.cache.files import write_atomically
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def save(report: Report, path: str) -> None:
     """Write the picture; the file's ending says of which kind.
 
     Raises:
-        WidsError: there is no matplotlib, or the file cannot be written.
+        WidsError: there is no matplotlib, or the file cannot be written. OSError: likewise.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,7 +43,8 @@ def save(report: Report, path: str) -> None:
     axes = figure.subplots(3, 1, sharex=True)
     for axis, (name, lines, bound) in zip(axes, panels(report), strict=True):
         for number, line in enumerate(lines):
-            axis.plot(report.curves.steps, line, linewidth=1.2, label=f"node {number}", drawstyle="steps-pre")
+            steps, values = [0, *report.curves.steps], [*line[:1], *line]
+            axis.plot(steps, values, linewidth=1.2, label=f"node {number}", drawstyle="steps-pre")
         if bound is not None:
             axis.axhline(bound, color="0.4", linewidth=0.8, linestyle="--")
         axis.set_ylabel(name)
@@ -50,9 +54,11 @@ def save(report: Report, path: str) -> None:
     axes[0].set_title(report.title, fontsize=9, wrap=True)
     if 1 < report.job.nodes <= MOST_NAMED:
         axes[0].legend(loc="best", fontsize=8, ncols=min(report.job.nodes, 4))
+    data = io.BytesIO()
     try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
+        figure.savefig(data, dpi=120, format=os.path.splitext(path)[1].removeprefix(".") or "png")
+    except ValueError as error:
         raise WidsError(
             f"{path}: the picture cannot be written ({error}); choose another file, like job.png"
         ) from error
+    write_atomically(os.path.abspath(path), data.getvalue())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.cli.progress import progress
 from wids.cli.words import count_of, format_size, print_json, print_table, printable
 from wids.simulate import curves, figures
 from wids.simulate.job import MOST_EXACT, is_exact, read_epochs
@@ -53,7 +54,9 @@ def build(job: Job, *, name: str | None) -> Report:
     """
     courses = job.courses()
     epochs = read_epochs(job, courses)
-    found = Simulation(job, epochs).run()
+    total = sum(max(epoch.steps) for epoch in epochs)
+    with progress() as bar:
+        found = Simulation(job, epochs, tell=lambda step: bar.update(step, total=total, words="steps")).run()
     counts = figures.count_samples(job, courses)
     splits = figures.find_splits(job, epochs)
     mixing = figures.measure_mixing(job, courses, epochs)
@@ -89,7 +92,7 @@ def build(job: Job, *, name: str | None) -> Report:
         "compute_seconds": compute,
         "stalled_seconds": stalled,
         "stalled_steps": len(found.waits),
-        "steps": sum(max(epoch.steps) for epoch in epochs),
+        "steps": total,
         "stopped_at_step": found.stopped_at,
     }
     notes = _notes(job, found)
@@ -186,8 +189,11 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
     print_table(*traffic_table(report))
     if has_splits:
         rows = [(k, ", ".join(map(str, ranks))) for k, ranks in report.values["splits"]["shards"].items()]
-        print_table((">shard", "ranks"), rows[:_MOST_ROWS])
-        _say_more(rows, "shards")
+        if rows:
+            print_table((">shard", "ranks"), rows[:_MOST_ROWS])
+            _say_more(rows, "shards")
+        else:
+            print("No shard is read by several ranks.")
     if has_open:
         open_by_rank = report.values["open"]["by_rank"]
         table = [(str(rank), *map(str, own)) for rank, own in enumerate(open_by_rank)]
