@@ -3,6 +3,7 @@
 Rules: a step begins on all ranks when each has its batch, and takes the same time on all. A loader with workers has
 twice as many batches drawn as it has workers, and what it draws it begins to read. A node's link carries one shard at a
 time, those that somebody waits for first, else the ranks' in turn; waiting for a first byte keeps no link busy.
+All shards that a batch lacks are asked for at once.
 """
 
 from __future__ import annotations

@@ -209,7 +209,9 @@ def _find_shards(
         raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
     _, found = load_shards(index)
     if any(count < 0 for count in found.nsamples):
-        raise SpecError(f"{index}: it does not say how many samples its shards hold; write an index first", path="")
+        raise SpecError(
+            f"{index}: it does not say how many samples its shards hold; write an index (wids index create)", path=""
+        )
     missing = sum(known < 0 for known in found.filesizes)
     if missing and size is None:
         raise SpecError(
