@@ -472,6 +472,20 @@ def test_update_reads_what_changed_and_keeps_the_rest(tmp_path):
     assert (told.unchanged, told.surveyed) == (3, 0)
 
 
+def test_update_keeps_a_shard_that_is_listed_twice(tmp_path):
+    """Some weigh shards so; both entries are brought up to date."""
+    path = write_index(tmp_path, (3, 4))
+    index = read(path)
+    write_json(path, {**index, "shardlist": [*index["shardlist"], {**index["shardlist"][0], "extra": 1}]})
+    write_shard(tmp_path / "s0.tar", 5)
+    told = update_index(path)
+    assert (told.shards, told.samples, told.surveyed, told.dropped) == (3, 14, 2, 0)
+    assert [(e["url"], e["nsamples"], e.get("extra")) for e in read(path)["shardlist"]][::2] == [
+        ("s0.tar", 5, None),
+        ("s0.tar", 5, 1),
+    ]
+
+
 def test_update_of_shards_that_are_gone(tmp_path):
     """An error that leaves the index alone, unless they are to be dropped."""
     path = write_index(tmp_path, (3, 4))

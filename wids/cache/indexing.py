@@ -217,12 +217,10 @@ class Indexing:
         """Write the index, and what the next run need not read again."""
         files.write_atomically(self._output, writing.dump_index(index))
         self._journal.finish(surveys)
-        outcome = self.outcome
-        outcome.shards, outcome.samples = len(surveys), sum(each.nsamples for each in surveys)
-        outcome.members, outcome.bytes = (
-            sum(each.nmembers for each in surveys),
-            sum(each.filesize for each in surveys),
-        )
+        outcome, entries = self.outcome, index["shardlist"]
+        outcome.shards = len(entries)
+        outcome.samples, outcome.bytes = (sum(each[key] for each in entries) for key in ("nsamples", "filesize"))
+        outcome.members = sum(each.nmembers for each in surveys)
         outcome.seconds = time.monotonic() - self._start
 
     def _known(self, shard: Found) -> Survey | None:
@@ -251,9 +249,10 @@ class Indexing:
     def _take(self, answer: Survey, total: int) -> Survey:
         outcome = self.outcome
         if answer.failure is not None:
-            if not self._wanted.is_skipping and not (answer.is_missing and self._is_dropping_missing):
+            is_told = not (answer.is_missing and self._is_dropping_missing)
+            if is_told and not self._wanted.is_skipping:
                 raise WidsError(answer.failure)
-            if self._wanted.is_skipping and not (answer.is_missing and self._is_dropping_missing):
+            if is_told:
                 outcome.failed[answer.url] = answer.failure
         else:
             if answer.table is not None:

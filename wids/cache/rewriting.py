@@ -82,11 +82,12 @@ def update_index(
     index = read_index(output)
     home = os.path.dirname(output)
     base = index.get("base") or index.get("base_path")
-    old = {absolute(urls.join(urls.join(home, base) if base else home, e["url"])): e for e in index["shardlist"]}
+    root = urls.join(home, base) if base else home
+    old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
-    if any(entry.get("md5sum") for entry in kept.values()):
+    if any(entry.get("md5sum") for _, entry in kept):
         wanted = msgspec.structs.replace(wanted, has_md5=True)
-    found = {url: look_local(url) if urls.is_local(url) else Found(url) for url in kept}
+    found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
     for shard in find_shards(add, storage_options=wanted.storage_options):
         found[shard.url] = shard
     if not found:
@@ -94,13 +95,16 @@ def update_index(
     indexing = Indexing(output, wanted, show, is_dropping_missing=is_dropping_missing)
     try:
         surveys = indexing.run(list(found.values()))
-        fresh = [each.url for each in surveys if each.url not in kept]
-        places = dict(zip(fresh, writing.place_entries(fresh, home=home, base=base) if fresh else [], strict=True))
+        now = {each.url: each for each in surveys}
         entries = []
-        for each in surveys:
-            before = kept.get(each.url, {})
-            rest = {key: value for key, value in before.items() if key != "md5sum"}
-            entries.append({**rest, **indexing.entry(each, before.get("url") or places[each.url])})
+        for url, before in kept:
+            if url in now:
+                rest = {key: value for key, value in before.items() if key != "md5sum"}
+                entries.append({**rest, **indexing.entry(now[url], before["url"])})
+        had = {url for url, _ in kept}
+        fresh = [url for url in now if url not in had]
+        places = writing.place_entries(fresh, home=home, base=base) if fresh else []
+        entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
         indexing.publish({**index, "shardlist": entries}, surveys)
     finally:
         indexing.close()
@@ -109,16 +113,16 @@ def update_index(
     return indexing.outcome
 
 
-def _without(entries: dict[str, dict[str, Any]], patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     for pattern in patterns:
-        hits = [
-            url
-            for url, entry in entries.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], urls.basename_of(url)))
+        kept = [
+            (url, entry)
+            for url, entry in entries
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], urls.basename_of(url)))
         ]
-        if not hits:
+        if len(kept) == len(entries):
             raise SpecError(f"no shard of the index has a name like {pattern!r}")
-        entries = {url: entry for url, entry in entries.items() if url not in hits}
+        entries = kept
     return entries
 
 

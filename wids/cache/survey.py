@@ -149,7 +149,7 @@ def survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Surv
                 return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
             return _survey_ranges(task, source, is_cancelled)
     except FetchError as error:
-        if type(error) is not FetchError or "as a whole" not in str(error):  # the words of `ShardBytes`
+        if "as a whole" not in str(error):  # the words of `ShardBytes` where there are no ranges
             raise
         _without_ranges.add(urls.host_of(task.url))
     return _survey_copy(task)
