@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from tests import backends
 from tests.cache_shards import pack
 from tests.servers import status
 from tests.shards import serve, write_index, write_json, write_shard, write_shards
@@ -599,3 +600,23 @@ def test_malformed_indexes_are_refused_by_place(tmp_path):
         indexing.Indexing(str(tmp_path / "no/i.json"), QUIET, lambda *_: None)
     assert look_local(str(tmp_path / "none.tar")).size is None
     assert survey.Survey(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
+
+
+@pytest.mark.parametrize("store", [backends.s3, backends.gs])
+def test_a_bucket(tmp_path, no_waits, store):
+    """A prefix is listed, tables lie beside the shards, and what the listing says is unchanged is asked for nothing."""
+    output = str(tmp_path / "i.json")
+    with store() as buckets:
+        place = buckets.place()
+        found = [place.add(f"d/s{k}.tar", pack([(f"{j}.txt", b"x") for j in range(k + 1)])) for k in (10, 2)]
+        place.add("d/notes.txt", b"x")
+        wanted = Wanted(has_tables=True, storage_options=place.options)
+        told = create_index([f"{place.url}/d/"], output, wanted=wanted)
+        assert (told.samples, told.surveyed, told.tables) == (14, 2, {})
+        assert urls_in(output) == [found[1], found[0]]
+        before = len(place.requests(found[0]))
+        told = create_index([f"{place.url}/d/"], output, wanted=wanted)
+        assert (told.unchanged, len(place.requests(found[0])) - before) == (2, 0)
+        place.add("d/s2.tar", pack([(f"{j}.txt", b"y") for j in range(3)]))
+        told = create_index(found, output, wanted=wanted)
+        assert (told.surveyed, told.unchanged) == (1, 1)
