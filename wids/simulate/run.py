@@ -1,36 +1,33 @@
 """The events of a job, in order: steps begin, loaders draw, shards arrive.
 
 Rules: a step begins on all ranks when each has its batch, and takes the same time on all. A loader with workers has
-twice as many batches drawn as it has workers, and what it draws it begins to read. A node's link carries one shard at a
-time, those that somebody waits for first, else the ranks' in turn; waiting for a first byte keeps no link busy.
-All shards that a batch lacks are asked for at once.
+twice as many batches drawn as it has workers, and what it draws it begins to read. All shards that a batch lacks are
+asked for at once.
 """
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wids.simulate import ahead, events
 from wids.simulate.ahead import Ahead
-from wids.simulate.node import Node
-from wids.simulate.outcome import Outcome, Stall, Traffic
+from wids.simulate.fleet import Fleet
+from wids.simulate.outcome import Stall, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from wids.simulate.events import Event
     from wids.simulate.job import Epoch, Job
+    from wids.simulate.outcome import Outcome
 
-_ARRIVED, _BEGUN = range(2)
-_SOON_SECONDS = 0.05
 # A cache in which shards go while they are read has no end of fetching; so often, for each visit, it is followed.
 _LEAST_FETCHES, _FETCHES_A_VISIT = 50_000, 4
 
 
-class Simulation:
+class Simulation(Fleet):
     """A job, from its first epoch to its last.
 
     Args:
@@ -48,23 +45,9 @@ class Simulation:
         is_strict: bool = False,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._tell = tell
-        self._job, self._epochs, self._is_strict = job, epochs, is_strict
-        self._sizes, rooms = job.sizes.tolist(), job.rooms.tolist()
-        self._nodes = [Node(job.cache_size, rooms) for _ in range(job.nodes)]
-        self._node_of = [rank // job.ranks_per_node for rank in range(job.world)]
-        self._fetched: list[dict[int, int]] = [{} for _ in self._nodes]  # shard -> the epoch in which it came last
-        self._bytes = [0] * len(self._nodes)
-        self._heap: list[tuple[float, int, int, int, int, int, bool]] = []
-        self._count = self._position = self._offset = self._steps = self._at = 0
-        self._now = 0.0
-        self._ranks: list[Ahead | None] = []
-        self._pending: set[tuple[int, int]] = set()
-        self._late: dict[int, float] = {}
         visits = sum(len(visits.first) for epoch in epochs for visits in epoch.visits)
-        self._left = max(_LEAST_FETCHES, _FETCHES_A_VISIT * visits)
-        self._wanted = 10 * job.latency * job.bandwidth / job.connections
-        self.found = Outcome(log=[[(0.0, 0, 0)] for _ in self._nodes])
+        super().__init__(job, most_fetches=max(_LEAST_FETCHES, _FETCHES_A_VISIT * visits), is_strict=is_strict)
+        self._epochs, self._tell = epochs, tell
 
     def run(self) -> Outcome:
         """Go through all epochs."""
@@ -223,126 +206,6 @@ class Simulation:
             self._happen()
         self._now = end
         self._pending.clear()
-
-    # --- fetches
-
-    def _demand(self, number: int, rank: int, shard: int) -> None:
-        node = self._nodes[number]
-        if shard in node.coming or shard in node.there:
-            return
-        if node.reserve(shard, now=self._position):
-            self._fetch(number, rank, shard, is_urgent=True)
-        else:
-            node.wanting.append((rank, shard))
-        self._tell_gone(number)
-
-    def _fetch(self, number: int, rank: int, shard: int, *, is_urgent: bool) -> None:
-        self._count += 1
-        self._left -= 1
-        if self._left < 0 and self.found.stopped_at is None:
-            self.found.stopped_at = self._steps + self._at
-        heapq.heappush(self._heap, (self._now + self._job.latency, self._count, _BEGUN, number, rank, shard, is_urgent))
-        epoch, size, node = len(self.found.traffic) - 1, self._sizes[shard], self._fetched[number]
-        traffic = self.found.traffic[-1][number]
-        traffic.shards += 1
-        traffic.size_bytes += size
-        traffic.waited += is_urgent
-        if shard in node:
-            traffic.again += 1
-            traffic.again_bytes += size
-            traffic.again_within += node[shard] == epoch
-            if self._is_strict:
-                self.found.stopped_at = self._steps + self._at
-        node[shard] = epoch
-
-    def _advance(self, due: float) -> None:
-        while self._heap and self._heap[0][0] <= due and self.found.stopped_at is None:
-            self._happen()
-
-    def _happen(self) -> None:
-        time, _, kind, number, rank, shard, is_urgent = heapq.heappop(self._heap)
-        self._now = max(self._now, time)
-        node = self._nodes[number]
-        if kind == _BEGUN:
-            node.queue(rank, shard, is_urgent=is_urgent)
-            self._serve(number)
-            return
-        node.is_serving = False
-        stamp = self._position
-        node.arrive(shard, stamp)
-        self._bytes[number] += self._sizes[shard]
-        self.found.log[number].append((self._now, node.used, self._bytes[number]))
-        if (number, shard) in self._pending:
-            self._pending.discard((number, shard))
-            self._late[number] = self._now
-        own = self._ranks[rank]
-        if not is_urgent and own is not None:
-            own.count -= 1
-            own.slots -= self._slots(shard)
-        for _ in range(len(node.wanting)):
-            self._demand(number, *node.wanting.popleft())
-        self._serve(number)
-        self._pump(number)
-
-    def _serve(self, number: int) -> None:
-        """Let the next shard have the link, if it is free."""
-        node = self._nodes[number]
-        if node.is_serving or (turn := node.next_turn()) is None:
-            return
-        rank, shard, is_urgent = turn
-        node.is_serving = True
-        self.found.log[number].append((self._now, node.used, self._bytes[number]))
-        self._count += 1
-        done = self._now + self._sizes[shard] / self._job.bandwidth
-        heapq.heappush(self._heap, (done, self._count, _ARRIVED, number, rank, shard, is_urgent))
-
-    def _look(self, ranks: Iterable[int]) -> None:
-        numbers = set()
-        for rank in ranks:
-            own = self._ranks[rank]
-            if own is not None:
-                own.look()
-                numbers.add(self._node_of[rank])
-        for number in sorted(numbers):
-            self._pump(number)
-
-    def _pump(self, number: int) -> None:
-        """Let the prefetchers of a node begin what they may."""
-        job, node = self._job, self._nodes[number]
-        first = number * job.ranks_per_node
-        for rank in range(first, min(first + job.ranks_per_node, job.world)):
-            own = self._ranks[rank]
-            while own is not None and self.found.stopped_at is None:
-                if own.slots >= job.connections and own.count >= ahead.LEAST_UNDER_WAY:
-                    break
-                found = own.next_missing()
-                if found is None or not node.reserve(found[0], now=self._position, after=self._after(found[1])):
-                    break
-                own.count += 1
-                own.slots += self._slots(found[0])
-                self._fetch(number, rank, found[0], is_urgent=False)
-                self._tell_gone(number)
-
-    def _after(self, first: int) -> float:
-        """Only what is used later than this goes for a shard that is used from ``first`` on."""
-        use = max(first, self._position)
-        use_and_margin = use + ahead.MARGIN * (use - self._position)
-        soon = _SOON_SECONDS * self._job.batch_size / self._job.step if self._job.step > 0 else 0.0
-        return max(use_and_margin, self._position + soon)
-
-    def _tell_gone(self, number: int) -> None:
-        node = self._nodes[number]
-        if not node.gone:
-            return
-        gone, node.gone = node.gone, []
-        first = number * self._job.ranks_per_node
-        for own in self._ranks[first : first + self._job.ranks_per_node]:
-            if own is not None:
-                for shard in gone:
-                    own.miss(shard)
-
-    def _slots(self, shard: int) -> int:
-        return ahead.slots(self._sizes[shard], wanted=self._wanted, connections=self._job.connections)
 
     def _wait(self, step: int, due: float) -> None:
         """Let time go on until all ranks have their batches."""
