@@ -283,6 +283,19 @@ def test_unchanged_remote_shards_cost_a_request(tmp_path, ranged):
     assert (told.surveyed, told.unchanged) == (1, 2)
 
 
+def test_a_server_without_ranges_is_read_as_a_whole(tmp_path, no_waits):
+    """Each shard once; what it says of their age still tells which are unchanged."""
+    write_shards(tmp_path / "d", (2, 1))
+    with serve(tmp_path / "d") as server:
+        urls = [f"{server.url}/s{k}.tar" for k in range(2)]
+        output = str(tmp_path / "i.json")
+        assert create_index(urls, output, wanted=Wanted(has_md5=True)).samples == 3
+        assert create_index(urls, output).unchanged == 2
+        os.utime(tmp_path / "d/s1.tar", (1, 1))
+        told = create_index(urls, output)
+        assert (told.surveyed, told.unchanged) == (1, 1)
+
+
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     """What was read before is not read again, though the last line was cut; at the end the journal is gone."""
     shards = write_shards(tmp_path / "d", (1, 2, 3))

@@ -140,19 +140,23 @@ def survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Surv
     """
     if urls.is_local(task.url):
         return _survey_local(task, is_cancelled)
-    if urls.scheme_of(task.url) == "pipe" or urls.host_of(task.url) in _without_ranges:
-        return _survey_copy(task)
-    try:
-        with ShardBytes(task.url, storage_options=task.storage_options) as source:
-            known = task.known
-            if known is not None and known.mark and (source.size, mark_words(source.mark)) == known.version():
-                return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
-            return _survey_ranges(task, source, is_cancelled)
-    except FetchError as error:
-        if "as a whole" not in str(error):  # the words of `ShardBytes` where there are no ranges
-            raise
-        _without_ranges.add(urls.host_of(task.url))
-    return _survey_copy(task)
+    mark = None
+    if urls.scheme_of(task.url) != "pipe":
+        try:
+            with ShardBytes(task.url, storage_options=task.storage_options) as source:
+                mark = mark_words(source.mark)
+                known = task.known
+                if known is not None and mark and (source.size, mark) == known.version():
+                    return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
+                if urls.host_of(task.url) not in _without_ranges:
+                    return _survey_ranges(task, source, is_cancelled)
+        except FetchError as error:
+            if "as a whole" not in str(error):  # the words of `ShardBytes` where there are no ranges
+                raise
+            _without_ranges.add(urls.host_of(task.url))
+    told = _survey_copy(task)
+    told.mark = mark
+    return told
 
 
 def _survey_local(task: Task, is_cancelled: Callable[[], bool]) -> Survey:
