@@ -175,7 +175,11 @@ class Prefetcher:
         while self._coming and self._coming[0].last < recent:
             self._coming.popleft()
         wanted = max(max(self._ahead_bytes(source), source.store.cache_size or 0) for source in self._sources)
-        ahead = {(visit.dataset, visit.shard) for visit in self._coming if visit.last >= position}
+        ahead = {
+            (visit.dataset, visit.shard)
+            for visit in self._coming
+            if visit.last >= position and self._is_counted(self._sources[visit.dataset], visit, position)
+        }
         size = sum(self._job(key).size for key in ahead)
         while not self._is_exhausted and len(self._coming) < _MOST_VISITS and size < wanted:
             block = next(self._visits, None)
@@ -202,12 +206,19 @@ class Prefetcher:
     def _ahead_bytes(self, source: Source) -> int:
         """How far ahead to be at most."""
         limit = source.store.cache_size
+        ranks = max(_environ_int("LOCAL_WORLD_SIZE"), 1)
         if source.ahead_bytes is not None:
             most = source.ahead_bytes
-        else:
-            ranks = max(_environ_int("LOCAL_WORLD_SIZE"), 1)
-            most = (_AHEAD_BYTES if limit is None else limit) // ranks
+        elif limit is not None:
+            most = limit // ranks
+        else:  # however large the shards are: the next window must be there when this one ends
+            most = max(_AHEAD_BYTES // ranks, _LEAST_SHARDS * self._typical_bytes())
         return most if limit is None else min(most, limit)
+
+    def _typical_bytes(self) -> int:
+        """The size of a shard, about."""
+        known = [job.size for job in self._jobs.values() if job.shard.filesize is not None or job.is_done]
+        return sum(known) // len(known) if known else _UNKNOWN_BYTES
 
     def _start_fetches(self) -> None:
         position, now = self._position(), time.monotonic()
@@ -244,9 +255,11 @@ class Prefetcher:
                 yield visit, job
 
     def _within_reach(self, position: int) -> Iterator[tuple[Visit, _Job]]:
-        """What comes, each shard once, as far ahead as is allowed and good."""
-        known = [job.size for job in self._jobs.values() if job.shard.filesize is not None or job.is_done]
-        typical = sum(known) // len(known) if known else _UNKNOWN_BYTES
+        """What comes, each shard once, as far ahead as is allowed and good.
+
+        What is being read counts only where it takes room: where there is a bound.
+        """
+        typical = self._typical_bytes()
         paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
         ahead: dict[int, int] = {}
         full: set[int] = set()  # one shard list that may not be as far ahead stops no other one
@@ -257,13 +270,19 @@ class Prefetcher:
                 continue
             seen.add(key)
             job, source = self._jobs[key], self._sources[visit.dataset]
-            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + job.size
+            counted = job.size if self._is_counted(source, visit, position) else 0
+            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + counted
             if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
                 full.add(visit.dataset)
                 if len(full) == len(self._sources):
                     return
             else:
                 yield visit, job
+
+    def _is_counted(self, source: Source, visit: Visit, position: int) -> bool:
+        """Whether a shard counts as ahead."""
+        is_open = source.ahead_bytes is None and source.store.cache_size is None
+        return not is_open or visit.first > position
 
     def _samples_a_shard(self) -> float:
         """Positions from one new shard to the next, about."""

@@ -77,11 +77,15 @@ class Simulation(Fleet):
             return
         own = min(job.ranks_per_node, job.world)
         for rank, visits in enumerate(epoch.coming):
+            pace, least = self._pace(epoch, rank)
             most = job.prefetch
             if most is None:
-                most = (ahead.AHEAD_BYTES if job.cache_size is None else job.cache_size) // own
+                most = max(ahead.AHEAD_BYTES // own, least) if job.cache_size is None else job.cache_size // own
             most = most if job.cache_size is None else min(most, job.cache_size)
-            reach = most if job.prefetch is not None else min(most, self._pace(epoch, rank))
+            reach = most if job.prefetch is not None else min(most, pace)
+            if job.prefetch is None and job.cache_size is None:  # what is being read does not count
+                reading = self._reading_bytes(epoch, rank)
+                most, reach = most + reading, reach + reading
             self._ranks[rank] = Ahead(
                 self._nodes[self._node_of[rank]],
                 visits,
@@ -92,15 +96,22 @@ class Simulation(Fleet):
                 is_planned=job.cache_size is not None,
             )
 
-    def _pace(self, epoch: Epoch, rank: int) -> int:
-        """How far ahead a prefetcher goes by itself: so many shards, or what is read in so many seconds."""
+    def _reading_bytes(self, epoch: Epoch, rank: int) -> int:
+        """Bytes of the shards that a rank reads at a time, on average."""
+        visits = epoch.coming[rank]
+        lengths = visits.last - visits.first + 1
+        return int((lengths * self._job.sizes[visits.shard]).sum() / max(epoch.counts[rank], 1))
+
+    def _pace(self, epoch: Epoch, rank: int) -> tuple[int, int]:
+        """How far ahead a prefetcher goes by itself: what is read in so many seconds, and at least so many shards."""
         job, shards = self._job, np.unique(epoch.coming[rank].shard)
         if not len(shards):
-            return 0
+            return 0, 0
         typical = float(job.sizes[shards].mean())
         rate = job.batch_size / max(job.step, 1e-9)
         each = max(epoch.counts[rank] / len(shards), 1.0)
-        return int(max(ahead.LEAST_SHARDS * typical, rate * ahead.AHEAD_SECONDS * typical / each))
+        least = int(ahead.LEAST_SHARDS * typical)
+        return max(least, int(rate * ahead.AHEAD_SECONDS * typical / each)), least
 
     def _go(self, epoch: Epoch) -> None:
         job, begin = self._job, self._now
