@@ -108,11 +108,16 @@ def fetch_to(
     )
 
 
-def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None) -> bytes:
+def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None, most: int | None = None) -> bytes:
     """The bytes behind a URL or path, for small files such as an index.
 
+    Args:
+        url: any URL that fsspec knows, or a local path.
+        storage_options: for the fsspec file system.
+        most: how many there may be; of what is longer, no more than that is read. For remote ones.
+
     Raises:
-        FetchError: it cannot be read.
+        FetchError: it cannot be read. SizeMismatchError: it is longer.
     """
 
     def once() -> bytes:
@@ -120,7 +125,12 @@ def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None) -> by
             with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
                 return file.read()
         filesystem, name = remote.open_filesystem(url, storage_options)
-        return bytes(filesystem.cat_file(name))
+        if most is None:
+            return bytes(filesystem.cat_file(name))
+        data = remote.read_at_most(filesystem, name, url, most + 1)
+        if len(data) > most:
+            raise SizeMismatchError(f"{url}: it is longer than the {most} bytes it may have", url=url, expected=most)
+        return data
 
     return try_repeatedly(once, url=url, path=None, hooks=())
 

@@ -164,12 +164,17 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
     return None
 
 
+def most_table_bytes(shard_bytes: int) -> int:
+    """Bytes that the table of a shard of so many may have; what is longer is none."""
+    return _LEAST_TABLE_BYTES + _TABLE_RATIO * shard_bytes
+
+
 def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
     """The table saved beside ``path``; None when there is none, or none that can be used."""
     try:
         fd, facts = open_file(path + tables.SUFFIX)
         with open(fd, "rb", buffering=0) as file:
-            if facts.size > _LEAST_TABLE_BYTES + _TABLE_RATIO * shard_bytes:
+            if facts.size > most_table_bytes(shard_bytes):
                 logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
                 return None
             data = file.read()

@@ -29,15 +29,18 @@ class HttpSource:
         self.host = host
         self._filesystem, self._name, self._connections = filesystem, name, connections
 
-    async def open(self, lo: int, hi: int | None, answers: list[Answer]) -> Answer:
+    async def open(self, lo: int, hi: int | None, answers: list[Answer], *, seconds: float | None = None) -> Answer:
         """Ask for the bytes ``lo .. hi``, or for all of them. The caller closes the answer.
 
-        It is put into ``answers`` too, where a caller that was cancelled finds it.
+        It is put into ``answers`` too, where a caller that was cancelled finds it. ``seconds``: how long it may take
+        in all, from the request to the last byte: a server that sends a byte a minute never seems to stall.
         """
         options = dict(self._filesystem.kwargs)
         if hi is not None:
             options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={lo}-{max(hi - 1, lo)}"}
         session = await self._filesystem.set_session()
+        if seconds is not None and "timeout" not in options:
+            options["timeout"] = _within(session.timeout, seconds)
         connections = self._connections
         await connections.free.acquire()
         response = None
@@ -57,7 +60,17 @@ class HttpSource:
             raise
         connections.free.release()
         response.close()
-        return await self.open(0, None, answers)  # there is nothing to have a range of
+        return await self.open(0, None, answers, seconds=seconds)  # there is nothing to have a range of
+
+
+def _within(limits: Any, seconds: float) -> Any:
+    """The client's time limits, and no more than ``seconds`` in all."""
+    return type(limits)(
+        total=min(seconds, limits.total or seconds),
+        connect=limits.connect,
+        sock_connect=limits.sock_connect,
+        sock_read=limits.sock_read,
+    )
 
 
 class Answer:

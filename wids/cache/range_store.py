@@ -7,16 +7,15 @@ far as these are known; the reader finds out the rest.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from wids.cache import fetch, ranges
+from wids.cache import fetch, files, ranges
 from wids.cache.range_reader import RangeReader
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, TableError
 from wids.events import logger
+from wids.index import headers, urls
 from wids.index import table as tables
-from wids.index import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 Access: TypeAlias = Literal["fetch", "range", "auto"]
 
 _TABLES_BYTES = 64 << 20
+# A table beside a shard that is longer than this is not read, whatever the shard's size.
+_MOST_TABLE_BYTES = 512 << 20
 
 
 def parse_access(access: Any) -> Access:
@@ -72,11 +73,14 @@ class RangeStore:
         self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
         self._rule: KeyRule = rule
         self._group: Group = group
-        self._tables: OrderedDict[str, MemberTable] = OrderedDict()
+        # URL -> (table, whether it comes from the shard's own headers). Threads add to it without a lock.
+        self._tables: dict[str, tuple[MemberTable, bool]] = {}
+        # What each shard was asked last through, by which it is known what it has cost: "auto" only.
+        self._sources: dict[str, ranges.ShardBytes] = {}
         self._spent: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": OrderedDict(), "drop": None}
+        return {**self.__dict__, "_tables": {}, "_sources": {}, "drop": None}
 
     def open(self, shard: Shard) -> tuple[RangeReader, bool] | None:
         """(reader, whether its table was saved somewhere); None: the shard is better fetched.
@@ -86,6 +90,8 @@ class RangeStore:
             ChangedShardError: it is not what the index says.
         """
         if shard.url in self._spent or urls.is_local(shard.url):
+            return None
+        if urls.scheme_of(shard.url) == "pipe" and not self._is_final:
             return None
         source = ranges.ShardBytes(
             shard.url, storage_options=self._storage_options, hooks=self._hooks, size=shard.filesize
@@ -97,17 +103,22 @@ class RangeStore:
                     url=shard.url,
                 )
             return None
-        table = self._saved_table(shard, source)
+        if not self._is_final:
+            self._go_on_counting(source)
+        table, is_proven = self._known_table(shard, source)
         has_saved = table is not None
         if table is None:
             if not self._is_final and source.scan_bytes(shard.nsamples) > source.size:
                 return None
-            table = self._scan(source)
-        self._remember(shard.url, table)
+            table, is_proven = self._scan(source), True
+        elif not is_proven:
+            self._remember(shard.url, table, is_proven=False)
         reader = RangeReader(
             source,
             table=table,
             rescan=partial(self._scan, source),
+            is_proven=is_proven,
+            split=tables.parse_rule(self._rule),
             on_spent=None if self._is_final else partial(self._note_spent, shard.url),
             hooks=self._hooks,
         )
@@ -118,22 +129,43 @@ class RangeStore:
         return tables.Identity(size=source.size, etag=None if mark is None else str(mark))
 
     def _scan(self, source: ranges.ShardBytes) -> MemberTable:
-        return ranges.scan_table(source, self._identity(source), rule=self._rule, group=self._group)
+        table = ranges.scan_table(source, self._identity(source), rule=self._rule, group=self._group)
+        self._remember(source.url, table, is_proven=True)
+        return table
 
-    def _saved_table(self, shard: Shard, source: ranges.ShardBytes) -> MemberTable | None:
+    def _go_on_counting(self, source: ranges.ShardBytes) -> None:
+        """What a shard cost before it was closed counts, or one that is opened again and again is never fetched."""
+        before = self._sources.get(source.url)
+        if before is not None:
+            source.requests += before.requests
+            source.read_bytes += before.read_bytes
+        self._sources[source.url] = source
+
+    def _known_table(self, shard: Shard, source: ranges.ShardBytes) -> tuple[MemberTable | None, bool]:
+        """The table from memory or from beside the shard, and whether it comes from the shard's headers."""
         identity = self._identity(source)
         known = self._tables.get(shard.url)
-        if known is not None and known.identity.size == identity.size and known.identity.etag == identity.etag:
+        if known is not None and known[0].identity == identity:
             return known
+        return self._saved_table(shard, source, identity), False
+
+    def _saved_table(self, shard: Shard, source: ranges.ShardBytes, identity: tables.Identity) -> MemberTable | None:
         if not tables.is_standard(self._rule, self._group) or urls.without_query(shard.url) != shard.url:
             return None  # what is signed is one object alone
         try:
-            data = fetch.read_bytes(shard.url + tables.SUFFIX, storage_options=self._storage_options)
+            data = fetch.read_bytes(
+                shard.url + tables.SUFFIX,
+                storage_options=self._storage_options,
+                most=min(files.most_table_bytes(source.size), _MOST_TABLE_BYTES),
+            )
             table = tables.parse_table(data, shard=shard.url)
         except (ShardNotFoundError, FetchDeniedError):  # a bucket that cannot be listed says 403 for what is not there
             return None
-        except TableError as error:
+        except (TableError, FetchError) as error:  # the headers are read instead
             logger.warning("%s", error)
+            return None
+        if table.nmembers and min(table.offsets) < headers.BLOCK:
+            logger.warning("%s: the member table beside it has a member where no header fits before it", shard.url)
             return None
         md5 = table.identity.md5
         if table.identity.size != source.size or (md5 and shard.md5sum and md5 != shard.md5sum):
@@ -141,12 +173,17 @@ class RangeStore:
             return None
         return table.with_identity(identity)
 
-    def _remember(self, url: str, table: MemberTable) -> None:
-        self._tables[url] = table
-        self._tables.move_to_end(url)
-        total = sum(kept.nbytes for kept in self._tables.values())
-        while total > _TABLES_BYTES and len(self._tables) > 1:
-            total -= self._tables.popitem(last=False)[1].nbytes
+    def _remember(self, url: str, table: MemberTable, *, is_proven: bool) -> None:
+        remembered = self._tables
+        remembered.pop(url, None)
+        remembered[url] = table, is_proven
+        # Of copies: other threads add to it at the same time.
+        total = sum(kept.nbytes for kept, _ in list(remembered.values()))
+        for oldest in list(remembered)[:-1]:
+            if total <= _TABLES_BYTES:
+                break
+            dropped = remembered.pop(oldest, None)
+            total -= dropped[0].nbytes if dropped else 0
 
     def _note_spent(self, url: str) -> None:
         self._spent.add(url)

@@ -10,27 +10,34 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from bisect import bisect_right
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cache import fetch, files, remote, system
-from wids.cache.failures import InterruptedTransferError, StalledTransferError
+from wids.cache.failures import InterruptedTransferError, StalledTransferError, is_transient
 from wids.cache.http import HttpSource
 from wids.errors import ChangedShardError, FetchError
 from wids.index import table as tables
 from wids.index import tar, urls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import TypeAlias
 
     from typing_extensions import Self
 
     from wids.events import Hook
     from wids.index.table import Group, Identity, KeyRule, MemberTable
 
+    Piece: TypeAlias = tuple[int, int]  # half-open
+    # Spans to ask for, each with the pieces that lie in it.
+    Spans: TypeAlias = dict[Piece, list[Piece]]
+
 _LOOK_BYTES = 512
-_SLOWEST_BYTES = 128 << 10  # a second
+# Close pieces are one request up to here: what lies between them is held until the request is done, and one connection
+# brings less than several.
+_MOST_SPAN_BYTES = 16 << 20
 
 
 class ShardBytes:
@@ -82,7 +89,7 @@ class ShardBytes:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether pieces can be had at all; asks, if nobody has yet."""
+        """Whether pieces can be had at all, and somebody says of how many bytes; asks, if nobody has yet."""
         if not self._has_looked:
             self._look()
         return self._has_ranges
@@ -106,8 +113,16 @@ class ShardBytes:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole."""
-        return self._look() if self._size is None else self._size
+        """Bytes of the whole.
+
+        Raises:
+            FetchError: nobody says how many.
+        """
+        if self._size is None and not self._has_looked:
+            self._look()
+        if self._size is None:
+            raise FetchError(f"{self.url}: nobody says how long it is; fetch the shard as a whole", url=self.url)
+        return self._size
 
     @property
     def mark(self) -> Any:
@@ -130,14 +145,23 @@ class ShardBytes:
         Raises:
             FetchError, ChangedShardError: as for `read`.
         """
-        end = self.size if self._fd < 0 else None
-        wanted = [(lo, hi if end is None else min(hi, end)) for lo, hi in pieces]
         if self._fd >= 0:
-            return [self._read_file(lo, hi) for lo, hi in wanted]
-        spans = self._coalesce(wanted)
-        done: dict[tuple[int, int], bytes] = {}
-        fetch.try_repeatedly(partial(self._fetch, spans, done), url=self.url, path=None, hooks=self._hooks)
-        return [_cut(spans, done, lo, hi) for lo, hi in wanted]
+            return [self._read_file(lo, hi) for lo, hi in pieces]
+        end = self.size
+        wanted = [(lo, min(hi, end)) for lo, hi in pieces]
+        waiting = self._coalesce(wanted)
+        done: dict[Piece, bytes] = {}
+        if waiting:
+            if not self._has_ranges:  # found out before: no use in asking again
+                raise self._no_ranges()
+            fetch.try_repeatedly(
+                partial(self._fetch, waiting, done),
+                url=self.url,
+                path=None,
+                hooks=self._hooks,
+                kept=lambda: len(done),
+            )
+        return [done.get(piece, b"") for piece in wanted]
 
     # --- a local file
 
@@ -168,108 +192,113 @@ class ShardBytes:
 
     # --- a remote object
 
-    def _coalesce(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Spans to ask for, in order and apart, that hold all pieces."""
+    def _coalesce(self, wanted: Sequence[Piece]) -> Spans:
+        """Spans to ask for, in order, that hold all pieces but the empty ones."""
         gap = self._gap_bytes()
-        spans: list[tuple[int, int]] = []
-        for lo, hi in sorted(piece for piece in wanted if piece[0] < piece[1]):
-            if spans and lo - spans[-1][1] <= gap:
-                spans[-1] = spans[-1][0], max(spans[-1][1], hi)
-            else:
-                spans.append((lo, hi))
-        return spans
+        found: list[tuple[Piece, list[Piece]]] = []
+        for piece in sorted({piece for piece in wanted if piece[0] < piece[1]}):
+            if found:
+                (lo, hi), inside = found[-1]
+                end = max(hi, piece[1])
+                if piece[0] - hi <= gap and end - lo <= max(_MOST_SPAN_BYTES, hi - lo):
+                    inside.append(piece)
+                    found[-1] = (lo, end), inside
+                    continue
+            found.append((piece, [piece]))
+        return dict(found)
 
-    def _fetch(self, spans: list[tuple[int, int]], done: dict[tuple[int, int], bytes]) -> None:
-        """One try: those spans that are not done."""
-        missing = [span for span in spans if span not in done]
-        if not missing:
-            return
+    def _fetch(self, waiting: Spans, done: dict[Piece, bytes]) -> None:
+        """One try: those spans that still wait."""
+        missing = list(waiting)
         filesystem, name = remote.open_filesystem(self.url, self._storage_options)
         scheme = urls.scheme_of(self.url)
         if scheme in ("http", "https"):
             source = HttpSource(filesystem, name, urls.host_of(self.url), remote.connections())
-            remote.run(_gather([self._fetch_http(source, span, done) for span in missing]))
+            remote.run(_work_off([partial(self._fetch_http, source, span, waiting, done) for span in missing]))
             return
         if getattr(filesystem, "async_impl", False):
-            remote.run(_gather([self._fetch_async(filesystem, name, span, done) for span in missing]))
+            remote.run(
+                _work_off([partial(self._fetch_async, filesystem, name, span, waiting, done) for span in missing])
+            )
         else:
             for span in missing:
-                self._take(span, filesystem.cat_file(name, start=span[0], end=span[1]), done)
-        try:
-            self._look()  # what came is of one version if it is the same afterwards
-        except ChangedShardError:
-            done.clear()
-            raise
+                self._take(span, filesystem.cat_file(name, start=span[0], end=span[1]), waiting, done)
+        # What came is of one version if it is the same afterwards. A try that fails here goes on here: nothing that
+        # was not looked at is given out.
+        self._look_once()
 
-    async def _fetch_http(self, source: HttpSource, span: tuple[int, int], done: dict[tuple[int, int], bytes]) -> None:
-        answer = await source.open(*span, [])
+    async def _fetch_http(self, source: HttpSource, span: Piece, waiting: Spans, done: dict[Piece, bytes]) -> None:
+        answer = await source.open(*span, [], seconds=remote.limit_of(span[1] - span[0]))
         try:
             if answer.total is not None:
                 self._learn(answer.total, answer.mark)
             if not answer.is_range or answer.total is None:
-                raise FetchError(
-                    f"{self.url}: the server gives no byte ranges; the shard can only be fetched as a whole",
-                    url=self.url,
-                )
+                raise self._no_ranges()
             if (answer.lo, answer.hi) != span:
                 raise InterruptedTransferError(f"{self.url}: the server gave another range than was asked for")
-            self._take(span, await answer.read_all(), done)
+            self._take(span, await answer.read_all(), waiting, done)
         finally:
             answer.close()
 
     async def _fetch_async(
-        self, filesystem: Any, name: str, span: tuple[int, int], done: dict[tuple[int, int], bytes]
+        self, filesystem: Any, name: str, span: Piece, waiting: Spans, done: dict[Piece, bytes]
     ) -> None:
         lo, hi = span
-        limit = remote.READ_SECONDS + (hi - lo) / _SLOWEST_BYTES
         async with remote.connections().free:
-            data = await asyncio.wait_for(filesystem._cat_file(name, start=lo, end=hi), limit)  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
-        self._take(span, data, done)
+            data = await asyncio.wait_for(filesystem._cat_file(name, start=lo, end=hi), remote.limit_of(hi - lo))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
+        self._take(span, data, waiting, done)
 
-    def _take(self, span: tuple[int, int], data: bytes, done: dict[tuple[int, int], bytes]) -> None:
-        if len(data) != span[1] - span[0]:
-            raise StalledTransferError(f"{self.url}: {len(data)} bytes came of {span[1] - span[0]}")
+    def _take(self, span: Piece, data: bytes, waiting: Spans, done: dict[Piece, bytes]) -> None:
+        """Cut the pieces out of what came: what lies between them is let go of at once."""
+        begin, end = span
+        if len(data) != end - begin:
+            raise StalledTransferError(f"{self.url}: {len(data)} bytes came of {end - begin}")
         self.requests, self.read_bytes = self.requests + 1, self.read_bytes + len(data)
-        done[span] = data
+        done.update({(lo, hi): data[lo - begin : hi - begin] for lo, hi in waiting.pop(span)})
 
-    def _look(self) -> int:
-        """Ask for size and version, and see that they are what they were; gives the size."""
+    def _look(self) -> None:
+        """Ask for size and version, and see that they are what they were."""
+        fetch.try_repeatedly(self._look_once, url=self.url, path=None, hooks=self._hooks)
 
-        def once() -> int:
-            filesystem, name = remote.open_filesystem(self.url, self._storage_options)
-            self.requests += 1
-            if urls.scheme_of(self.url) in ("http", "https"):
-                source = HttpSource(filesystem, name, urls.host_of(self.url), remote.connections())
-                return remote.run(self._look_http(source))
-            filesystem.invalidate_cache()
+    def _look_once(self) -> None:
+        filesystem, name = remote.open_filesystem(self.url, self._storage_options)
+        self.requests += 1
+        if urls.scheme_of(self.url) in ("http", "https"):
+            source = HttpSource(filesystem, name, urls.host_of(self.url), remote.connections())
+            remote.run(self._look_http(source))
+            return
+        filesystem.invalidate_cache()
+        if getattr(filesystem, "async_impl", False):
+            info = remote.run(asyncio.wait_for(filesystem._info(name), remote.limit_of(0)))  # noqa: SLF001 - as above
+        else:
             info = filesystem.info(name)
-            if info.get("type") == "directory":
-                raise IsADirectoryError(f"{name} is a directory")
-            if info.get("size") is None:
-                raise FetchError(f"{self.url}: nobody says how long it is; fetch the shard as a whole", url=self.url)
-            return self._learn(int(info["size"]), remote.version_of(info) or None)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{name} is a directory")
+        size = info.get("size")
+        self._has_ranges = size is not None
+        self._learn(None if size is None else int(size), remote.version_of(info) or None)
 
-        return fetch.try_repeatedly(once, url=self.url, path=None, hooks=self._hooks)
-
-    async def _look_http(self, source: HttpSource) -> int:
+    async def _look_http(self, source: HttpSource) -> None:
         """By a range, not by HEAD: what is signed for GET refuses anything else."""
-        answer = await source.open(0, _LOOK_BYTES, [])
+        answer = await source.open(0, _LOOK_BYTES, [], seconds=remote.limit_of(_LOOK_BYTES))
         try:
-            if answer.total is None:
-                raise FetchError(
-                    f"{self.url}: the server does not say how long it is; fetch the shard as a whole", url=self.url
-                )
-            self._has_ranges = answer.is_range or answer.total == 0
-            return self._learn(answer.total, answer.mark)
+            self._has_ranges = answer.total is not None and (answer.is_range or answer.total == 0)
+            self._learn(answer.total, answer.mark)
         finally:
             answer.close()
 
-    def _learn(self, size: int, mark: Any) -> int:
-        self._check_size(size)
+    def _learn(self, size: int | None, mark: Any) -> None:
+        if size is not None:
+            self._check_size(size)
         if self._has_looked and mark != self._mark:
             raise self._changed(self._mark, mark)
-        self._size, self._mark, self._has_looked = size, mark, True
-        return size
+        self._size = self._size if size is None else size
+        self._mark, self._has_looked = mark, True
+
+    def _no_ranges(self) -> FetchError:
+        return FetchError(
+            f"{self.url}: the server gives no byte ranges; the shard can only be fetched as a whole", url=self.url
+        )
 
     def _check_size(self, size: int) -> None:
         if self._size is not None and size != self._size:
@@ -285,23 +314,32 @@ class ShardBytes:
         )
 
 
-async def _gather(coroutines: list[Any]) -> None:
-    """Run all; the first error ends the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+async def _work_off(jobs: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """Do all, some at a time. After an error those that have begun end, or what they bring would be asked for again.
+
+    After one that is final they are given up.
+    """
+    waiting = deque(jobs)
+    errors: list[Exception] = []
+
+    async def work() -> None:
+        while waiting and not errors:
+            try:
+                await waiting.popleft()()
+            except Exception as error:
+                errors.append(error)
+                if not is_transient(error, None):
+                    raise
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(len(jobs), remote.connections().count))]
     try:
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*workers)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _cut(spans: list[tuple[int, int]], done: dict[tuple[int, int], bytes], lo: int, hi: int) -> bytes:
-    """A piece out of the span that holds it."""
-    if lo >= hi:
-        return b""
-    span = spans[bisect_right(spans, lo, key=lambda span: span[0]) - 1]
-    return done[span][lo - span[0] : hi - span[0]]
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    if errors:
+        raise errors[0]
 
 
 def scan_table(

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import stamina.instrumentation
 
 from wids import forks
+from wids.cache.http import HttpSource
 from wids.index import urls
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
 # Byte ranges that a process has under way at a time.
 CONNECTIONS = 8
+_SLOWEST_BYTES = 128 << 10  # a second
+# What an object that does not say how long it is is taken for, when it is decided how long to wait for it.
+_LARGE_BYTES = 16 << 20
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 # What tells two versions of an object apart, by the names that file systems give it.
 _MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
@@ -94,6 +98,30 @@ def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda
             future.cancel()
             # It must not write any more when the file is closed: the descriptor's number may be another file's.
             futures.wait([future], timeout=_CLOSE_SECONDS)
+
+
+def read_at_most(filesystem: Any, name: str, url: str, most: int) -> bytes:
+    """The first ``most`` bytes of an object, or all it has; in bounded time, where the client lets others wait."""
+    if urls.scheme_of(url) in ("http", "https"):
+        return run(_read_http(HttpSource(filesystem, name, urls.host_of(url), connections()), most))
+    limit = limit_of(min(most, _LARGE_BYTES))
+    if getattr(filesystem, "async_impl", False):
+        return bytes(run(asyncio.wait_for(filesystem._cat_file(name, start=0, end=most), limit)))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
+    return bytes(filesystem.cat_file(name, start=0, end=most))
+
+
+async def _read_http(source: HttpSource, most: int) -> bytes:
+    answer = await source.open(0, None, [], seconds=limit_of(most))
+    try:
+        coming = _LARGE_BYTES if answer.total is None else answer.total
+        return (await asyncio.wait_for(answer.read(most), limit_of(min(coming, most))))[:most]
+    finally:
+        answer.close()
+
+
+def limit_of(size: int) -> float:
+    """Seconds that a request for so many bytes may take; one that brings less was as good as a stall."""
+    return CONNECT_SECONDS + READ_SECONDS + size / _SLOWEST_BYTES
 
 
 def version_of(info: dict[str, Any]) -> Any:
