@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import pyarrow as pa
@@ -366,9 +368,36 @@ def test_s3_from_several_processes(tmp_path, monkeypatch):
     assert found == [(str(k), {".txt": b"%d" % k}) for k in range(4)]
 
 
-def many(directory):
-    """So many files that packing each into a shard takes its time."""
-    return put(directory, {f"{k:04d}.txt": f"text {k}" for k in range(600)})
+@contextlib.contextmanager
+def rows_with_a_stop(directory):
+    """A manifest of 30 rows, and two events: the file of row 10 was asked for, and its server waits for the other."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.set()
+            go_on.wait(PATIENCE_SECONDS)
+            with contextlib.suppress(OSError):  # who asked may have been ended
+                self.send_response(200)
+                self.send_header("Content-Length", "6")
+                self.end_headers()
+                self.wfile.write(b"remote")
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            put(directory, {f"{k}.txt": f"text {k}" for k in range(30)})
+            names = [f"http://127.0.0.1:{server.server_address[1]}/x" if k == 10 else f"{k}.txt" for k in range(30)]
+            path = os.path.join(put(directory, {"rows.csv": "\n".join(["name", *names])}), "rows.csv")
+            yield path, asked, go_on
+        finally:
+            go_on.set()
+            server.shutdown()
+            thread.join()
 
 
 def count_done(journal):
@@ -379,16 +408,16 @@ def count_done(journal):
 
 
 @contextlib.contextmanager
-def under_way(source, output):
-    """``wids pack``, when it has finished some shards and has many more to write."""
-    journal = f"{os.path.dirname(output)}/f.json{SUFFIX}"
+def stopped(source, output, asked):
+    """``wids pack`` when it has finished 29 of 30 shards and waits for the last one."""
     until = time.monotonic() + PATIENCE_SECONDS
-    with start(source, "-o", output, "--samples", 1, "--jobs", 2) as process:
+    with start(source, "-o", output, "--field", ".txt=@name", "--samples", 1, "--jobs", 2) as process:
         try:
-            while count_done(journal) < 3:
+            while count_done(f"{os.path.dirname(output)}/rows.json{SUFFIX}") < 29:
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < until
-                time.sleep(0.001)
+                time.sleep(0.01)
+            assert asked.wait(PATIENCE_SECONDS)
             yield process
         finally:
             process.kill()
@@ -396,33 +425,36 @@ def under_way(source, output):
 
 def test_goes_on_after_a_kill(tmp_path):
     """Killed in the middle, with nobody left at work; run again, it keeps what was finished, and ends up the same."""
-    source, output = many(tmp_path / "in"), str(tmp_path / "out/f-%04d.tar")
-    with under_way(source, output) as process:
-        process.kill()
-        process.communicate(timeout=PATIENCE_SECONDS)  # ends when all its processes have
-    names = os.listdir(tmp_path / "out")
-    assert "f.json" not in names
-    assert len(names) < 1200
-    code, out, err = run(source, "-o", output, "--samples", 1, "--jobs", 2, "--json")
-    assert (code, err) == (0, "")
-    assert 0 < json.loads(out)["kept"] < 600
-    pack_files(source, tmp_path / "whole/f-%04d.tar", samples=1)
+    output = tmp_path / "out/rows-%02d.tar"
+    with rows_with_a_stop(tmp_path / "in") as (source, asked, go_on):
+        with stopped(source, output, asked) as process:
+            process.kill()
+            process.wait(PATIENCE_SECONDS)
+            go_on.set()
+            process.communicate(timeout=PATIENCE_SECONDS)  # ends when all its processes have
+        names = os.listdir(tmp_path / "out")
+        assert not {"rows.json", "rows-10.tar"} & {*names}
+        options = ("--field", ".txt=@name", "--samples", 1, "--jobs", 2, "--json")
+        code, out, err = run(source, "-o", output, *options)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["kept"] == 29
+        pack_rows(source, tmp_path / "whole/rows-%02d.tar", ".txt=@name", samples=1)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_no_half_shard(tmp_path, number, code):
     """Ctrl-C and SIGTERM end it and its processes; whole shards and the journal stay, and no part of a file."""
-    source, output = many(tmp_path / "in"), str(tmp_path / "out/f-%04d.tar")
-    with under_way(source, output) as process:
+    output = tmp_path / "out/rows-%02d.tar"
+    with rows_with_a_stop(tmp_path / "in") as (source, asked, _), stopped(source, output, asked) as process:
+        assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".part")]
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code
     assert "Traceback" not in err
-    names = os.listdir(tmp_path / "out")
-    assert "f.json" not in names
-    assert f"f.json{SUFFIX}" in names
-    assert [name for name in names if name.endswith(".part")] == []
+    tars = [f"rows-{k:02d}.tar" for k in range(30) if k != 10]
+    expected = [*tars, *(f"{name}.widx" for name in tars), f"rows.json{SUFFIX}"]
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(expected)
 
 
 def test_what_changed_is_written_again(tmp_path):
@@ -634,16 +666,17 @@ def test_cut(count, bounds, expected):
 
 def test_closing_ends_the_processes(tmp_path):
     """Whoever closes the iterator in the middle ends the processes, and their part files go."""
-    source = many(tmp_path / "in")
+    put(tmp_path / "in", {f"{k:03d}.txt": str(k) for k in range(200)})
     told = []
 
     def show(progress):
         told.append(progress.samples)
-        raise KeyboardInterrupt
+        if progress.samples:
+            raise KeyboardInterrupt
 
-    listing = folders.list_files(source, numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
     os.makedirs(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         pack(listing, Settings(output=str(tmp_path / "out/f-%d.tar"), samples=50, jobs=2), show)
-    assert told
+    assert told[-1]
     assert [name for name in os.listdir(tmp_path / "out") if name.endswith((".part", ".json"))] == []

@@ -314,7 +314,8 @@ def test_a_writer_that_is_let_go_leaves_nothing(tmp_path):
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):
     """The next writer of a pattern removes part files that nobody writes, and no other files."""
-    (tmp_path / "t-0.tar.123-abcdef01.part").write_bytes(b"x")
+    for name in ("t-0.tar", "t-0.tar.widx", "t.json"):
+        (tmp_path / f"{name}.123-abcdef01.part").write_bytes(b"x")
     (tmp_path / "u-0.tar.123-abcdef01.part").write_bytes(b"x")
     path, fd = files.make_part(str(tmp_path / "t-1.tar"))
     write_index = wids.ShardWriter(tmp_path / "t-%d.tar")

@@ -224,11 +224,13 @@ def sweep(pattern: ShardPattern) -> None:
     if not urls.is_local(pattern.url(0)):
         return
     directory = os.path.dirname(local_path(pattern.url(0)))
+    index = urls.basename_of(pattern.index_url) + "."
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             stem, _, rest = name.partition(".tar.")
             shard = stem + ".tar"
-            if rest.endswith(".part") and pattern.number_of(shard) is not None:
+            is_ours = name.startswith(index) or (rest and pattern.number_of(shard) is not None)
+            if is_ours and name.endswith(".part"):
                 _remove_unlocked(os.path.join(directory, name))
 
 

@@ -127,7 +127,7 @@ class _Workers:
         """Remove what a process that was ended had under way; a remote shard's is in a directory that goes anyway."""
         if self.job.directory is None:
             directory = os.path.dirname(local_path(self.job.pattern.url(0)))
-            for path in glob.glob(f"{glob.escape(directory)}/*.tar.{pid}-*.part"):
+            for path in glob.glob(f"{glob.escape(directory)}/*.tar*.{pid}-*.part"):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
