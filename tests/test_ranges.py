@@ -70,6 +70,15 @@ def test_close_pieces_are_one_request(web, close_gaps):
     assert (source.requests, source.read_bytes) == (2, 130)
 
 
+def test_much_comes_over_all_connections(web, close_gaps):
+    """One long read is several ranges at a time, which are apart from each other and hold each byte once."""
+    source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
+    assert source.read(10, 40_000) == DATA[10:40_010]
+    found = sorted(web.ranges)
+    assert len(found) == remote.CONNECTIONS
+    assert [lo for _, lo, _ in found] == [10, *(hi for _, _, hi in found[:-1])]
+
+
 def test_the_size_of_the_index_saves_a_request(web):
     """Who knows it asks for nothing but the bytes; who does not asks once."""
     url = web.add("/a.tar", DATA)
@@ -117,7 +126,7 @@ def test_faults_are_tried_again(web, events, close_gaps):
     """Only what failed is asked for again; what fails for good says so."""
     url = web.add("/a.tar", DATA, status(503), reset, whole)
     source = ShardBytes(url, size=len(DATA), hooks=[events])
-    assert source.read(20, 30_000) == DATA[20:30_020]
+    assert source.read_many([(20, 30_020)]) == [DATA[20:30_020]]
     assert events.names() == ["Retried"] * 2
     web.faults["/a.tar"] = [whole, status(503), whole]
     before = len(web.ranges)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wids.cache import fetch, files, remote, system
 from wids.cache.failures import InterruptedTransferError, StalledTransferError, is_transient
 from wids.cache.http import HttpSource
+from wids.cache.window import Window
 from wids.errors import ChangedShardError, FetchError
 from wids.index import table as tables
 from wids.index import tar, urls
@@ -132,12 +133,18 @@ class ShardBytes:
         return self._mark
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset`` on; fewer only at the end of the object.
+        """Up to ``size`` bytes from ``offset`` on; fewer only at the object's end. Much comes over all connections.
 
         Raises:
             FetchError: they cannot be had. ChangedShardError: the object is another one now.
         """
-        return self.read_many([(offset, offset + size)])[0]
+        if self._fd >= 0:
+            return self._read_file(offset, offset + size)
+        end = min(offset + size, self.size)
+        step = max(self._gap_bytes(), -(-size // remote.CONNECTIONS))
+        pieces = [(lo, min(lo + step, end)) for lo in range(offset, end, step)]
+        done = self._get({piece: [piece] for piece in pieces})
+        return b"".join(done[piece] for piece in pieces)
 
     def read_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of several pieces (lo, hi), half-open, in their order; each ends at the end of the object at most.
@@ -149,7 +156,11 @@ class ShardBytes:
             return [self._read_file(lo, hi) for lo, hi in pieces]
         end = self.size
         wanted = [(lo, min(hi, end)) for lo, hi in pieces]
-        waiting = self._coalesce(wanted)
+        done = self._get(self._coalesce(wanted))
+        return [done.get(piece, b"") for piece in wanted]
+
+    def _get(self, waiting: Spans) -> dict[Piece, bytes]:
+        """The pieces of all spans."""
         done: dict[Piece, bytes] = {}
         if waiting:
             if not self._has_ranges:  # found out before: no use in asking again
@@ -161,7 +172,7 @@ class ShardBytes:
                 hooks=self._hooks,
                 kept=lambda: len(done),
             )
-        return [done.get(piece, b"") for piece in wanted]
+        return done
 
     # --- a local file
 
@@ -350,21 +361,5 @@ def scan_table(
     Raises:
         FetchError: it cannot be had. ShardError: it is not a readable tar.
     """
-    members = tar.scan(_read_on(source), source.size, shard=source.url)
+    members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
     return tables.build_table(members, identity=identity, shard=source.url, rule=rule, group=group)
-
-
-def _read_on(source: ShardBytes) -> Callable[[int, int], bytes]:
-    """A function (offset, size) -> bytes, for one who reads forwards, by requests that are worth their time."""
-    least = remote.connections().gap_bytes(urls.host_of(source.url)) if source.is_remote else 0
-    begin, data = 0, b""
-
-    def read(offset: int, size: int) -> bytes:
-        nonlocal begin, data
-        at = offset - begin
-        is_there = at >= 0 and (at + size <= len(data) or (at <= len(data) and begin + len(data) == source.size))
-        if not is_there:
-            begin, data, at = offset, source.read(offset, max(size, least)), 0
-        return data[at : at + size]
-
-    return read
