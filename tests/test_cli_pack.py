@@ -19,8 +19,7 @@ import pytest
 import wids
 from tests import backends
 from tests.shards import write_index, write_tar
-from wids.encoders import SampleError
-from wids.errors import WidsError
+from wids.errors import SampleError, WidsError
 from wids.index.table import parse_table
 from wids.packing import datasets, folders, manifest
 from wids.packing.journal import SUFFIX
@@ -571,7 +570,7 @@ def test_a_killed_process_is_told(tmp_path):
         (("gone", "-o", "o/x-%d.tar"), 1, "gone: there is no such folder or file"),
         (("in", "-o", "o/x.tar"), 2, "write it like 'out/train-%06d.tar'"),
         (("in/a.txt", "-o", "o/x-%d.tar"), 1, "say what it is with --format"),
-        (("in", "-o", "o/x-%d.tar", "--range", "1-2"), 2, "write it like 0:1000"),
+        (("in", "-o", "o/x-%d.tar", "--range", "1-2"), 2, "no range of samples; write it like 0:100"),
         (("in", "-o", "o/x-%d.tar", "--range", "5:"), 1, "no samples to pack in this range"),
         (("in", "-o", "o/x-%d.tar", "--field", ".a=b"), 2, "for manifests"),
         (("in/r.csv", "-o", "o/x-%d.tar"), 2, "say what samples of a manifest hold"),

@@ -34,10 +34,10 @@ from wids.cli.demo.ranks import Ranks
 from wids.cli.demo.report import Display, count_of
 from wids.cli.demo.server import ShardServer
 from wids.cli.demo.shapes import SHAPES, draw, pack
-from wids.cli.demo.signals import Signals
 from wids.cli.demo.source import Source
 from wids.cli.demo.train import Job, Progress, Result
 from wids.cli.demo.verdict import Outcome, judge
+from wids.cli.signals import Signals
 from wids.errors import DecodeError, WidsError
 from wids.events import Closed, Fetched, Hit
 

@@ -20,8 +20,8 @@ from tests import backends
 from tests.children import call_in_child
 from wids.cache import files, system
 from wids.cache.store import Store
-from wids.encoders import SampleError, encode_field
-from wids.errors import SpecError, WidsError
+from wids.encoders import encode_field
+from wids.errors import SampleError, SpecError, WidsError
 from wids.events import Opened
 from wids.index import ustar
 from wids.index.pattern import parse_pattern

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wids.errors import WidsError
+from wids.errors import SampleError
 
 _QUALITY = 95  # of JPEG and WebP, where what is drawn is not yet encoded
 _FORMATS = {
@@ -27,10 +27,6 @@ _FORMATS = {
     **dict.fromkeys(("tif", "tiff"), "TIFF"),
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
 }
-
-
-class SampleError(WidsError, ValueError):
-    """A sample cannot be written; ``key`` and ``field`` say which, ``path`` is a file that it was to come from."""
 
 
 def encode_field(extension: str, value: Any) -> bytes:

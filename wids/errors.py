@@ -26,6 +26,7 @@
     ├── CacheError (OSError)           the cache directory cannot be used
     │   └── CacheFull                  it has no room, and nothing in it may go; says by how much
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
+    ├── SampleError (ValueError)       a sample cannot be written; names key, field and file
     └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
 
@@ -157,6 +158,10 @@ class CacheFull(CacheError):  # noqa: N818 - a state of the cache, as `queue.Ful
 
 class StateError(WidsError, ValueError):
     """A sampler's state belongs to another dataset, seed or setting (the message says what differs), or is damaged."""
+
+
+class SampleError(WidsError, ValueError):
+    """A sample cannot be written; ``key`` and ``field`` say which, ``path`` is a file that it was to come from."""
 
 
 class DecodeError(WidsError, ValueError):

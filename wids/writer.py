@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache.shardfile import ShardFile
 from wids.cache.target import Target, local_path, sweep
-from wids.encoders import SampleError, encode_field
-from wids.errors import WidsError
+from wids.encoders import encode_field
+from wids.errors import SampleError, WidsError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
 from wids.index.pattern import index_json, parse_pattern

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wids.cli.words import complain, count_of, format_size, parse_size, print_json, printable
+from wids.cli.words import complain, count_of, format_size, parse_range, parse_size, print_json, printable
 from wids.errors import SpecError, WidsError
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def run_pack(
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
-    from wids.cli.demo.signals import Signals
     from wids.cli.progress import progress
+    from wids.cli.signals import Signals
     from wids.packing.manifest import list_rows, parse_field
     from wids.packing.run import Settings, pack
 
@@ -112,7 +112,7 @@ def run_pack(
             output=_parse_output(output),
             samples=samples,
             size=size,
-            selected=_parse_range(selected),
+            selected=parse_range(selected, "--range", "samples"),
             seed=seed,
             numbers_keys=numbers_keys,
             skips_errors=skips_errors,
@@ -160,16 +160,6 @@ def _parse_output(text: str) -> str:
 
     parse_pattern(text)
     return text
-
-
-def _parse_range(text: str) -> slice:
-    first, colon, end = text.partition(":")
-    try:
-        if colon:
-            return slice(int(first) if first.strip() else None, int(end) if end.strip() else None)
-    except ValueError:
-        pass
-    raise typer.BadParameter(f"--range {text!r} is no range of samples; write it like 0:1000, 1000: or :-1")
 
 
 def _extension(text: str) -> str:

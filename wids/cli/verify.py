@@ -6,8 +6,6 @@ is told. Nothing is changed.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 from collections import Counter
 from enum import Enum
@@ -87,18 +85,26 @@ def run_verify(
     if is_quick and is_decoded:
         raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
     from wids.cache.problems import Looks
-    from wids.cli.cache.warm import parse_range
+    from wids.cli.words import parse_range
 
     looks = Looks(is_quick=is_quick, has_digest=not without_digest, rule=rule.value, group=group.value)
     if jobs is None:
         jobs = min(os.cpu_count() or 1, 64) if is_decoded else _JOBS
-    _verify(index, selected=parse_range(shards), looks=looks, is_decoded=is_decoded, jobs=jobs, is_json=is_json)
+    _verify(
+        index,
+        selected=parse_range(shards, "--shards", "shards"),
+        looks=looks,
+        is_decoded=is_decoded,
+        jobs=jobs,
+        is_json=is_json,
+    )
 
 
 def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs: int, is_json: bool) -> None:
     from wids.cache.inspection import Inspection
     from wids.cache.source import load_shards
-    from wids.cli.demo.signals import Signals
+    from wids.cli.progress import quiet
+    from wids.cli.signals import Signals
     from wids.cli.words import count_of
     from wids.errors import WidsError
 
@@ -114,7 +120,7 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
 
         decode = SampleDecoder("PIL")
     inspection = Inspection(chosen, looks=looks, decode=decode)
-    with Signals(), _quiet():
+    with Signals(), quiet():
         _run(inspection, [shard for _, shard in chosen], jobs, is_shown=not is_json)
     if is_json:
         _print_json(index, inspection)
@@ -228,17 +234,3 @@ def _missing_words(shards: Sequence[Shard], looks: Looks) -> str:
         if looks.has_digest:
             told.append(("md5", sum(shard.md5sum is None for shard in shards)))
     return ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in told if count)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without log lines about tries that failed and tables that are not used: what is wrong is told at the end."""
-    from wids.events import logger
-
-    handler = logging.NullHandler()
-    if os.environ.get("WIDS_DEBUG", "0") in ("", "0"):
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

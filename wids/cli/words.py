@@ -37,6 +37,26 @@ def parse_size(text: str) -> int:
     return int(Decimal(number) * factor)
 
 
+def parse_range(text: str, option: str, noun: str) -> slice:
+    """``A:B``, ``A:``, ``:B``, ``:``; negative numbers count from the end.
+
+    Args:
+        text: what was given.
+        option: for which, as ``--shards``.
+        noun: what it is a range of, as ``shards``.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    first, colon, end = text.partition(":")
+    try:
+        if colon:
+            return slice(int(first) if first.strip() else None, int(end) if end.strip() else None)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{option} {text!r} is no range of {noun}; write it like 0:100, 100: or :-1")
+
+
 def format_size(count: float) -> str:
     """``512 B``, ``1.23 GB``."""
     if count < 1000:

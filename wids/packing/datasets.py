@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wids.cache.pool import OpenShards, default_capacity
 from wids.cache.source import load_shards
 from wids.cache.store import Store
-from wids.encoders import SampleError
-from wids.errors import CountMismatchError
+from wids.errors import CountMismatchError, SampleError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name
 from wids.packing.listing import Listing

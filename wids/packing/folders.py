@@ -10,8 +10,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from wids.encoders import SampleError
-from wids.errors import WidsError
+from wids.errors import SampleError, WidsError
 from wids.index.keys import decode_name, encode_name, first_dot
 from wids.packing.listing import FileReader, Given, InFile, Listing, Problem, Sample
 from wids.writer import check_key

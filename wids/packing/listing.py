@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from wids.cache.fetch import read_bytes
-from wids.encoders import SampleError
-from wids.errors import WidsError
+from wids.errors import SampleError, WidsError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache.fetch import read_bytes
-from wids.encoders import SampleError, encode_field
-from wids.errors import WidsError
+from wids.encoders import encode_field
+from wids.errors import SampleError, WidsError
 from wids.index import urls
 from wids.packing.listing import FileReader, Given, InFile, Listing, Problem, Sample, describe_file
 from wids.writer import check_extension, check_key

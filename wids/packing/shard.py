@@ -14,8 +14,7 @@ import msgspec
 
 from wids.cache.shardfile import ShardFile
 from wids.cache.target import Target, local_path
-from wids.encoders import SampleError
-from wids.errors import WidsError
+from wids.errors import SampleError, WidsError
 from wids.index import urls
 from wids.packing.listing import Problem, Reader
 from wids.packing.plan import Task, number_key

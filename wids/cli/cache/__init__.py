@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wids.cli.words import parse_size
+from wids.cli.words import parse_range, parse_size
 
 cache_app = typer.Typer(help="Look at cache directories, clean, fill and bound them.", invoke_without_command=True)
 
@@ -106,9 +106,9 @@ def warm_cache(
 
     What is there already is checked and not fetched again. Ctrl-C ends it at once; what has arrived whole stays.
     """
-    from wids.cli.cache.warm import parse_range, warm
+    from wids.cli.cache.warm import warm
 
-    selected = parse_range(shards)
+    selected = parse_range(shards, "--shards", "shards")
     warm(index, directory=cache_dir or _default(), cache_size=cache_size, selected=selected, jobs=jobs, is_json=is_json)
 
 

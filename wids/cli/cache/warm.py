@@ -5,21 +5,19 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import logging
 import os
 from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
 from wids.cache import inventory, system
 from wids.cache.room import table_allowance
 from wids.cache.source import load_shards
 from wids.cache.warming import Warming
-from wids.cli.demo.signals import Signals
+from wids.cli.progress import quiet
+from wids.cli.signals import Signals
 from wids.cli.words import complain, count_of, format_size, print_json, printable
 from wids.errors import CacheError, WidsError
-from wids.events import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,21 +27,6 @@ if TYPE_CHECKING:
 
 # So many failures are told one by one.
 _MOST_TOLD = 10
-
-
-def parse_range(text: str) -> slice:
-    """``A:B``, ``A:``, ``:B``, ``:``; negative numbers count from the end.
-
-    Raises:
-        typer.BadParameter: it is none of these.
-    """
-    first, colon, end = text.partition(":")
-    try:
-        if colon:
-            return slice(int(first) if first.strip() else None, int(end) if end.strip() else None)
-    except ValueError:
-        pass
-    raise typer.BadParameter(f"--shards {text!r} is no range of shards; write it like 0:100, 100: or :-1")
 
 
 def warm(index: str, *, directory: str, cache_size: int | None, selected: slice, jobs: int, is_json: bool) -> None:
@@ -64,7 +47,7 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
     _, listed = load_shards(index)
     warming = Warming(directory, _select(listed, selected), cache_size=cache_size)
     _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])
-    with Signals(), _quiet(), _progress_of(warming, is_shown=not is_json) as show:
+    with Signals(), quiet(), _progress_of(warming, is_shown=not is_json) as show:
         warming.run(jobs, show)
     outcome = warming.outcome
     if is_json:
@@ -127,18 +110,6 @@ def _check_fits(warming: Warming, index: str, cache_size: int | None, *, start: 
 def _table_bytes(shard: Shard) -> int:
     """What is kept free for a shard's member table while the shard is fetched."""
     return table_allowance(shard.filesize or 0, shard.nsamples)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a line for each try that failed: those are counted, and what failed for good is told at the end."""
-    handler = logging.NullHandler()
-    if os.environ.get("WIDS_DEBUG", "0") in ("", "0"):
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """``wids demo``: the main job from end to end, on drawn shapes or on the user's own index.
 
 Rules: this module is light; what is heavy is imported when the command runs. Everything is made in one temporary
-directory that is gone at the end, however the end comes: see `wids.cli.demo.signals` and `wids.cli.demo.ranks`.
+directory that is gone at the end, however the end comes: see `wids.cli.signals` and `wids.cli.demo.ranks`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.cli.demo.report import Display
-    from wids.cli.demo.signals import Signals
     from wids.cli.demo.source import Source
     from wids.cli.demo.train import Job
     from wids.cli.demo.verdict import Outcome
+    from wids.cli.signals import Signals
 
 
 def run_demo(
@@ -55,10 +55,10 @@ def run_demo(
     """
     from wids.cli.demo.events import EventLog
     from wids.cli.demo.report import Display
-    from wids.cli.demo.signals import Signals
     from wids.cli.demo.source import draw_source, survey_source
     from wids.cli.demo.train import Job
     from wids.cli.demo.verdict import judge
+    from wids.cli.signals import Signals
 
     image, label = (name if name.startswith(".") else f".{name}" for name in (image, label))
     if image == label:

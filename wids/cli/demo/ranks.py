@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.cli.demo.signals import Signals
     from wids.cli.demo.train import Job
+    from wids.cli.signals import Signals
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0

@@ -13,8 +13,8 @@ import typer
 
 from wids.cache.indexing import create_index
 from wids.cache.rewriting import update_index
-from wids.cli.demo.signals import Signals
 from wids.cli.progress import progress, quiet
+from wids.cli.signals import Signals
 from wids.cli.words import complain, count_of, format_size, print_json, shown_path
 from wids.index.writing import stem_of
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wids.cache import fetch
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
-from wids.cli.demo.signals import Signals
 from wids.cli.look.arriving import arriving
 from wids.cli.look.keys import Search
+from wids.cli.signals import Signals
 from wids.cli.words import count_of, format_size
 from wids.errors import CountMismatchError, FetchError, SpecError, TableError, WidsError
 from wids.events import logger
