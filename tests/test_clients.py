@@ -784,6 +784,8 @@ def test_wids_verbose_speaks_where_nobody_set_up_logging(index, capsys, monkeypa
     """$WIDS_VERBOSE=1 says on stderr what was opened; once for each dataset, however many there are."""
     logger = logging.getLogger("wids")
     monkeypatch.setattr(logger, "propagate", False)  # pytest's own handlers hang above
+    monkeypatch.setattr(logger, "handlers", [])  # whatever another test's libraries have hung there
+    monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setenv("WIDS_VERBOSE", "1")
     try:
         for _ in range(2):

@@ -208,6 +208,7 @@ class ShardWriter:
             return
         url = self._pattern.url(len(self.shards))
         try:
+            self._check_ours(url)
             facts, table = shard.finish()
             self._target.put_shard(shard.part, url, table if self._has_tables else None)
         except BaseException:
@@ -216,6 +217,11 @@ class ShardWriter:
         self.shards.append({"url": urls.basename_of(url), **facts})
         self._shard = None
         self._keys.clear()
+
+    def _check_ours(self, url: str) -> None:
+        """Of two writers at once, the later one would replace what the other's index speaks of."""
+        if not self._overwrite and self._target.describe(url) is not None:
+            raise WidsError(f"{url}: there since this writer began; does another one write here? Write elsewhere")
 
     def close(self) -> None:
         """End the last shard and write the index; again: do nothing.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOCK_NAME = ".cleanup.lock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_WATCH_SECONDS, _HEARD_SECONDS = 2.0, 0.3
+_WATCH_SECONDS, _HEARD_SECONDS, _POLL_SECONDS = 2.0, 0.3, 0.1
 
 
 def keep_most_recent_files(
@@ -67,8 +67,10 @@ def keep_most_recent_files(
     evict = partial(evict_from, rooms, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
     before = [room.bell_time() for room in rooms]
     gone = evict()
-    if before != [room.bell_time() for room in rooms]:
-        time.sleep(_HEARD_SECONDS)  # others let go of what they have open and do not read
+    end = time.monotonic() + _HEARD_SECONDS
+    while (rung := [room.bell_time() for room in rooms]) != before and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)  # others let go of what they have open and do not read
+        before = rung
         gone += evict()
     for path, size in gone:
         logger.info("cleanup: %s %s (%d bytes)", "would delete" if debug else "deleted", path, size)

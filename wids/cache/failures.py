@@ -39,7 +39,7 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = FULL | {errno.EROFS, errno.EFBIG}
 # Another try cannot help: this machine's disk, or its descriptors (closing some is the pool's work).
-_LOCAL_TROUBLE = _UNWRITABLE | {errno.EMFILE, errno.ENFILE}
+_LOCAL_TROUBLE = _UNWRITABLE | {errno.EMFILE, errno.ENFILE, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG}
 _FINAL = (
     FileNotFoundError,
     FileExistsError,

@@ -7,6 +7,7 @@ while it is written, so an unlocked one is garbage. Everything else appears by `
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -44,7 +45,10 @@ def open_file(path: str) -> tuple[int, Identity]:
         OSError: it cannot be opened. IsADirectoryError: it is a directory, a FIFO, a device.
     """
     # Not blocking: opening a FIFO must fail below instead of waiting for a writer.
-    fd = os.open(path, system.READ_FLAGS)
+    try:
+        fd = os.open(path, system.READ_FLAGS)
+    except ValueError as error:  # a NUL, or what the file system's encoding lacks: an index may say anything
+        raise FileNotFoundError(errno.ENOENT, f"no file can have this name ({error})", path) from error
     with closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise IsADirectoryError(f"{path} is not a regular file")
@@ -199,8 +203,10 @@ def write_atomically(path: str, data: bytes) -> None:
     """Replace ``path`` by ``data`` in one step.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; what was there stays. CacheError: likewise, or what is there is no file.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # as root, a file would take the place of /dev/null
+        raise CacheError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
     with part_file(path) as (part, fd):
         system.write_all(fd, data, 0)
         os.replace(part, path)

@@ -14,7 +14,7 @@ import msgspec
 
 from wids.cache import engines, files, journal, survey
 from wids.cache.sources import find_shards
-from wids.errors import SpecError, WidsError
+from wids.errors import CacheError, SpecError, WidsError
 from wids.index import urls, writing
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 
@@ -214,9 +214,18 @@ class Indexing:
         return entry
 
     def publish(self, index: dict[str, Any], surveys: Sequence[Survey]) -> None:
-        """Write the index, and what the next run need not read again."""
-        files.write_atomically(self._output, writing.dump_index(index))
-        self._journal.finish(surveys)
+        """Write the index, and what the next run need not read again.
+
+        Raises:
+            CacheError: they cannot be written; what was read stays known.
+        """
+        try:
+            files.write_atomically(self._output, writing.dump_index(index))
+            self._journal.finish(surveys)
+        except OSError as error:
+            raise CacheError(
+                f"{self._output}: cannot be written ({error}); free space, and run it again", path=self._output
+            ) from error
         outcome, entries = self.outcome, index["shardlist"]
         outcome.shards = len(entries)
         outcome.samples, outcome.bytes = (sum(each[key] for each in entries) for key in ("nsamples", "filesize"))
@@ -229,10 +238,11 @@ class Indexing:
         if known is None or (self._wanted.has_md5 and known.md5sum is None):
             return None
         if self._wanted.has_tables:
+            if not known.has_table:  # what lies there may be of the shard that was there before
+                return None
             places = [self._table_names[shard.url]]
             places += [urls.local_path(shard.url) + TABLE_SUFFIX] if urls.is_local(shard.url) else []
-            is_remote = not urls.is_local(shard.url) and known.has_table
-            if not (is_remote or any(map(os.path.exists, places))):
+            if urls.is_local(shard.url) and not any(map(os.path.exists, places)):
                 return None
         return known
 

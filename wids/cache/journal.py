@@ -57,18 +57,28 @@ class Journal:
             self._read(output + suffix)
         try:
             self._file = open(output + JOURNAL_SUFFIX, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+            if self._file.tell():
+                self._file.write(b"\n")  # the last line may have been cut
         except OSError as error:
             raise CacheError(
                 f"{output}: cannot be written ({error}); choose another place with -o", path=output
             ) from error
-        if self._file.tell():
-            self._file.write(b"\n")  # the last line may have been cut
         self._is_empty = self._file.tell() == 0
 
     def add(self, survey: Survey) -> None:
-        """Keep what was found out about one shard."""
-        self._file.write(self._line(survey))
-        self._is_empty = False
+        """Keep what was found out about one shard.
+
+        Raises:
+            CacheError: it cannot be written down.
+        """
+        try:
+            self._file.write(self._line(survey))
+        except OSError as error:
+            raise CacheError(
+                f"{self._output}: cannot be written ({error}); free space, and run it again", path=self._output
+            ) from error
+        finally:
+            self._is_empty = False
 
     def finish(self, surveys: Iterable[Survey]) -> None:
         """The index is there, and these are its shards."""

@@ -23,7 +23,7 @@ from wids.index.shardlist import Row
 from wids.index.spec import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
 
 class Merged(msgspec.Struct, kw_only=True):
@@ -139,6 +139,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         count += len(flat)
         for url, entry in flat:
             entries.setdefault(url, entry)
+    _check_no_shard(output, entries)
     written = writing.place_entries(list(entries), home=os.path.dirname(output))
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
     _write(output, writing.make_index(merged, name=writing.stem_of(output) if name is None else name or None))
@@ -173,6 +174,10 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
             f"there are {len(ranges)} parts, and {len(names)} outputs; give each its own -o, or one like part-{{}}.json"
         )
     checked = [check_output(name) for name in names]
+    if len(set(checked)) != len(checked):  # one part would be written over another
+        raise SpecError(f"two of the outputs are one file: {', '.join(names)}; give each part its own -o")
+    for output in checked:
+        _check_no_shard(output, {url for url, _ in flat})
     told = []
     for output, part in zip(checked, ranges, strict=True):
         chosen = [flat[k] for k in part]
@@ -209,6 +214,12 @@ def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
             entry.pop("name", None)  # the whole index's, which each of its shards is given
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
     return flat
+
+
+def _check_no_shard(output: str, shards: Container[str]) -> None:
+    """Refuse to write an index over a shard that it lists: not all shards are called .tar."""
+    if output in shards:
+        raise SpecError(f"{output}: is one of the shards; give the index another name with -o", path=output)
 
 
 def _write(path: str, index: dict[str, Any]) -> None:

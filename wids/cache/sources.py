@@ -69,7 +69,7 @@ def look_local(url: str) -> Found:
     """What a local shard is now; without size and mark where it cannot be asked."""
     try:
         facts = os.stat(urls.local_path(url))
-    except OSError:
+    except (OSError, ValueError):  # also a name that no file can have
         return Found(url)
     return Found(url, facts.st_size, f"{facts.st_mtime_ns}")
 

@@ -19,7 +19,7 @@ from wids.cache.ranges import ShardBytes
 from wids.cache.sources import mark_words
 from wids.cache.store import Store
 from wids.cache.window import FIRST_BYTES, Window
-from wids.errors import CacheError, FetchError, ShardNotFoundError, WidsError
+from wids.errors import CacheError, FetchError, ShardError, ShardNotFoundError, WidsError
 from wids.events import logger
 from wids.index import table as tables
 from wids.index import tar, urls
@@ -178,6 +178,10 @@ def _survey_local(task: Task, is_cancelled: Callable[[], bool]) -> Survey:
                 table = table.with_identity(files.identify(fd, md5=digest))
             else:
                 table = files.scan_table(fd, task.url, facts, rule=task.rule, group=task.group)
+            now = files.identify(fd)
+            if (now.size, now.mtime_ns) != (facts.size, facts.mtime_ns):
+                # Or the index would promise a size and a digest that never belonged together.
+                raise ShardError(f"{task.url}: changed while it was read; index it when nobody writes it")
         finally:
             os.close(fd)
         return _told(task, table, digest, f"{facts.mtime_ns}")

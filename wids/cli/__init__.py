@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +24,7 @@ from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
+from wids.cli.words import complain
 from wids.errors import WidsError
 
 
@@ -38,18 +39,21 @@ class _Commands(TyperGroup):
         except WidsError as error:
             if _is_debug():
                 raise
-            _complain(str(error) or type(error).__name__)
+            complain(str(error) or type(error).__name__)
+            raise SystemExit(1) from None
+        except MemoryError as error:  # what is asked for is too large, or the machine too small
+            if _is_debug():
+                raise
+            complain(f"there is not enough memory for this ({str(error) or 'MemoryError'})")
             raise SystemExit(1) from None
         except OSError as error:
             if _is_debug() or error.errno == errno.EPIPE:  # who reads us has seen enough: typer leaves quietly
                 raise
-            _complain(str(error))
-            _drop_output()
-            raise SystemExit(1) from None
+            _fail_output(error)
         except KeyboardInterrupt:
             if _is_debug():
                 raise
-            _complain("interrupted")
+            complain("interrupted")
             raise SystemExit(130) from None
         return done
 
@@ -107,7 +111,12 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal's encoding lacks must not end a command that has done its work.
         sys.stdout.reconfigure(errors="backslashreplace")
-    app(args=args, prog_name="wids")
+    try:
+        app(args=args, prog_name="wids")
+    except OSError as error:  # of what is printed before a command runs: help, the version
+        if _is_debug():
+            raise
+        _fail_output(error)
 
 
 def _open_standard_files() -> None:
@@ -117,6 +126,16 @@ def _open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python had looked before, and what prints would fail over None.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as this runs
+
+
+def _fail_output(error: OSError) -> NoReturn:
+    complain(str(error))
+    _drop_output()
+    raise SystemExit(1) from None
 
 
 def _drop_output() -> None:
@@ -129,7 +148,3 @@ def _drop_output() -> None:
 
 def _is_debug() -> bool:
     return os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
-
-
-def _complain(message: str) -> None:
-    print(f"wids: {' '.join(message.split())}", file=sys.stderr)

@@ -7,6 +7,7 @@ pipe it is plain, and nothing is cut. A name of someone else's making is shown, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _PREFIXES = "kmgtp"
+_LEAST_COLUMNS = 40
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 
 
@@ -96,7 +98,23 @@ def shown_path(path: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print a value for programs, in ASCII whatever names are in it."""
-    print(json.dumps(value, indent=2))
+    print(to_json(value, indent=2))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON, in ASCII. Numbers that JSON has no word for (infinity, what is none) are null in it."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -109,6 +127,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1 << 16)
+    elif console.width < _LEAST_COLUMNS:  # a column would have no room at all, and what is in it would not be told
+        console = Console(highlight=False, width=_LEAST_COLUMNS)
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,

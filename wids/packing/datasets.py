@@ -99,7 +99,7 @@ class DatasetReader:
             facts: list[Any] = [self._shards.describe(k)]
             path, is_in_place = self._store.place(self._shards.urls[k])
             if is_in_place:
-                with contextlib.suppress(OSError):  # it is told when it is read
+                with contextlib.suppress(OSError, ValueError):  # it is told when it is read
                     status = os.stat(path)
                     facts += [status.st_size, status.st_mtime_ns]
             digest.update(repr(facts).encode("utf-8", "backslashreplace"))

@@ -19,6 +19,7 @@ from wids.cache.target import Target, local_path, sweep
 from wids.errors import WidsError
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
+from wids.index.table import SUFFIX
 from wids.order.permute import permutation
 from wids.packing.journal import Journal
 from wids.packing.listing import Problem  # noqa: TC001 - msgspec reads the annotations
@@ -149,7 +150,12 @@ def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
 
 
 def _real(url: str) -> str:
-    return os.path.realpath(local_path(url)) if urls.is_local(url) else url
+    if not urls.is_local(url):
+        return url
+    try:
+        return os.path.realpath(local_path(url))
+    except ValueError:  # no file can have this name; whoever reads it says so
+        return local_path(url)
 
 
 def _of_problems(problems: Sequence[Problem]) -> WidsError:
@@ -253,7 +259,10 @@ class _Run:
         """Whether a shard of an earlier run is as that left it."""
         if done.entry is None:
             return False
-        found = self.target.describe(self.pattern.url(done.k))
+        url = self.pattern.url(done.k)
+        if self.settings.tables and self.target.describe(url + SUFFIX) is None:
+            return False
+        found = self.target.describe(url)
         return found == (done.entry["filesize"], done.mtime_ns)
 
     @contextlib.contextmanager

@@ -6,13 +6,12 @@ and a reader that has seen enough ends it. Widths are known before: nothing is h
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wids.cli.words import format_size, printable
+from wids.cli.words import format_size, printable, to_json
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) ->
     elif span:
         lo, hi = _parse_span(span, hi, of=f"{listed.name}: there are no samples")
     widths = (len(f"{max(hi - 1, 0)}"), len(f"{len(listed.shards)}"), len(f"{max(listed.shards.nsamples, default=0)}"))
-    _write((json.dumps(found) for found in _rows(listed, lo, hi)) if is_json else _lines(listed, lo, hi, widths))
+    _write((to_json(found) for found in _rows(listed, lo, hi)) if is_json else _lines(listed, lo, hi, widths))
 
 
 def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> Iterator[str]:
@@ -87,7 +86,7 @@ def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) 
 
 def _shard_objects(listed: Listed, first: int, last: int) -> Iterator[str]:
     for k in range(first, last):
-        yield json.dumps({"shard": k, "first": listed.start_of(k), **listed.shards.describe(k)})
+        yield to_json({"shard": k, "first": listed.start_of(k), **listed.shards.describe(k)})
 
 
 def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
     from wids.order.whereabouts import Reading, Timetable
 
+# Lanes and ranks are gone through one by one.
+_MOST_RANKS = 1_000_000
+
 Tail = Literal["pad", "drop", "mask"]
 Reshuffle = Literal["fixed", "epoch"]
 
 _Index = Annotated[
     str, typer.Argument(metavar="INDEX", help="An index (URL or path), or tars: a path or a brace pattern in quotes.")
 ]
-_World = Annotated[int, typer.Option("--world-size", min=1, metavar="W", help="How many ranks there are.")]
+_World = Annotated[
+    int, typer.Option("--world-size", min=1, max=_MOST_RANKS, metavar="W", help="How many ranks there are.")
+]
 _Batch = Annotated[int, typer.Option("--batch-size", min=1, metavar="B", help="Samples in a rank's batch.")]
 _Epoch = Annotated[int, typer.Option("--epoch", metavar="E", help="As in sampler.set_epoch(E).")]
 _Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The sampler's seed.")]
@@ -34,6 +39,7 @@ _Lanes = Annotated[
     typer.Option(
         "--lanes",
         min=1,
+        max=_MOST_RANKS,
         metavar="L",
         help="The sampler's lanes. Default: as many as ranks; after a resume, as many as there were ranks before.",
         show_default=False,

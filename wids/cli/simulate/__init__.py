@@ -15,6 +15,9 @@ _JOB, _ORDER, _MACHINES, _RESULT = (
     "The result",
 )
 
+# So many are simulated at most: of each, something is kept in memory.
+_MOST_RANKS = 1_000_000
+
 
 def run_simulate(
     index: Annotated[
@@ -32,7 +35,7 @@ def run_simulate(
             rich_help_panel=_JOB,
         ),
     ] = None,
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks.", rich_help_panel=_JOB)] = 1,
+    world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks.", rich_help_panel=_JOB)] = 1,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes that they are on.", rich_help_panel=_MACHINES)] = None,
     ranks_per_node: Annotated[
         int | None,
@@ -181,6 +184,8 @@ def run_simulate(
         report = build(job, name=index)
     except ValueError as error:
         raise WidsError(str(error)) from error
+    except OverflowError as error:
+        raise WidsError(f"numbers as large as these cannot be simulated ({error})") from error
     show(report, is_json=is_json, has_splits=show_splits, has_open=show_open)
     if plot is not None:
         from wids.cli.simulate.picture import save
