@@ -28,7 +28,6 @@ import jpegs
 import report
 import typer
 from envs import CONTENDERS, default_directory, interpreter
-from rich.console import Console
 from rich.table import Table
 from slow_server import SlowServer
 
@@ -170,20 +169,16 @@ def main(
         films = make_films(root, **(QUICK_FILMS if quick else FILMS))
         rows = measure_local(pictures, original, rounds)
         rows += measure_remote("pictures", pictures[:64], rounds) + measure_remote("films", films, rounds)
-    machine = report.machine()
-    told = {"machine": machine, "revision": report.revision(ROOT), "bytes": made["bytes"], "rows": rows}
+    told = {"machine": report.machine(), "revision": report.revision(ROOT), "bytes": made["bytes"], "rows": rows}
     if json_path is not None:
         json_path.write_text(json.dumps(told, indent=2))
     table = Table("what", "s", "MB/s", "requests", "bytes / size")
     for row in rows:
         counts = [str(row["requests"]), f"{row['fraction']:.3f}"] if "requests" in row else ["", ""]
         table.add_row(row["what"], f"{row['seconds']:.3g}", f"{row['mbps']:,.0f}", *counts)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(", ".join(str(value) for value in machine.values()))
-    console.print(f"revision {told['revision']}; local: {made['bytes'] / 1e9:.2f} GB in {len(pictures)} shards")
-    console.print(table)
-    if quick:
-        console.print("quick: the data are too small for these figures to mean anything")
+    report.show_table(
+        table, f"local: {made['bytes'] / 1e9:.2f} GB in {len(pictures)} shards", repository=ROOT, is_quick=quick
+    )
 
 
 if __name__ == "__main__":

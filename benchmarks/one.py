@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import report
 import typer
-from rich.console import Console
 from rich.table import Table
 from slow_server import SlowServer
 
@@ -107,12 +106,7 @@ def main(
                     *(f"{one[0]:.3g}", f"{one[1]:.0f}", f"{one[2] / 1e3:,.0f}"),
                     *(f"{many[0]:.3g}", f"{many[1]:.0f}", f"{many[2] / 1e6:,.1f}"),
                 )
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(", ".join(str(value) for value in report.machine().values()))
-    console.print(f"revision {report.revision(ROOT)}; a shard of {total / 1e6:,.0f} MB, {samples:,} samples")
-    console.print(table)
-    if quick:
-        console.print("quick: the data are too small for these figures to mean anything")
+    report.show_table(table, f"a shard of {total / 1e6:,.0f} MB, {samples:,} samples", repository=ROOT, is_quick=quick)
 
 
 if __name__ == "__main__":

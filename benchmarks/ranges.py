@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import report
 import typer
-from rich.console import Console
 from rich.table import Table
 from slow_server import SlowServer
 
@@ -91,13 +90,7 @@ def main(
                 four, cpu = measure(urls, target, size, count=count, length=length, rounds=rounds)
                 figures = (alone, size / 1e6 / alone, four, 4 * size / 1e6 / four, cpu / (4 * size / 1e9))
                 table.add_row(str(count), "chosen" if mb is None else str(mb), *(f"{value:.3g}" for value in figures))
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    machine = report.machine()
-    console.print(", ".join(str(value) for value in machine.values()))
-    console.print(f"revision {report.revision(ROOT)}; {size / 1e6:.0f} MB a shard")
-    console.print(table)
-    if quick:
-        console.print("quick: the data are too small for these figures to mean anything")
+    report.show_table(table, f"{size / 1e6:.0f} MB a shard", repository=ROOT, is_quick=quick)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rows import Row, Target
 
 OURS = "ours"
@@ -153,3 +154,13 @@ def _comparison(result: dict) -> str:
         if name not in told:
             lines.append(f"{name}: {ratio:.3g}x faster" if ratio >= 1 else f"{name}: {1 / ratio:.3g}x its cost")
     return "\n".join(lines)
+
+
+def show_table(table: Table, about: str, *, repository: str, is_quick: bool) -> None:
+    """Print a table with the machine, the revision and a word on the data; lines as wide as the terminal, else 120."""
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(", ".join(str(value) for value in machine().values()))
+    console.print(f"revision {revision(repository)}; {about}")
+    console.print(table)
+    if is_quick:
+        console.print("quick: the data are too small for these figures to mean anything")

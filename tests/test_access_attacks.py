@@ -20,7 +20,7 @@ from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS
 from tests.range_faults import held, marked_anew, short, too_long, unsaid, unsized
 from tests.servers import instead, redirect, status, whole, whole_unannounced, zipped
-from wids.cache import range_store, ranges, remote
+from wids.cache import range_store, ranges, remembered, remote
 from wids.cache.range_reader import RangeReader
 from wids.cache.ranges import ShardBytes
 from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
@@ -533,12 +533,12 @@ def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
     def nbytes(self):
         number = next(count, None)
         if number is not None:  # as another thread would at this moment
-            store._remember(f"other{number}", table, is_proven=False)
-        return range_store._TABLES_BYTES // 2
+            store._tables.remember(f"other{number}", (table, False))
+        return remembered.MOST_BYTES // 2
 
     monkeypatch.setattr(MemberTable, "nbytes", property(nbytes))
     for number in range(3):
-        store._remember(f"{number}", table, is_proven=False)
+        store._tables.remember(f"{number}", (table, False))
     monkeypatch.undo()
     assert "2" in store._tables
 

@@ -14,7 +14,7 @@ import pytest
 from tests import cache_shards as shards
 from tests.cache_shards import described, texts, texts_of
 from tests.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import fetch, files, store, system
+from wids.cache import fetch, files, remembered, system
 from wids.cache.store import Store, default_cache_dir
 from wids.errors import (
     CacheError,
@@ -189,7 +189,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     age(paths[0])
     assert texts(opener.open(Shard(url=paths[0], nsamples=4))) == texts_of("z", 4)
     assert scans == [*paths, paths[0]]
-    monkeypatch.setattr(store, "_TABLES_BYTES", 1)
+    monkeypatch.setattr(remembered, "MOST_BYTES", 1)
     scans.clear()
     opener = Store(cache_dir=str(cache))
     for path in paths * 2:
@@ -197,7 +197,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
         assert list(opener._tables) == [path]
     assert scans == paths * 2
     each = max(table.nbytes for table in opener._tables.values())
-    monkeypatch.setattr(store, "_TABLES_BYTES", 2 * each)
+    monkeypatch.setattr(remembered, "MOST_BYTES", 2 * each)
     for path in paths:
         opener.open(Shard(url=path, nsamples=None))
     assert list(opener._tables) == paths[1:]

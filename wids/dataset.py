@@ -26,9 +26,8 @@ from torch.utils.data import Dataset, get_worker_info
 from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards, default_capacity
 from wids.cache.prefetch import Ahead, Source
-from wids.cache.range_reader import RangeReader
 from wids.cache.range_store import parse_access
-from wids.cache.reader import ShardReader
+from wids.cache.reader import Reader
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
 from wids.decode import SampleDecoder
@@ -318,13 +317,13 @@ class ShardListDataset(Dataset[Any]):
             samples = [self._transform(sample) for sample in samples]
         return samples
 
-    def get_shard(self, index: int) -> tuple[ShardReader | RangeReader, int, dict[str, Any]]:
+    def get_shard(self, index: int) -> tuple[Reader, int, dict[str, Any]]:
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
         k, row = self.locate(index)
         self.cache.accesses += 1
         return self.open_shard(k), row, self.shards[k] if self._shards else self._list.describe(k)
 
-    def open_shard(self, k: int) -> ShardReader | RangeReader:
+    def open_shard(self, k: int) -> Reader:
         """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
 
         Raises:
@@ -393,10 +392,10 @@ class ShardListDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
         # A process that is being started counts with us, any other copy for itself.
-        if multiprocessing.context.get_spawning_popen() is not None and self._counts is None:
+        is_started = multiprocessing.context.get_spawning_popen() is not None
+        if is_started and self._counts is None:
             self._counts = _shared_counts()
             self._tally.join(self._counts.numpy())
-        is_started = multiprocessing.context.get_spawning_popen() is not None
         return {**self.__dict__, **own, "_counts": self._counts if is_started else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -486,7 +485,7 @@ class ShardListDataset(Dataset[Any]):
         shard, row, desc = self.get_shard(plain)
         self.cache.accesses = accesses  # it may have counted this sample, and the caller has done so in any case
         self.check_cache_misses()
-        reader = shard if isinstance(shard, (ShardReader, RangeReader)) else _Foreign(shard, desc["url"])
+        reader = shard if isinstance(shard, Reader) else _Foreign(shard, desc["url"])
         lo = plain - operator.index(row)
         return plain, (lo, plain + 1, reader, desc.get("dataset"))
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wids.cache.pool import OpenShards
-    from wids.cache.range_reader import RangeReader
-    from wids.cache.reader import ShardReader
+    from wids.cache.reader import Reader
     from wids.index.table import MemberTable
 
 
@@ -29,7 +28,7 @@ class Shards(Protocol):
     def locate(self, index: int) -> tuple[int, int]:
         """(number of the shard, row in it) of a sample."""
 
-    def open_shard(self, k: int) -> ShardReader | RangeReader:
+    def open_shard(self, k: int) -> Reader:
         """Shard number ``k``, open."""
 
 

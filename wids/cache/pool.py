@@ -27,8 +27,7 @@ from wids.events import Closed, emit
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
 
-    from wids.cache.range_reader import RangeReader
-    from wids.cache.reader import ShardReader
+    from wids.cache.reader import Reader
     from wids.cache.store import Store
     from wids.events import Hook
     from wids.index.spec import Shard
@@ -131,7 +130,7 @@ class OpenShards:
 
     def __init__(self, store: Store, *, capacity: int, find: Callable[[str], Shard], hooks: Sequence[Hook]) -> None:
         self.store = store
-        self.lru: LRUCache[str, ShardReader | RangeReader] = LRUCache(capacity)
+        self.lru: LRUCache[str, Reader] = LRUCache(capacity)
         self.hooks = hooks
         self._find = find
         self._begin()
@@ -153,7 +152,7 @@ class OpenShards:
 
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
-        empty: LRUCache[str, ShardReader | RangeReader] = LRUCache(self.lru.capacity)
+        empty: LRUCache[str, Reader] = LRUCache(self.lru.capacity)
         own = {"lru": empty, "_blocks": None, "accesses": 0, "misses": 0, "users": None, "_listener": None}
         return {**self.__dict__, **own}
 
@@ -161,7 +160,7 @@ class OpenShards:
         self.__dict__.update(state)
         self._begin()
 
-    def get_shard(self, url: str) -> ShardReader | RangeReader:
+    def get_shard(self, url: str) -> Reader:
         """The open shard at ``url`` (as the index resolves it), opened if it is not.
 
         Raises:
@@ -172,7 +171,7 @@ class OpenShards:
         reader = self.lru[url]
         return self.open(self._find(url)) if reader is None else reader
 
-    def open(self, shard: Shard) -> ShardReader | RangeReader:
+    def open(self, shard: Shard) -> Reader:
         """The reader of ``shard``, from the pool or newly opened."""
         reader = self.lru[shard.url]
         if reader is None:
@@ -185,7 +184,7 @@ class OpenShards:
                 self._listen()
         return reader
 
-    def _open(self, shard: Shard) -> ShardReader | RangeReader:
+    def _open(self, shard: Shard) -> Reader:
         while True:
             try:
                 return self.store.open(shard)
@@ -240,7 +239,7 @@ class OpenShards:
             with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
                 thread.start()
 
-    def _on_release(self, url: str, reader: ShardReader | RangeReader) -> None:
+    def _on_release(self, url: str, reader: Reader) -> None:
         if reader.is_leased:
             self.store.touch(reader.path)
         emit(self.hooks, Closed(url=url))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.cache.reader import Reader
 from wids.errors import ChangedShardError, TarError
 from wids.events import RangesRead, emit
 from wids.index import headers, tar
@@ -23,10 +24,9 @@ from wids.index import table as tables
 from wids.index.keys import encode_name, first_dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from wids.cache.ranges import ShardBytes
-    from wids.cache.reader import Blocks
     from wids.events import Hook
     from wids.index.keys import Split
     from wids.index.table import MemberTable
@@ -37,7 +37,7 @@ _REGULAR = frozenset(b"0\x007")
 _EXTENDED_BYTES = 64 << 10
 
 
-class RangeReader:
+class RangeReader(Reader):
     """One remote shard, read where it is; to its callers it is a `wids.cache.reader.ShardReader`.
 
     Args:
@@ -73,26 +73,6 @@ class RangeReader:
         self._source, self._rescan, self._on_spent = source, rescan, on_spent
         self._hooks, self._split = hooks, split
         self._is_proven = is_proven
-
-    def __len__(self) -> int:
-        return self.table.nsamples
-
-    def __repr__(self) -> str:
-        return f"<RangeReader {self.url} of {len(self)} samples>"
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if not 0 <= row < len(self):
-            raise IndexError(f"sample {row} of {len(self)} in {self.url}")
-        return self.read(row)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.read, range(len(self)))
-
-    def share(self, blocks: Blocks) -> None:
-        """Nothing is read ahead here."""
-
-    def settle(self) -> None:
-        """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is held."""

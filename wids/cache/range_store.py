@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wids.cache import fetch, files, ranges
 from wids.cache.range_reader import RangeReader
+from wids.cache.remembered import Remembered
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, TableError
 from wids.events import logger
 from wids.index import headers, urls
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Access: TypeAlias = Literal["fetch", "range", "auto"]
 
-_TABLES_BYTES = 64 << 20
 # A table beside a shard that is longer than this is not read, whatever the shard's size.
 _MOST_TABLE_BYTES = 512 << 20
 
@@ -73,14 +73,14 @@ class RangeStore:
         self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
         self._rule: KeyRule = rule
         self._group: Group = group
-        # URL -> (table, whether it comes from the shard's own headers). Threads add to it without a lock.
-        self._tables: dict[str, tuple[MemberTable, bool]] = {}
+        # URL -> (table, whether it comes from the shard's own headers).
+        self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.
         self._sources: dict[str, ranges.ShardBytes] = {}
         self._spent: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}, "_sources": {}, "drop": None}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_sources": {}, "drop": None}
 
     def open(self, shard: Shard) -> tuple[RangeReader, bool] | None:
         """(reader, whether its table was saved somewhere); None: the shard is better fetched.
@@ -112,7 +112,7 @@ class RangeStore:
                 return None
             table, is_proven = self._scan(source), True
         elif not is_proven:
-            self._remember(shard.url, table, is_proven=False)
+            self._tables.remember(shard.url, (table, False))
         reader = RangeReader(
             source,
             table=table,
@@ -130,7 +130,7 @@ class RangeStore:
 
     def _scan(self, source: ranges.ShardBytes) -> MemberTable:
         table = ranges.scan_table(source, self._identity(source), rule=self._rule, group=self._group)
-        self._remember(source.url, table, is_proven=True)
+        self._tables.remember(source.url, (table, True))
         return table
 
     def _go_on_counting(self, source: ranges.ShardBytes) -> None:
@@ -173,19 +173,11 @@ class RangeStore:
             return None
         return table.with_identity(identity)
 
-    def _remember(self, url: str, table: MemberTable, *, is_proven: bool) -> None:
-        remembered = self._tables
-        remembered.pop(url, None)
-        remembered[url] = table, is_proven
-        # Of copies: other threads add to it at the same time.
-        total = sum(kept.nbytes for kept, _ in list(remembered.values()))
-        for oldest in list(remembered)[:-1]:
-            if total <= _TABLES_BYTES:
-                break
-            dropped = remembered.pop(oldest, None)
-            total -= dropped[0].nbytes if dropped else 0
-
     def _note_spent(self, url: str) -> None:
         self._spent.add(url)
         if self.drop is not None:
             self.drop(url)
+
+
+def _size_of(known: tuple[MemberTable, bool]) -> int:
+    return known[0].nbytes

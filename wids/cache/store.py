@@ -25,7 +25,8 @@ from wids.cache import fetch, files, locks, system
 from wids.cache.failures import forget_frames
 from wids.cache.inventory import KEEP_SUFFIX
 from wids.cache.range_store import RangeStore
-from wids.cache.reader import ShardReader
+from wids.cache.reader import Reader, ShardReader
+from wids.cache.remembered import Remembered
 from wids.cache.room import Room, table_allowance
 from wids.cache.verify import find_difference, find_difference_in_size
 from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError, WidsError
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     # An open shard: its descriptor, which goes to whoever gets this, and the table that holds for its bytes.
     Found = tuple[int, MemberTable]
 
-# Tables of shards that have no saved one are kept in memory up to this many bytes, so that reopening is free.
-_TABLES_BYTES = 64 << 20
 # How often a cache directory may vanish under a fetch before that is an error.
 _WIPED_ATTEMPTS = 2
 
@@ -113,13 +112,13 @@ class Store:
             self.home = os.getcwd()
         except FileNotFoundError:  # someone deleted it; absolute paths and URLs do not need it
             self.home = ""
-        self._tables: dict[str, MemberTable] = {}
-        self._unsummed = 0  # bytes of tables remembered since they were last summed up
+        # Of shards that have no saved one, so that reopening is free.
+        self._tables: Remembered[MemberTable] = Remembered(_size_of)
         self._miscounted: dict[str, Identity] = {}
         self._rooms: dict[str, Room] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}, "_unsummed": 0, "_miscounted": {}, "_rooms": {}, "let_go": None}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_rooms": {}, "let_go": None}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -137,7 +136,7 @@ class Store:
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
-    def open(self, shard: Shard) -> ShardReader | RangeReader:
+    def open(self, shard: Shard) -> Reader:
         """Open a shard, fetching it first if need be and ``access`` says so. The caller owns the reader.
 
         Raises:
@@ -147,7 +146,7 @@ class Store:
         start = time.perf_counter()
         path, is_in_place = self.place(shard.url)
         shard = self._as_grouped(shard)
-        reader: ShardReader | RangeReader
+        reader: Reader
         found = None if is_in_place or self.access == "fetch" else self._open_by_ranges(shard, path)
         if found is not None:
             reader, has_saved = found
@@ -219,24 +218,8 @@ class Store:
             table = files.load_foreign(fd, path, url, facts) if is_in_place else None
             if table is None:
                 table = files.scan_table(fd, url, facts, rule=self.rule, group=self.group)
-            self._remember(path, table)
+            self._tables.remember(path, table)
         return table
-
-    def _remember(self, path: str, table: MemberTable) -> None:
-        remembered = self._tables
-        remembered.pop(path, None)
-        remembered[path] = table
-        # A sum at each shard would make counting 10,000 of them quadratic; a counter that threads add to would drift.
-        self._unsummed += table.nbytes
-        if self._unsummed < _TABLES_BYTES >> 3:
-            return
-        self._unsummed = 0
-        total = sum(kept.nbytes for kept in list(remembered.values()))
-        for oldest in list(remembered)[:-1]:
-            if total <= _TABLES_BYTES:
-                break
-            dropped = remembered.pop(oldest, None)
-            total -= dropped.nbytes if dropped else 0
 
     def fetch_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
         """Fetch a shard that will be needed, unless it is there or somebody else fetches it; whether this fetched it.
@@ -476,6 +459,10 @@ class Store:
             is_ahead=after is not None,
         )
         return (fd, table), event
+
+
+def _size_of(table: MemberTable) -> int:
+    return table.nbytes
 
 
 def _fill(path: str, fd: int, data: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wids.cli.words import complain, count_of, format_size, parse_range, parse_size, print_json, printable
+from wids.cli.words import complain_each, count_of, format_size, parse_range, parse_size, print_json, printable
 from wids.errors import SpecError, WidsError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _NAMES = {
     "dataset": "a dataset",
 }
 # So many samples that were left out are told one by one.
-_MOST_TOLD = 10
 _MOST_JOBS = 8
 
 
@@ -248,10 +247,7 @@ def _say(outcome: Outcome, *, source: str, is_json: bool) -> None:
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
     print(f"{printable(source)}: {'; '.join(parts)}: {printable(outcome.index)}")
-    for problem in outcome.skipped[:_MOST_TOLD]:
-        complain(f"left out: {problem.why}")
-    if len(outcome.skipped) > _MOST_TOLD:
-        complain(f"and {len(outcome.skipped) - _MOST_TOLD:,} more; --json lists them all")
+    complain_each([f"left out: {problem.why}" for problem in outcome.skipped])
 
 
 def _plain(outcome: Outcome) -> list[dict[str, str]]:

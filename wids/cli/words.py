@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _PREFIXES = "kmgtp"
+# So many of a command's failures are told one by one.
+_MOST_TOLD = 10
 _LEAST_COLUMNS = 40
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 
@@ -145,3 +147,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def complain(message: str) -> None:
     """Print a line to stderr that is not the command's result."""
     print(f"wids: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def complain_each(messages: Sequence[str]) -> None:
+    """Print the first few of many lines to stderr, and how many more there are."""
+    for message in messages[:_MOST_TOLD]:
+        complain(message)
+    if len(messages) > _MOST_TOLD:
+        complain(f"and {len(messages) - _MOST_TOLD:,} more; --json lists them all")

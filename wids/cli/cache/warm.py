@@ -16,7 +16,7 @@ from wids.cache.source import load_shards
 from wids.cache.warming import Warming
 from wids.cli.progress import quiet
 from wids.cli.signals import Signals
-from wids.cli.words import complain, count_of, format_size, print_json, printable
+from wids.cli.words import complain_each, count_of, format_size, print_json, printable
 from wids.errors import CacheError, WidsError
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from wids.cache.warming import Outcome
     from wids.index.spec import Shard, ShardList
-
-# So many failures are told one by one.
-_MOST_TOLD = 10
 
 
 def warm(index: str, *, directory: str, cache_size: int | None, selected: slice, jobs: int, is_json: bool) -> None:
@@ -55,10 +52,7 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
     else:
         _say(outcome)
     if outcome.failed:
-        for why in [*outcome.failed.values()][:_MOST_TOLD]:
-            complain(why)
-        if len(outcome.failed) > _MOST_TOLD:
-            complain(f"and {len(outcome.failed) - _MOST_TOLD:,} more; --json lists them all")
+        complain_each([*outcome.failed.values()])
         raise WidsError(f"{len(outcome.failed)} of {count_of(outcome.shards, 'shard')} could not be fetched")
 
 

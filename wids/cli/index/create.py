@@ -15,7 +15,7 @@ from wids.cache.indexing import create_index
 from wids.cache.rewriting import update_index
 from wids.cli.progress import progress, quiet
 from wids.cli.signals import Signals
-from wids.cli.words import complain, count_of, format_size, print_json, shown_path
+from wids.cli.words import complain_each, count_of, format_size, print_json, shown_path
 from wids.index.writing import stem_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from wids.cache.indexing import Outcome, Wanted
 
 # So many failures are told one by one.
-_MOST_TOLD = 10
 
 
 def create(
@@ -120,10 +119,7 @@ def _shown(wanted: Wanted, *, is_json: bool) -> Iterator[Callable[[Outcome, int]
 
 
 def _tell(outcome: Outcome, *, is_json: bool) -> None:
-    for why in [*outcome.failed.values()][:_MOST_TOLD]:
-        complain(f"left out: {why}")
-    if len(outcome.failed) > _MOST_TOLD:
-        complain(f"and {len(outcome.failed) - _MOST_TOLD:,} more; --json lists them all")
+    complain_each([f"left out: {why}" for why in outcome.failed.values()])
     if is_json:
         print_json(msgspec.to_builtins(outcome))
         return
