@@ -38,8 +38,8 @@ def torchrun(world):
     ]
 
 
-def run_all(commands, *, env, output, code=0):
-    """Run the commands at the same time; each must end with ``code``, well within the limit. None is left behind."""
+def run_all(commands, *, env, output, code=0, limit=LIMIT_SECONDS):
+    """Run the commands at the same time; each must end with ``code``, well within ``limit`` s. None is left behind."""
     started = []
     try:
         with open(output, "wb") as stream:
@@ -48,7 +48,7 @@ def run_all(commands, *, env, output, code=0):
                 subprocess.Popen(command, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
                 for command in commands
             )
-        codes = [process.wait(LIMIT_SECONDS) for process in started]
+        codes = [process.wait(limit) for process in started]
     finally:
         # A launcher ends its workers on SIGTERM; SIGKILL would orphan them.
         for process in started:

@@ -1,0 +1,91 @@
+"""The notebooks run as they stand, and are what their paired text says; the programs beside them do what they say."""
+
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+from tests.launch import environment, run_all
+
+HERE = Path(__file__).resolve().parents[1] / "notebooks"
+NOTEBOOKS = sorted(path.stem for path in HERE.glob("*.ipynb"))
+TEXTS = sorted(path.stem for path in (HERE / "text").glob("*.py"))
+LIMIT_SECONDS = 240
+# Notebook -> the parameters that it runs with; those without a row run as they stand.
+RUNS = {}
+CASES = [(name, parameters) for name in NOTEBOOKS for parameters in RUNS.get(name, [{}])]
+
+
+def words(case):
+    """How a case is called."""
+    name, parameters = case
+    return "-".join([name, *(f"{key}={value}" for key, value in parameters.items())])
+
+
+@pytest.fixture
+def here(tmp_path):
+    """What a notebook's processes see: its own temporary directory, and the commands of this environment first."""
+    place = tmp_path / "t"  # short: sockets of worker processes lie in it
+    place.mkdir()
+    commands = Path(sys.executable).parent
+    return environment(
+        PATH=f"{commands}:{environment()['PATH']}",
+        TMPDIR=str(place),
+        IPYTHONDIR=str(tmp_path / "ipython"),
+        JUPYTER_RUNTIME_DIR=str(place),
+    )
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 30)
+@pytest.mark.parametrize("case", CASES, ids=words)
+def test_runs(case, here, tmp_path):
+    """A notebook runs from its first cell to its last, and what it asserts holds."""
+    name, parameters = case
+    command = [sys.executable, "-m", "papermill", f"{HERE / name}.ipynb", str(tmp_path / "out.ipynb")]
+    command += ["--cwd", str(HERE), "--kernel", "python3", "--no-progress-bar", "--log-output"]
+    for key, value in parameters.items():
+        command += ["-p", key, str(value)]
+    run_all([command], env=here, output=tmp_path / "output.txt", limit=LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_pair(name):
+    """A notebook's cells are those of its paired text."""
+    notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+    text = jupytext.read(HERE / "text" / f"{name}.py")
+
+    def cells(of):
+        return [(cell.cell_type, cell.source.strip(), cell.metadata.get("tags", [])) for cell in of.cells]
+
+    assert cells(notebook) == cells(text), f"run: python notebooks/make.py {name}"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_form(name):
+    """A notebook opens with what it shows and its time, has parameters, was run in order without a fault, is small."""
+    path = HERE / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    first, *_ = notebook.cells
+    assert first.cell_type == "markdown"
+    assert first.source.startswith("# ")
+    assert "Takes" in first.source
+    assert [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("data" in output or output.get("text") for output in outputs[-3:])
+    for output in outputs:
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output.text
+    raw = path.read_text()
+    assert len(raw) < 300_000
+    for private in ("/root/", "/home/", "/work/", "site-packages"):
+        assert private not in raw
+
+
+def test_texts():
+    """No text is without its notebook."""
+    assert TEXTS == NOTEBOOKS
