@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 
@@ -119,3 +120,94 @@ def test_names_that_stdout_cannot_show():
 def test_exit_code_of_a_command_stands():
     """A command that leaves by SystemExit keeps its exit code."""
     assert run("leave", code=FAILING).returncode == 143
+
+
+# Source the script that the command line shows, and complete a line whose last word the cursor is on, as bash does.
+COMPLETE = """
+script="$(wids --show-completion)" || exit 3
+eval "$script"
+complete -p wids || exit 4
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_wids_completion wids
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A directory with the program ``wids``, for $PATH."""
+    path = tmp_path / "bin" / "wids"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.cli "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path.parent)
+
+
+def shell(script, *words, path, **env):
+    """Run a script of bash, with ``wids`` in its $PATH; its arguments are words."""
+    return subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT, "PATH": f"{path}:{os.environ['PATH']}", **env},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("wids ind", ["index"]),
+        ("wids index cr", ["create"]),
+        ("wids verify --no-d", ["--no-digest"]),
+        ("wids show train.json 7 --pre", ["--preview"]),
+        ("wids show train.json -1 --pre", ["--preview"]),
+        ("wids index create x.tar --engine th", ["threads"]),
+        ("wids pack photos --format f", ["folder", "files"]),
+        ("wids verify --key-rule last", ["last-dot"]),
+        ("wids cache clean --max-size much --dry", ["--dry-run"]),
+        ("wids --version ve", ["verify"]),
+        ("wids verify tr", []),
+    ],
+)
+def test_bash_completes(line, offered, program):
+    """Bash offers commands, options and choices, whatever stands before; where there are none, files."""
+    done = shell(COMPLETE, *line.split(), path=program, WIDS_STORAGE_OPTIONS="not JSON")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n", 1)[0] == "complete -o default -F _wids_completion wids"
+    assert done.stdout.split()[6:] == offered
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "files"),
+    [
+        ("zsh", """_arguments '*: :(("create":"Write the index of a dataset''s shards."))'""", "_files"),
+        ("fish", "create\tWrite the index of a dataset's shards.", ""),
+    ],
+)
+def test_other_shells_complete(name, answer, files):
+    """Scripts for zsh and fish call the program, and what it answers to them is theirs."""
+    shown = run("--show-completion", name, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"_WIDS_COMPLETE=complete_{name}" in shown.stdout
+    asked = {"_WIDS_COMPLETE": f"complete_{name}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert run(_TYPER_COMPLETE_ARGS="wids index cr", **asked).stdout.strip() == answer
+    assert run(_TYPER_COMPLETE_ARGS="wids info ", **asked).stdout.strip() == files
+
+
+def test_completion_is_installed(program, tmp_path):
+    """--install-completion puts the script where the shell finds it, and a new shell completes."""
+    home = {"HOME": str(tmp_path), "path": program}
+    done = shell("wids --install-completion; echo $?", **home)
+    assert (done.stdout.split()[-1], done.stderr) == ("0", "")
+    again = 'source ~/.bashrc; COMP_WORDS=(wids ver) COMP_CWORD=1; _wids_completion wids; echo "${COMPREPLY[@]}"'
+    assert shell(again, **home).stdout == "verify\n"
+
+
+def test_completion_that_cannot_be_installed(program, tmp_path):
+    """It is one line, and exit code 1."""
+    (tmp_path / ".bashrc").mkdir()
+    done = shell("wids --install-completion; exit $?", path=program, HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("wids: ")

@@ -103,7 +103,7 @@ def test_create_of_a_list_on_stdin():
         (["create", "d", "-o", "no/i.json"], 1, "make it first"),
         (["create", "d", "-o", "empty"], 1, "is a directory"),
         (["create", "-"], 1, "no shards to index"),
-        (["create", "d", "--engine", "slow"], 2, "there is no such engine"),
+        (["create", "d", "--engine", "slow"], 2, "is not one of"),
         (["create", "d", "--ray-address", "auto"], 2, "goes with --engine ray"),
         (["create"], 2, "SOURCES"),
         (["update", "junk.tar"], 1, "name of a shard"),

@@ -62,7 +62,6 @@ app = typer.Typer(
     name="wids",
     cls=_Commands,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,8 +76,8 @@ app.add_typer(cache_app, name="cache")
 app.add_typer(index_app, name="index")
 
 
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
+def _show_version(ctx: typer.Context, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:  # a shell that completes a line runs nothing of it
         from wids import __version__
 
         print(f"wids {__version__}")

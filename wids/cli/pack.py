@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
 from wids.cli.words import complain_each, count_of, format_size, parse_range, parse_size, print_json, printable
 from wids.errors import SpecError, WidsError
 
@@ -24,7 +25,6 @@ _NAMES = {
     "manifest": "a manifest",
     "dataset": "a dataset",
 }
-# So many samples that were left out are told one by one.
 _MOST_JOBS = 8
 
 
@@ -87,7 +87,8 @@ def run_pack(
     cache_dir: Annotated[
         str, typer.Option(metavar="DIR", help="For remote shards of a dataset. Default: as for reading.")
     ] = "",
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    storage_options: StorageOptions = None,
+    is_json: Json = False,
 ) -> None:
     """Pack a folder, a manifest or a dataset into shards, with their index and member tables.
 
@@ -120,6 +121,7 @@ def run_pack(
             tables=has_tables,
             name=name,
             overwrite=overwrite,
+            storage_options=storage_options,
         )
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
@@ -140,7 +142,7 @@ def run_pack(
                     key=key,
                     base=base,
                     numbers_keys=numbers_keys,
-                    storage_options=None,
+                    storage_options=storage_options,
                     tell=tell,
                 )
             else:
@@ -225,7 +227,11 @@ def _list(
     if os.path.isdir(source):
         shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
     return datasets.list_dataset(
-        shards, cache_dir=cache_dir or default_cache_dir(), keep_fields=kept, storage_options=None, tell=tell
+        shards,
+        cache_dir=cache_dir or default_cache_dir(),
+        keep_fields=kept,
+        storage_options=settings.storage_options,
+        tell=tell,
     )
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wids.cli.options import Index, Json, Shards, StorageOptions  # noqa: TC001 - typer reads the annotations
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -43,10 +45,7 @@ def add_command(app: typer.Typer) -> None:
 
 
 def run_verify(
-    index: Annotated[
-        str,
-        typer.Argument(metavar="INDEX", help="An index (URL or path), or tars: a path or a brace pattern in quotes."),
-    ],
+    index: Index,
     is_quick: Annotated[
         bool, typer.Option("--quick", help="Only see whether the shards are there, and of the right size.")
     ] = False,
@@ -56,9 +55,7 @@ def run_verify(
     is_decoded: Annotated[
         bool, typer.Option("--decode", help="Decode all members, too; name key and field of those that fail.")
     ] = False,
-    shards: Annotated[
-        str, typer.Option(metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.")
-    ] = ":",
+    shards: Shards = ":",
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -71,7 +68,8 @@ def run_verify(
     ] = None,
     rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST,
     group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT,
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    storage_options: StorageOptions = None,
+    is_json: Json = False,
 ) -> None:
     """Look for what is wrong with shards: missing, cut short, damaged, not what the index says.
 
@@ -87,7 +85,13 @@ def run_verify(
     from wids.cache.problems import Looks
     from wids.cli.words import parse_range
 
-    looks = Looks(is_quick=is_quick, has_digest=not without_digest, rule=rule.value, group=group.value)
+    looks = Looks(
+        is_quick=is_quick,
+        has_digest=not without_digest,
+        rule=rule.value,
+        group=group.value,
+        storage_options=storage_options,
+    )
     if jobs is None:
         jobs = min(os.cpu_count() or 1, 64) if is_decoded else _JOBS
     _verify(
@@ -108,7 +112,7 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
     from wids.cli.words import count_of
     from wids.errors import WidsError
 
-    _, listed = load_shards(index)
+    _, listed = load_shards(index, storage_options=looks.storage_options)
     numbers = range(len(listed))[selected]
     if len(listed) and not numbers:
         lo, hi = ("" if end is None else end for end in (selected.start, selected.stop))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from wids.cli.options import CacheDir, Index, Json, Shards  # noqa: TC001 - typer reads the annotations
 from wids.cli.words import parse_range, parse_size
 
 cache_app = typer.Typer(help="Look at cache directories, clean, fill and bound them.", invoke_without_command=True)
@@ -27,7 +28,6 @@ _MaxSize = Annotated[
 _MaxFiles = Annotated[
     int | None, typer.Option("--max-files", min=0, metavar="N", help="Shards to keep at most.", show_default=False)
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @cache_app.callback()
@@ -37,7 +37,7 @@ def _show_help(ctx: typer.Context) -> None:
 
 
 @cache_app.command("ls")
-def list_cache(directory: _Directory = "", is_json: _Json = False) -> None:
+def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
     """List the shards in a cache directory: size, last use, and who needs them.
 
     open: some process has it open, and it stays. kept: a dataset marked it as not to be evicted. in 12 s: a live job
@@ -59,7 +59,7 @@ def clean_cache(
         bool, typer.Option("--unkeep", help="First remove the marks of datasets that want their shards kept.")
     ] = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    is_json: _Json = False,
+    is_json: Json = False,
 ) -> None:
     """Delete cached shards until the rest fits, those that were not used for longest first.
 
@@ -89,18 +89,14 @@ def clean_cache(
 
 @cache_app.command("warm")
 def warm_cache(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index (URL or path), or tars by a brace pattern.")],
-    cache_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
-    ] = "",
+    index: Index,
+    cache_dir: CacheDir = "",
     cache_size: Annotated[
         Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes that the directory may hold.")
     ] = None,
-    shards: Annotated[
-        str, typer.Option(metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.")
-    ] = ":",
+    shards: Shards = ":",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Shards to fetch at a time.")] = 8,
-    is_json: _Json = False,
+    is_json: Json = False,
 ) -> None:
     """Fetch the shards of an index into the cache, before a job needs them.
 

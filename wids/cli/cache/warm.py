@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import os
 from typing import TYPE_CHECKING
@@ -14,15 +13,16 @@ from wids.cache import inventory, system
 from wids.cache.room import table_allowance
 from wids.cache.source import load_shards
 from wids.cache.warming import Warming
-from wids.cli.progress import quiet
+from wids.cli.progress import progress, quiet
 from wids.cli.signals import Signals
 from wids.cli.words import complain_each, count_of, format_size, print_json, printable
 from wids.errors import CacheError, WidsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence
 
     from wids.cache.warming import Outcome
+    from wids.cli.progress import Bar
     from wids.index.spec import Shard, ShardList
 
 
@@ -44,8 +44,10 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
     _, listed = load_shards(index)
     warming = Warming(directory, _select(listed, selected), cache_size=cache_size)
     _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])
-    with Signals(), quiet(), _progress_of(warming, is_shown=not is_json) as show:
-        warming.run(jobs, show)
+    known = [shard.filesize for shard in warming.missing if shard.filesize is not None]
+    with Signals(), quiet(), progress("bytes", is_shown=not is_json and bool(warming.missing)) as bar:
+        _show(bar, warming, known)
+        warming.run(jobs, lambda: _show(bar, warming, known))
     outcome = warming.outcome
     if is_json:
         print_json(msgspec.to_builtins(outcome))
@@ -106,45 +108,17 @@ def _table_bytes(shard: Shard) -> int:
     return table_allowance(shard.filesize or 0, shard.nsamples)
 
 
-@contextlib.contextmanager
-def _progress_of(warming: Warming, *, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar while the block runs, on a terminal; yields a function that brings it up to date."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(highlight=False)
-    if not (is_shown and console.is_terminal and warming.missing):
-        yield lambda: None
+def _show(bar: Bar, warming: Warming, known: Sequence[int]) -> None:
+    """Bring the bar up to date; shards of which no index says how long they are count as much as the others."""
+    if not bar.is_shown:
         return
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        expand=True,
-    )
-    known = [shard.filesize for shard in warming.missing if shard.filesize is not None]
-    unknown = len(warming.missing) - len(known)
-    task = bar.add_task("", total=None)
-    most = 0
-
-    def show() -> None:
-        nonlocal most
-        outcome = warming.outcome
-        most = max(most, warming.arrived_bytes())
-        typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
-        total = sum(known) + unknown * typical
-        done = outcome.fetched + outcome.cached + len(outcome.failed)
-        words = f"{done:,} of {count_of(len(warming.cacheable), 'shard')}"
-        words += f", tried again: {outcome.retries:,}" if outcome.retries else ""
-        bar.update(task, description=words, completed=most, total=max(total, most) or None)
-
-    show()
-    with bar:
-        yield show
+    outcome = warming.outcome
+    typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
+    total = sum(known) + (len(warming.missing) - len(known)) * typical
+    done = outcome.fetched + outcome.cached + len(outcome.failed)
+    words = f"{done:,} of {count_of(len(warming.cacheable), 'shard')}"
+    words += f", tried again: {outcome.retries:,}" if outcome.retries else ""
+    bar.update(warming.arrived_bytes(), total=total or None, words=words)
 
 
 def _say(outcome: Outcome) -> None:

@@ -6,9 +6,11 @@ Rules: this module is light; what is heavy is imported when a command runs, and 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+
+from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
 
 index_app = typer.Typer(help="Make indexes of shards; update, merge, split and move them.", invoke_without_command=True)
 
@@ -26,12 +28,16 @@ _Skip = Annotated[bool, typer.Option("--skip-errors", help="Leave out shards tha
 _Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, max=1024, metavar="N", help="Shards at a time.", show_default=False)
 ]
-_Engine = Annotated[str, typer.Option(metavar="ENGINE", help="auto, threads, processes or ray.")]
+_EngineName = Literal["auto", "threads", "processes", "ray"]
+_Engine = Annotated[_EngineName, typer.Option("--engine", help="What reads the shards.")]
 _RayAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="auto, or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+_Name = Annotated[
+    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
+]
+_Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]
 
 
 @index_app.callback()
@@ -49,9 +55,7 @@ def create_index(
         ),
     ],
     output: _Output = "shardindex.json",
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
-    ] = None,
+    name: _Name = None,
     info: Annotated[
         str | None, typer.Option("--info", "-i", help="What it is: a text, or a file with it.", show_default=False)
     ] = None,
@@ -65,7 +69,8 @@ def create_index(
     jobs: _Jobs = None,
     engine: _Engine = "auto",
     ray_address: _RayAddress = None,
-    is_json: _Json = False,
+    storage_options: StorageOptions = None,
+    is_json: Json = False,
 ) -> None:
     """Write the index of a dataset's shards.
 
@@ -86,7 +91,7 @@ def create_index(
         name=name,
         info=info,
         base=base,
-        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address),
+        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address, storage_options),
         is_json=is_json,
     )
 
@@ -110,7 +115,8 @@ def update_index(
     jobs: _Jobs = None,
     engine: _Engine = "auto",
     ray_address: _RayAddress = None,
-    is_json: _Json = False,
+    storage_options: StorageOptions = None,
+    is_json: Json = False,
 ) -> None:
     """Bring an index up to date: read again what changed, drop and add shards.
 
@@ -125,7 +131,7 @@ def update_index(
         add=add or [],
         drop=drop or [],
         is_dropping_missing=is_dropping_missing,
-        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address),
+        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address, storage_options),
         is_json=is_json,
     )
 
@@ -134,10 +140,8 @@ def update_index(
 def merge_indexes(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEXES...", help="Indexes: paths or URLs.")],
     output: _Output,
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
-    ] = None,
-    is_json: _Json = False,
+    name: _Name = None,
+    is_json: Json = False,
 ) -> None:
     """Write one index of the shards of several.
 
@@ -152,7 +156,7 @@ def merge_indexes(
 
 @index_app.command("split")
 def split_index(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")],
+    index: _Index,
     every: Annotated[
         int | None, typer.Option("--by", min=1, metavar="N", help="N shards in each part.", show_default=False)
     ] = None,
@@ -165,7 +169,7 @@ def split_index(
             "-o", "--output", metavar="INDEX", help="One like part-{}.json, or one for each part; repeatable."
         ),
     ] = None,
-    is_json: _Json = False,
+    is_json: Json = False,
 ) -> None:
     """Split an index into several, by whole shards in their order.
 
@@ -183,12 +187,12 @@ def split_index(
 
 @index_app.command("rebase")
 def rebase_index(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")],
+    index: _Index,
     base: Annotated[str, typer.Option("--base", "-b", metavar="URL", help="Where the shards are now; '': beside it.")],
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="INDEX", help="Default: INDEX itself.", show_default=False)
     ] = None,
-    is_json: _Json = False,
+    is_json: Json = False,
 ) -> None:
     """Say that the shards lie elsewhere now; no shard is read.
 
@@ -204,11 +208,10 @@ def _wanted(
     has_tables: bool,
     is_skipping: bool,
     jobs: int | None,
-    engine: str,
+    engine: _EngineName,
     ray_address: str | None,
+    storage_options: dict[str, Any] | None,
 ) -> object:
-    if engine not in ("auto", "threads", "processes", "ray"):
-        raise typer.BadParameter(f"--engine {engine}: there is no such engine; it is auto, threads, processes or ray")
     if ray_address is not None and engine != "ray":
         raise typer.BadParameter("--ray-address goes with --engine ray")
     from wids.cache.indexing import Wanted
@@ -218,6 +221,7 @@ def _wanted(
         has_tables=has_tables,
         is_skipping=is_skipping,
         jobs=jobs,
-        engine=engine,  # type: ignore[arg-type] # one of the names, as was just seen
+        engine=engine,
         ray_address=ray_address,
+        storage_options=storage_options,
     )

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from wids.cache.indexing import Outcome, Wanted
 
-# So many failures are told one by one.
-
 
 def create(
     sources: Sequence[str],

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from wids.cli.look import schedule
+from wids.cli.options import INDEX_HELP, CacheDir, Fetch, Index, Json, JsonLines, StorageOptions
 
 _NUMBER = re.compile(r"-[0-9]+")
 
@@ -26,8 +27,6 @@ class _Numbers(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-_INDEX_HELP = "An index (URL or path), or tars: a path or a brace pattern in quotes."
-_Index = Annotated[str, typer.Argument(metavar="INDEX", help=_INDEX_HELP)]
 _Sample = Annotated[
     str,
     typer.Argument(
@@ -36,17 +35,6 @@ _Sample = Annotated[
     ),
 ]
 _IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is written like a number.")]
-_CacheDir = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR", help="Where remote shards are or go. Default: $WIDS_CACHE, else your own temporary one."
-    ),
-]
-_Fetch = Annotated[
-    bool, typer.Option("--fetch", help="Fetch as many remote shards as it takes. Without it: one at most.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-_JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -65,12 +53,13 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def show_info(
-    indexes: Annotated[list[str], typer.Argument(metavar="INDEX...", help=_INDEX_HELP)],
-    is_json: _Json = False,
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX...", help=INDEX_HELP)],
+    is_json: Json = False,
     may_fetch: Annotated[
         bool, typer.Option("--fetch", help="If need be, fetch the first shard to tell the fields of its first sample.")
     ] = False,
-    cache_dir: _CacheDir = "",
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """What is in a dataset: name, shards, samples, bytes, sub-datasets, the fields of its first sample.
 
@@ -78,11 +67,11 @@ def show_info(
     """
     from wids.cli.look.info import show
 
-    show(indexes, cache_dir=cache_dir, may_fetch=may_fetch, is_json=is_json)
+    show(indexes, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options, is_json=is_json)
 
 
 def list_samples(
-    index: _Index,
+    index: Index,
     shard: Annotated[
         int | None,
         typer.Option(metavar="K", help="Only shard K, counted from 0; -1: the last one.", show_default=False),
@@ -91,9 +80,10 @@ def list_samples(
         str, typer.Option("--range", metavar="A:B", help="Only samples A to B - 1; also A:, :B, -10:.")
     ] = "",
     is_shards: Annotated[bool, typer.Option("--shards", help="List the shards instead of the samples.")] = False,
-    is_json: _JsonLines = False,
-    may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    is_json: JsonLines = False,
+    may_fetch: Fetch = False,
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """List the samples: index, shard, row in the shard, key, and the size in bytes of each field.
 
@@ -104,7 +94,7 @@ def list_samples(
     from wids.cli.look.listed import Listed
     from wids.cli.look.listing import list_rows, list_shards
 
-    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     if is_shards:
         list_shards(listed, shard=shard, span=span, is_json=is_json)
     else:
@@ -112,15 +102,16 @@ def list_samples(
 
 
 def show_sample(
-    index: _Index,
+    index: Index,
     sample: _Sample,
     is_key: _IsKey = False,
     is_preview: Annotated[
         bool, typer.Option("--preview/--no-preview", help="Draw images, on a terminal that has colours.")
     ] = True,
-    is_json: _Json = False,
-    may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    is_json: Json = False,
+    may_fetch: Fetch = False,
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """Show a sample: each field's type and size, image sizes, array shapes, how texts begin; and its images, small.
 
@@ -129,33 +120,35 @@ def show_sample(
     from wids.cli.look.listed import Listed
     from wids.cli.look.show import show
 
-    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     show(listed, sample, is_key=is_key, is_preview=is_preview, is_json=is_json)
 
 
 def print_field(
-    index: _Index,
+    index: Index,
     sample: _Sample,
     field: Annotated[str, typer.Argument(metavar="FIELD", help="Which field: .jpg, or jpg.")],
     is_key: _IsKey = False,
     is_forced: Annotated[bool, typer.Option("--force", help="Write binary data even to a terminal.")] = False,
-    may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    may_fetch: Fetch = False,
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """Write the bytes of one field to stdout, just as they are in the shard."""
     from wids.cli.look.listed import Listed
     from wids.cli.look.show import write_field
 
-    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     write_field(listed, sample, field, is_key=is_key, is_forced=is_forced)
 
 
 def locate_keys(
-    index: _Index,
+    index: Index,
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys of samples, numbers too.")],
-    is_json: _Json = False,
-    may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    is_json: Json = False,
+    may_fetch: Fetch = False,
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """Find samples by their keys: index, shard, and row in the shard of each; all of them where several have a key.
 
@@ -164,4 +157,5 @@ def locate_keys(
     from wids.cli.look.listed import Listed
     from wids.cli.look.locate import show_places
 
-    show_places(Listed(index, cache_dir=cache_dir, may_fetch=may_fetch), keys, is_json=is_json)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
+    show_places(listed, keys, is_json=is_json)

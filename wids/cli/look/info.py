@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 _MOST_PARTS = 20
 
 
-def show(indexes: list[str], *, cache_dir: str, may_fetch: bool, is_json: bool) -> None:
+def show(
+    indexes: list[str],
+    *,
+    cache_dir: str,
+    may_fetch: bool,
+    storage_options: dict[str, Any] | None = None,
+    is_json: bool,
+) -> None:
     """Print what is in one dataset, or a table of several.
 
     Raises:
@@ -25,7 +32,8 @@ def show(indexes: list[str], *, cache_dir: str, may_fetch: bool, is_json: bool) 
     found, failed = [], 0
     for index in indexes:
         try:
-            found.append(_describe(Listed(index, cache_dir=cache_dir), may_fetch=may_fetch))
+            listed = Listed(index, cache_dir=cache_dir, storage_options=storage_options)
+            found.append(_describe(listed, may_fetch=may_fetch))
         except WidsError as error:
             if len(indexes) == 1:
                 raise

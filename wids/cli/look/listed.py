@@ -64,6 +64,7 @@ class Listed:
         index: as the dataset takes it, as text.
         cache_dir: of remote shards; "": the default one.
         may_fetch: fetch more than one shard.
+        storage_options: for fsspec.
 
     Attributes:
         name: the index, as given. shards: the shard list; -1 samples: not counted yet.
@@ -71,15 +72,22 @@ class Listed:
         has_bar: a bar tells of what is under way already.
     """
 
-    def __init__(self, index: str, *, cache_dir: str = "", may_fetch: bool = False) -> None:
-        self.name = index
+    def __init__(
+        self,
+        index: str,
+        *,
+        cache_dir: str = "",
+        may_fetch: bool = False,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.name, self._storage_options = index, storage_options
         if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
             raise WidsError(f"{index}: is a directory; name an index in it, or its tars by a brace pattern in quotes")
-        _, self.shards = load_shards(index)
+        _, self.shards = load_shards(index, storage_options=storage_options)
         # Keys that come again and the like are what is looked into here, not something to be warned of.
         logger.addHandler(logging.NullHandler())
         directory = os.path.abspath(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
-        self.store = Store(cache_dir=directory, access="auto")
+        self.store = Store(cache_dir=directory, access="auto", storage_options=storage_options)
         self._fetches_left = len(self.shards) if may_fetch else 1
         self.has_bar = self._is_given_up = False
         self._last: tuple[int, MemberTable] | None = None
@@ -242,7 +250,8 @@ class Listed:
         if shard.filesize is None:  # nothing to hold it against
             return None
         try:
-            table = parse_table(fetch.read_bytes(url + SUFFIX), shard=url)
+            data = fetch.read_bytes(url + SUFFIX, storage_options=self._storage_options)
+            table = parse_table(data, shard=url)
         except FetchError:
             self._is_given_up = True  # who publishes tables publishes them all: not a question for each shard
             return None

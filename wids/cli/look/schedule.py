@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wids.cli.options import CacheDir, Index, Json, StorageOptions  # noqa: TC001 - typer reads the annotations
 from wids.cli.words import count_of, print_json, print_table, printable
 from wids.errors import WidsError
 
@@ -23,9 +24,6 @@ _MOST_RANKS = 1_000_000
 Tail = Literal["pad", "drop", "mask"]
 Reshuffle = Literal["fixed", "epoch"]
 
-_Index = Annotated[
-    str, typer.Argument(metavar="INDEX", help="An index (URL or path), or tars: a path or a brace pattern in quotes.")
-]
 _World = Annotated[
     int, typer.Option("--world-size", min=1, max=_MOST_RANKS, metavar="W", help="How many ranks there are.")
 ]
@@ -54,20 +52,13 @@ _Samples = Annotated[
 _Workers = Annotated[
     int, typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Fetch = Annotated[
     bool, typer.Option("--fetch", help="For keys: fetch as many remote shards as it takes. Without it: one at most.")
-]
-_CacheDir = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR", help="Where remote shards are or go. Default: $WIDS_CACHE, else your own temporary one."
-    ),
 ]
 
 
 def show_batch(
-    index: _Index,
+    index: Index,
     step: Annotated[int, typer.Option("--step", metavar="S", help="Which batch, from 0; -1: the last one.")],
     rank: Annotated[
         int | None, typer.Option("--rank", min=0, metavar="R", help="Of which rank; of one, 0.", show_default=False)
@@ -87,9 +78,10 @@ def show_batch(
     has_keys: Annotated[
         bool, typer.Option("--keys", help="Tell the keys, too; that takes the shards' tables.")
     ] = False,
-    is_json: _Json = False,
+    is_json: Json = False,
     may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """Which samples made up a batch: of which rank, at which step of which epoch.
 
@@ -102,7 +94,7 @@ def show_batch(
         raise typer.BadParameter(f"--rank {rank}: of {world_size} ranks, the last one is {world_size - 1}")
     from wids.cli.look.listed import Listed
 
-    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     order = {"chunksize": chunksize, "window": window, "lanes": lanes or world_size, "seed": seed}
     order |= {"is_shuffled": shuffle, "is_dealt": reshuffle == "epoch"}
     table = _timetable(listed, order, num_samples, epoch=epoch, world=world_size, batch_size=batch_size, tail=tail)
@@ -136,7 +128,7 @@ def show_batch(
 
 
 def show_readings(
-    index: _Index,
+    index: Index,
     samples: Annotated[
         list[str],
         typer.Argument(
@@ -158,9 +150,10 @@ def show_readings(
     reshuffle: _Reshuffle = "fixed",
     num_samples: _Samples = "",
     workers: _Workers = 0,
-    is_json: _Json = False,
+    is_json: Json = False,
     may_fetch: _Fetch = False,
-    cache_dir: _CacheDir = "",
+    cache_dir: CacheDir = "",
+    storage_options: StorageOptions = None,
 ) -> None:
     """When samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
@@ -168,7 +161,7 @@ def show_readings(
     """
     from wids.cli.look.listed import Listed
 
-    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch)
+    listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     found = listed.resolve(samples, is_key=is_key, is_first=False)
     order = {"chunksize": chunksize, "window": window, "lanes": lanes or world_size, "seed": seed}
     order |= {"is_shuffled": shuffle, "is_dealt": reshuffle == "epoch"}

@@ -1,0 +1,128 @@
+"""Options that several commands have: --storage-options, from the line, a file or the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.shards import write_tar
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PATIENCE_SECONDS = 60
+OPTIONS = json.dumps({"client_kwargs": {"headers": {"X-Key": "secret"}}})
+
+
+class Guarded(SimpleHTTPRequestHandler):
+    """Files for those who have the key, and for nobody else."""
+
+    def do_GET(self):
+        """Answer those who have it."""
+        if self.headers.get("X-Key") == "secret":
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serve(directory):
+    """Serve a directory to those who have the key; gives the URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: Guarded(*args, directory=str(directory)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run(*args, **env):
+    """Run the command line; returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "wids.cli", *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT, "COLUMNS": "200", **env},
+        timeout=PATIENCE_SECONDS,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def url(tmp_path):
+    """The URL of an index of one shard, for those who have the key."""
+    place = tmp_path / "data"
+    place.mkdir()
+    write_tar(place / "s0.tar", {"a.txt": b"one", "b.txt": b"two"})
+    index = {"wids_version": 1, "shardlist": [{"url": "s0.tar", "nsamples": 2}]}
+    (place / "train.json").write_text(json.dumps(index))
+    with serve(place) as found:
+        yield f"{found}/train.json"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info URL",
+        "ls URL",
+        "show URL 1",
+        "cat URL 1 txt",
+        "locate URL b",
+        "at URL --step 0 --keys",
+        "when URL b",
+        "verify URL",
+        "pack URL -o out/x-%d.tar",
+        "index create SHARD -o new.json",
+    ],
+)
+def test_every_command_that_reads_urls_takes_them(command, url, tmp_path, monkeypatch):
+    """With the options of the environment it is read, without them refused in a line that names it."""
+    monkeypatch.chdir(tmp_path)
+    line = [{"URL": url, "SHARD": url.replace("train.json", "s0.tar")}.get(word, word) for word in command.split()]
+    cache = {"WIDS_CACHE": str(tmp_path / "cache"), "WIDS_STORAGE_OPTIONS": ""}
+    code, out, err = run(*line, **cache)
+    assert (code, out) == (1, "")
+    assert "127.0.0.1" in err
+    assert "403" in err
+    code, _, err = run(*line, **{**cache, "WIDS_STORAGE_OPTIONS": OPTIONS})
+    assert (code, err) == (0, "")
+
+
+def test_from_the_line_and_from_a_file(url, tmp_path):
+    """They may stand in the line, where they win over the environment, or in a file."""
+    (tmp_path / "options.json").write_text(OPTIONS)
+    for given in (OPTIONS, f"@{tmp_path}/options.json"):
+        code, out, err = run("cat", url, 0, "txt", "--storage-options", given, WIDS_STORAGE_OPTIONS="{}")
+        assert (code, out, err) == (0, "one", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('{"key": "secret"', "not JSON (Expecting"),
+        ("[1]", "a JSON list, not an object"),
+        ("@none.json", "none.json: cannot be read (No such file or directory)"),
+        ("@.", ".: cannot be read (Is a directory)"),
+        ("@broken.json", "broken.json: not JSON"),
+    ],
+)
+def test_what_is_no_object_is_wrong_usage(given, words, tmp_path, monkeypatch):
+    """One sentence that says where, exit code 2, and nothing of what may be a secret."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text('{"key": secret}')
+    for options, env in ((["--storage-options", given], ""), ([], given)):
+        code, out, err = run("info", "x.json", *options, WIDS_STORAGE_OPTIONS=env)
+        assert (code, out) == (2, "")
+        assert words in " ".join(err.replace("│", " ").split())
+        assert "secret" not in err
