@@ -32,7 +32,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
 
 # What stands before the command line in its process. Whoever runs the tests may have SIGINT ignored, or be root.
-USUAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+# Whatever launched the tests (nohup, a shell in the background) may have had these ignored, which is inherited.
+USUAL = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+)
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 MORTAL = """
 import ctypes, os, sys
