@@ -263,16 +263,11 @@ def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
     """When the journal cannot be written, the error says of which index, and what to do."""
     write_shard(tmp_path / "a.tar", 3)
 
-    class Full:
-        def write(self, _):
-            raise OSError(28, "No space left on device")
-
-        def close(self):
-            real.close()
+    def fail(*_):
+        raise OSError(28, "No space left on device")
 
     log = journal.Journal(str(tmp_path / "i.json"))
-    real = log._file
-    monkeypatch.setattr(log, "_file", Full())
+    monkeypatch.setattr(log._file, "add", fail)
     with pytest.raises(CacheError, match=r"i\.json: cannot be written .*free space"):
         log.add(survey.Survey(url="a.tar"))
     log.close()

@@ -225,6 +225,39 @@ def test_ray_runs_the_same_function(tmp_path):
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
 
 
+def test_a_killed_run_leaves_nothing_for_long(tmp_path, server, monkeypatch):
+    """What a run that was killed had in the temporary directory goes with the next run that needs one."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    gate = server.gate()
+    url = server.add("/x.tar", pack([("a.txt", b"x" * 5000)]), whole, gate, whole)
+    with started("create", url, "-o", "i.json") as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        process.kill()
+        process.communicate(timeout=PATIENCE_SECONDS)
+    gate.go.set()
+    assert len(os.listdir(scratch)) == 2
+    assert run("create", url, "-o", "i.json")[0] == 0
+    assert os.listdir(scratch) == []
+    assert sorted(os.listdir()) == ["i.json", "i.json.state", "scratch"]
+
+
+def test_two_runs_for_one_index(server):
+    """While one makes an index, another one for it is refused, and the first one's journal stays."""
+    gate = server.gate()
+    url = server.add("/x.tar", pack([("a.txt", b"x" * 5000)]), whole, gate, whole)
+    with started("create", url, "-o", "i.json", text=True) as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        code, out, err = run("create", url, "-o", "i.json")
+        assert (code, out) == (1, "")
+        assert err.endswith("i.json.journal: another wids index is writing there; wait for it, or write elsewhere\n")
+        gate.go.set()
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert sorted(os.listdir()) == ["i.json", "i.json.state"]
+
+
 def ray_directory():
     """Short, for a socket's name has 107 bytes at most."""
     return "/tmp"

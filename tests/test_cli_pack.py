@@ -456,6 +456,55 @@ def test_signals_leave_no_half_shard(tmp_path, number, code):
     assert sorted(os.listdir(tmp_path / "out")) == sorted(expected)
 
 
+# Killed when all is written, the index too, and only the journal is left to be removed.
+KILLED_LAST = f"""
+import os
+from wids.packing import run
+run.Journal.remove = lambda _: os.kill(os.getpid(), {signal.SIGKILL:d})
+{PROGRAM}
+"""
+
+
+def killed_last(*args):
+    """A whole run of ``wids pack`` that is killed when all that is left to be done is to remove its journal."""
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_LAST, "pack", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_when_all_was_there(tmp_path):
+    """The same run keeps all shards, and its journal goes; then the dataset is there as any other one."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    args = (tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", "--samples", 2, "--json")
+    killed_last(*args)
+    assert f"f.json{SUFFIX}" in os.listdir(tmp_path / "out")
+    before = content(tmp_path / "out")
+    code, out, err = run(*args)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["kept"] == 2
+    del before[f"f.json{SUFFIX}"]
+    assert content(tmp_path / "out") == before
+    code, out, err = run(*args)
+    assert (code, out) == (1, "")
+    assert "there already" in err
+
+
+@pytest.mark.parametrize("options", [("--samples", 1), ("--samples", 2, "--range", ":2")])
+def test_killed_when_all_was_there_and_another_run(tmp_path, options):
+    """A run that would write something else is refused as by any dataset that is there, and the journal goes."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    killed_last(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", "--samples", 2)
+    code, out, err = run(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", *options)
+    assert (code, out) == (1, "")
+    assert "there already" in err
+    assert sorted(os.listdir(tmp_path / "out")) == ["f-0.tar", "f-0.tar.widx", "f-1.tar", "f-1.tar.widx", "f.json"]
+    assert len(shown(tmp_path / "out/f.json")) == 4
+
+
 def test_what_changed_is_written_again(tmp_path):
     """Of an unfinished run, only shards whose files are the same, and that nobody touched, are kept."""
     put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})

@@ -2,18 +2,17 @@
 
 Rules: a function of the shard's bytes alone, that any process on any machine can run. Local shards are read in place.
 Of a remote one, byte ranges over its headers are read, or all of it where a checksum is wanted, and nothing is kept.
-Only what gives no ranges is fetched into a directory of its own, which is gone afterwards.
+Only what gives no ranges is fetched, into a directory of its own, which is gone afterwards.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import fetch, files, remote, system
+from wids.cache import fetch, files, remote, scratch, system
 from wids.cache.failures import CancelledTransferError
 from wids.cache.ranges import ShardBytes
 from wids.cache.sources import mark_words
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from wids.index.table import Group, Identity, KeyRule, MemberTable
 
-# Hosts that gave no byte ranges: their other shards are not asked for any.
-_without_ranges: set[str] = set()
 # For a checksum, so much is read at a time.
 _LOCAL_BYTES, _REMOTE_BYTES = 1 << 20, 8 << 20
 
@@ -142,21 +139,24 @@ def survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Surv
         return _survey_local(task, is_cancelled)
     mark = None
     if urls.scheme_of(task.url) != "pipe":
-        try:
-            with ShardBytes(task.url, storage_options=task.storage_options) as source:
-                mark = mark_words(source.mark)
-                known = task.known
-                if known is not None and mark and (source.size, mark) == known.version():
-                    return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
-                if urls.host_of(task.url) not in _without_ranges:
-                    return _survey_ranges(task, source, is_cancelled)
-        except FetchError as error:
-            if "as a whole" not in str(error):  # the words of `ShardBytes` where there are no ranges
-                raise
-            _without_ranges.add(urls.host_of(task.url))
+        with ShardBytes(task.url, storage_options=task.storage_options) as source:
+            mark = mark_words(source.mark)
+            known = task.known
+            if known is not None and mark and (_size_of(source), mark) == known.version():
+                return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
+            if source.has_ranges:
+                return _survey_ranges(task, source, is_cancelled)
     told = _survey_copy(task)
     told.mark = mark
     return told
+
+
+def _size_of(source: ShardBytes) -> int | None:
+    """How long it is, as far as anybody says: a server that gives no ranges may say it all the same."""
+    try:
+        return source.size
+    except FetchError:
+        return None
 
 
 def _survey_local(task: Task, is_cancelled: Callable[[], bool]) -> Survey:
@@ -211,7 +211,7 @@ def _survey_ranges(task: Task, source: ShardBytes, is_cancelled: Callable[[], bo
 
 def _survey_copy(task: Task) -> Survey:
     """By a copy in a directory of its own."""
-    with tempfile.TemporaryDirectory(prefix="wids-survey-") as directory:
+    with scratch.directory("survey") as directory:
         store = Store(
             cache_dir=directory,
             rule=task.rule,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.cache import scratch
 from wids.cache.target import Target, local_path, sweep
 from wids.errors import WidsError
 from wids.index import urls
@@ -116,7 +116,8 @@ def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] 
     target.make_directory(pattern.index_url)
     journal = Journal(target, pattern.index_url)
     try:
-        target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
+        if not _Run(listing, settings, pattern, target, journal).is_finished(items):
+            target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
         journal.begin()
         sweep(pattern)
         outcome = _Run(listing, settings, pattern, target, journal).write(items, show)
@@ -188,6 +189,23 @@ class _Run:
         self.done: dict[int, Done] = {}
         self.kept = 0
         self.progress = Progress()
+
+    def is_finished(self, items: Sequence[Any]) -> bool:
+        """Whether an earlier run wrote all of these shards and the index, and was killed before its journal went.
+
+        The journal of one that wrote others goes now: there is nothing to go on with.
+        """
+        if (
+            not self.journal.was_there
+            or self.settings.overwrite
+            or self.target.describe(self.pattern.index_url) is None
+        ):
+            return False
+        has_all = next(self.tasks(items, self.cut(items)), None) is None
+        is_same = has_all and self.target.find_shards(self.pattern).keys() == self.done.keys()
+        if not is_same:
+            self.journal.remove()
+        return is_same
 
     def write(self, items: Sequence[Any], show: Callable[[Progress], None]) -> Outcome:
         """Write all shards that are not there yet, remove what is in the way, and write the index."""
@@ -272,7 +290,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             directory = None
             if not urls.is_local(self.pattern.url(0)):
-                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="wids-pack-"))
+                directory = stack.enter_context(scratch.directory("pack"))
             yield Job(
                 reader=self.listing.reader,
                 pattern=self.pattern,
