@@ -560,6 +560,89 @@ def test_two_runs_to_one_place(tmp_path):
     assert told
 
 
+def test_where_chooses_from_a_dataset(tmp_path):
+    """Conditions on keys, texts, numbers and JSON; all of them must hold, and --range counts those that meet them."""
+    rows = [
+        {"key": f"{'cat' if k % 2 else 'dog'}{k}", "cls": k % 5, "caption": f"No. {k}, a {'Cat' if k % 3 else 'dog'}"}
+        for k in range(30)
+    ]
+    put(tmp_path / "in", {"rows.jsonl": "\n".join(map(json.dumps, rows))})
+    fields = (".cls=cls", ".json=key,caption,cls", ".txt=caption")
+    source = pack_rows(tmp_path / "in/rows.jsonl", tmp_path / "all/x-%d.tar", *fields, key="key", samples=7).index
+    cases = [
+        (["key~^cat"], lambda row: row["key"].startswith("cat")),
+        (["key!~^cat", "key!=dog2"], lambda row: row["key"].startswith("dog") and row["key"] != "dog2"),
+        ([".cls=3"], lambda row: row["cls"] == 3),
+        ([".cls=3.0"], lambda row: row["cls"] == 3),
+        (["cls>=2", ".cls<4"], lambda row: row["cls"] in (2, 3)),
+        ([".json:caption~(?i)a cat", ".json:cls!=0"], lambda row: "Cat" in row["caption"] and row["cls"]),
+        ([".txt~Cat$"], lambda row: "Cat" in row["caption"]),
+    ]
+    for k, (conditions, wanted) in enumerate(cases):
+        options = [part for condition in conditions for part in ("--where", condition)]
+        code, out, err = run(source, "-o", tmp_path / f"{k}/x-%d.tar", *options, "--keep-fields", "txt", "--json")
+        assert (code, err) == (0, "")
+        expected = [row["key"] for row in rows if wanted(row)]
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == expected
+        assert json.loads(out)["unmatched"] == 30 - len(expected)
+    code, out, err = run(source, "-o", tmp_path / "r/x-%d.tar", "--where", ".cls=3", "--range", "1:3")
+    assert (code, err) == (0, "")
+    assert "24 samples not wanted" in out
+    assert [key for key, _ in shown(tmp_path / "r/x.json")] == ["dog8", "cat13"]
+
+
+def test_where_chooses_from_files(tmp_path):
+    """Of files too; what lacks a field does not meet a condition on it, and whether it is there is one."""
+    put(
+        tmp_path / "in",
+        {"a.txt": "one", "a.jpg": "x", "b.txt": "two\n", "c.jpg": "x", "d.json": '{"x": [{"y": null}]}'},
+    )
+    for k, (condition, keys) in enumerate(
+        [
+            (".jpg", ["a", "c"]),
+            (".txt!=one", ["b"]),
+            (".txt=two", ["b"]),
+            (".json:x.0.y", ["d"]),
+            ("json:x.0.y=null", ["d"]),
+        ]
+    ):
+        code, _, err = run(tmp_path / "in", "--format", "files", "-o", tmp_path / f"{k}/x-%d.tar", "--where", condition)
+        assert (code, err) == (0, "")
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == keys
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "words"),
+    [
+        ("", 2, "is no condition"),
+        ("key", 2, "is no condition"),
+        ("=3", 2, "is no condition"),
+        (".cls>cat", 2, "compares numbers, and 'cat' is none"),
+        ("key~(", 2, "is no regular expression"),
+        ("key=z", 1, "of 2 samples none meets --where 'key=z'"),
+        (".bin~x", 1, ".bin of 'a' is no text"),
+        (".bin:x=1", 1, ".bin of 'a' is no JSON"),
+    ],
+)
+def test_where_that_cannot_be(tmp_path, condition, code, words):
+    """A condition that is none is wrong usage; one that nothing meets, or that cannot be asked, is one sentence."""
+    put(tmp_path / "in", {"a.bin": b"\xff", "b.txt": "1"})
+    done, out, err = run(tmp_path / "in", "--format", "files", "-o", tmp_path / "out/x-%d.tar", "--where", condition)
+    assert (done, out) == (code, "")
+    assert words in " ".join(err.replace("│", " ").split())
+    assert not os.path.exists(tmp_path / "out")
+
+
+def test_where_leaves_out_what_cannot_be_asked(tmp_path):
+    """With --skip-errors the rest is packed, and what could not be asked is told."""
+    put(tmp_path / "in", {"a.bin": b"\xff", "b.bin": "1", "c.bin": "2"})
+    options = ("--format", "files", "--where", ".bin=1", "--skip-errors")
+    code, out, err = run(tmp_path / "in", "-o", tmp_path / "out/x-%d.tar", *options)
+    assert code == 0
+    assert "1 sample not wanted; 1 sample left out" in out
+    assert err.startswith("wids: left out: .bin of 'a' is no text")
+
+
 def test_what_cannot_be_packed_is_told(tmp_path):
     """Without --skip-errors nothing is written and the first trouble is told; with it, the rest is, and all are."""
     photos(tmp_path / "in", 4)

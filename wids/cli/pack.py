@@ -65,8 +65,16 @@ def run_pack(
     keep_fields: Annotated[
         str | None, typer.Option(metavar=".EXT,.EXT", help="Pack these fields only (of files and datasets).")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only samples that meet it; again for more: key~^n01 (a regular expression), .cls=3, "
+            ".json:caption~cat, .json:size.width>=512, .jpg (has one). Also != !~ < <= >.",
+        ),
+    ] = None,
     selected: Annotated[
-        str, typer.Option("--range", metavar="A:B", help="Only samples A to B - 1, counted from 0.")
+        str, typer.Option("--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.")
     ] = ":",
     seed: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first.")] = None,
     numbers_keys: Annotated[
@@ -99,15 +107,19 @@ def run_pack(
 
     `wids pack rows.csv --field .jpg=path --field .cls=label -o 's3://bucket/train-%06d.tar' --size 500MB`
 
+    `wids pack train.json --where .cls=3 --where '.json:caption~(?i)cat' -o 'cats/train-%06d.tar'`
+
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
     from wids.cli.progress import progress
     from wids.cli.signals import Signals
     from wids.packing.manifest import list_rows, parse_field
     from wids.packing.run import Settings, pack
+    from wids.packing.where import keep_matching, parse_condition
 
     try:
         parsed = [parse_field(text) for text in fields or ()]
+        conditions = [parse_condition(text) for text in where or ()]
         settings = Settings(
             output=_parse_output(output),
             samples=samples,
@@ -147,6 +159,16 @@ def run_pack(
                 )
             else:
                 listing = _list(kind, source, settings=settings, kept=kept, cache_dir=cache_dir, tell=tell)
+        if conditions:
+            with progress(is_shown=not is_json) as bar:
+                total = len(listing.items)
+                bar.update(0, total=total, words="choosing")
+                keep_matching(
+                    listing,
+                    conditions,
+                    skips_errors=skips_errors,
+                    tell=lambda count: bar.update(count, total=total, words="choosing"),
+                )
         with progress(is_shown=not is_json) as bar:
             outcome = pack(listing, settings, lambda state: _show(bar, state))
     _say(outcome, source=f"{source}, taken as {_NAMES[kind]}" if form == "auto" else source, is_json=is_json)
@@ -250,6 +272,8 @@ def _say(outcome: Outcome, *, source: str, is_json: bool) -> None:
         parts.append(f"{count_of(outcome.removed, 'older shard')} removed")
     if outcome.ignored:
         parts.append(f"{count_of(outcome.ignored, 'file')} ignored")
+    if outcome.unmatched:
+        parts.append(f"{count_of(outcome.unmatched, 'sample')} not wanted")
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
     print(f"{printable(source)}: {'; '.join(parts)}: {printable(outcome.index)}")

@@ -81,6 +81,19 @@ class DatasetReader:
             raise SampleError(f"{self._shards.urls[k]}: sample {key!r} has none of the fields to keep", key=key)
         return key, [(extension, value.getvalue()) for extension, value in sample.items()]
 
+    def look(self, item: int, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
+        """(key, extensions of all fields, bytes of those asked for) of a sample.
+
+        Raises:
+            WidsError: its shard cannot be read.
+        """
+        k, row = self._locate(item)
+        reader = self._open(k)
+        names = frozenset(extension for extension, _, _ in reader.table.members(row))
+        wanted = tuple(extensions & names)
+        found = reader.read_fields(row, wanted) if wanted else {}
+        return reader.table.key(row), names, {name: found[name].getvalue() for name in wanted}
+
     def measure(self, item: int, key: str | None) -> int:
         """Bytes that a sample takes in an archive."""
         k, row = self._locate(item)

@@ -61,6 +61,9 @@ class Reader(Protocol):
     def read(self, item: Any) -> tuple[str, Fields]:
         """(key, fields) of a sample."""
 
+    def look(self, item: Any, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
+        """(key, extensions of all fields, bytes of those asked for) of a sample; reads no others."""
+
     def measure(self, item: Any, key: str | None) -> int:
         """Bytes that a sample takes in an archive, under another key if one is given."""
 
@@ -76,6 +79,7 @@ class Listing(msgspec.Struct, kw_only=True):
         reader: of the items.
         problems: of samples that are not among the items.
         ignored: files that are not part of any sample.
+        unmatched: samples that are not among the items, for they are not wanted.
         info: for the index.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
     """
@@ -84,6 +88,7 @@ class Listing(msgspec.Struct, kw_only=True):
     reader: Reader
     problems: list[Problem] = msgspec.field(default_factory=list)
     ignored: int = 0
+    unmatched: int = 0
     info: dict[str, Any] | None = None
     places: Sequence[str] = ()
 
@@ -103,6 +108,16 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
             (field.extension, field.data if isinstance(field, Given) else self._read_file(field))
             for field in item.fields
         ]
+
+    def look(self, item: Sample, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
+        """(key, extensions of all fields, bytes of those asked for) of a sample.
+
+        Raises:
+            WidsError: as for `read`.
+        """
+        wanted = tuple(field for field in item.fields if field.extension in extensions)
+        _, fields = self.read(Sample(item.key, wanted))
+        return item.key, frozenset(field.extension for field in item.fields), dict(fields)
 
     def _read_file(self, field: InFile) -> bytes:
         if not urls.is_local(field.path):

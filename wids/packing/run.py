@@ -47,6 +47,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         kept: of the shards, those that an earlier run had finished.
         removed: shards of an earlier dataset that were in the way.
         ignored: files that are no part of any sample.
+        unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
         seconds: that it took.
     """
@@ -58,6 +59,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     kept: int = 0
     removed: int = 0
     ignored: int = 0
+    unmatched: int = 0
     skipped: list[Problem] = msgspec.field(default_factory=list)
     seconds: float = 0.0
 
@@ -122,7 +124,7 @@ def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] 
         sweep(pattern)
         outcome = _Run(listing, settings, pattern, target, journal).write(items, show)
         outcome.skipped = [*listing.problems, *outcome.skipped]
-        outcome.ignored = listing.ignored
+        outcome.ignored, outcome.unmatched = listing.ignored, listing.unmatched
         journal.remove()
     except BaseException:
         # Without a journal, a shard that was published and not yet written down would be taken for a stranger's.
