@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
-from wids.cache import pool, prefetch, remote
+from wids.cache import pool
+from wids.cache.room import table_allowance
 from wids.cache.store import Store
 from wids.events import Evicted, Fetched
 from wids.index import table as tables
-from wids.simulate import ahead, figures, job
+from wids.simulate import figures, job
+from wids.simulate.node import Node
 from wids.simulate.run import Simulation
 
 
@@ -136,15 +139,6 @@ def test_visits_from_windows_are_nearly_the_exact_ones(lanes, is_shuffled, optio
         assert np.quantile(np.abs(exact.last[a] - close.last[b]), 0.9) <= 40
 
 
-def test_figures_are_those_of_prefetching():
-    """How far ahead and how much at a time is what the prefetcher has."""
-    names = ["LEAST_UNDER_WAY", "LEAST_SHARDS", "AHEAD_SECONDS", "MOST_VISITS", "AHEAD_BYTES", "MARGIN", "BLOCK"]
-    assert [getattr(ahead, name) for name in names] == [getattr(prefetch, f"_{name}") for name in names]
-    names = ["FIRST_RANGE_BYTES", "LEAST_RANGE_BYTES", "MOST_RANGE_BYTES"]
-    assert [getattr(ahead, name) for name in names] == [getattr(remote, f"_{name}") for name in names]
-    assert ahead.CONNECTIONS == remote.CONNECTIONS
-
-
 def test_defaults_are_the_samplers():
     """A job that says nothing of its order has the sampler's."""
     own = {field.name: field.default for field in dataclasses.fields(job.Job)}
@@ -157,6 +151,73 @@ def test_defaults_are_the_samplers():
     assert theirs["reshuffle"] == "fixed"
     assert theirs["tail"] is None  # "pad", for drop_last is None
     assert (own["is_dealt"], own["tail"]) == (False, "pad")
+
+
+# --- a node's cache
+
+
+def test_what_is_being_read_has_a_lease():
+    """A shard that is being read goes for nobody, but where all who read wait for room themselves."""
+    node = Node(2, [1, 1, 1])
+    for shard in (0, 1):
+        assert node.reserve(shard, now=0) == (True, False)
+        node.arrive(shard, shard)
+    node.begin((0, 0), 0, (0, 9))
+    node.begin((0, 1), 1, (0, 9))
+    assert node.reserve(2, now=5) == (False, True)
+    node.finish((0, 1), 1, is_read=True)
+    assert node.reserve(2, now=5) == (True, False)
+    assert (sorted(node.there), node.evicted, node.again) == ([0], 1, set())
+    node.arrive(2, 2)
+    assert node.reserve(1, now=5, has_leases=False) == (True, False)
+    assert (sorted(node.there), node.again, node.missing) == ([2], {0}, {0})
+
+
+def test_what_is_used_soon_has_a_grace():
+    """Whoever has begun to wait takes what nobody uses soon, in the order of the library, or nothing at all."""
+    node = Node(3, [1] * 4)
+    for shard, use in enumerate((10, 500, 90)):
+        assert node.reserve(shard, now=0)[0]
+        node.arrive(shard, shard)
+        node.plan(shard, use)
+    assert node.reserve(3, now=0, after=600) == (False, False)
+    assert node.reserve(3, now=0, after=50) == (True, False)
+    assert sorted(node.there) == [0, 2]
+
+
+def test_a_rank_reads_up_to_what_is_missing():
+    """While a step waits, visits end that lie before the first missing sample of their rank, and no others."""
+    node = Node(None, [1] * 4)
+    for shard in (0, 1, 3):
+        node.reserve(shard, now=0)
+        node.arrive(shard, 0)
+    node.begin((0, 0), 0, (0, 19))
+    node.begin((0, 1), 1, (20, 39))
+    node.begin((0, 2), 2, (20, 39))
+    node.begin((1, 0), 3, (0, 39))
+    assert node.unread(16) == {0: 20}
+    assert (node.can_read(0, 0, 19), node.can_read(0, 1, 39), node.can_read(1, 3, 39)) == (True, False, True)
+    node.finish_read(node.unread(16), 32)
+    assert sorted(node.open) == [1, 2, 3]
+    assert node.finished == {(0, 0)}
+
+
+def test_a_window_that_does_not_fit_beside_the_last_one_waits():
+    """A cache of one window fetches no shard twice: the next window waits until the last one was read."""
+    lengths = [650] * 24
+    for workers in (0, 2, 8):
+        described = describe(lengths, cache_size=4000, workers=workers, batch_size=64, bandwidth=1e5)
+        epochs, found = simulate(described)
+        assert figures.needed_bytes(described, epochs) == 4000
+        assert (found.total("shards"), found.total("again"), found.stopped_at) == (24, 0, None)
+        _, free = simulate(dataclasses.replace(described, cache_size=24_000))
+        assert found.epoch_seconds[0] >= free.epoch_seconds[0]
+
+
+def test_less_than_a_window_comes_again_and_again():
+    """A cache that does not hold what is read at a time fetches it again without end, and that is said."""
+    _, found = simulate(describe([650] * 24, cache_size=3000, workers=2, batch_size=64))
+    assert found.total("again") > 100
 
 
 # --- against a real cache
@@ -280,3 +341,66 @@ def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, order):
                 time.sleep(0.005)
             _ = dataset[index]
     assert watch.counts()[:2] == (found.total("shards"), found.total("again")) == (12, 0)
+
+
+SHARDS, WINDOW, BATCH, WORKERS = 24, 4, 8, 2
+# Runs of the real program: on a busy machine a worker may not run for half a second, and so loses its grace.
+RUNS = 4
+
+
+@pytest.mark.parametrize("places", [5, 6, 8, 12, 24])
+def test_as_many_shards_come_as_in_a_real_job(server, tmp_path, places):
+    """A loader with workers, through caches from one window up to all of the data, fetches what the simulation says.
+
+    The difference is a seventh at most. Both fetch each shard at least once. In a real job a worker that waits at one
+    of the five seams between windows may take a shard that the other worker has not begun: that is left to the
+    machine's scheduler, costs two or three of 24 shards as a rule, and is not simulated; so the least of some runs
+    counts. A model without leases, grace and waiting says 59 and 44 for the two smallest.
+    """
+    server.has_ranges = True
+    rows = 40
+    bodies = [shards.shard(f"{k:02}", count=rows) for k in range(SHARDS)]
+    listed = [
+        {"url": server.add(f"/{k}.tar", body), "nsamples": rows, "filesize": len(body)} for k, body in enumerate(bodies)
+    ]
+    size = len(bodies[0])
+    room = size + table_allowance(size, rows)
+    limit = places * room + room // 2
+    _, found = simulate(
+        job.Job(
+            lengths=np.full(SHARDS, rows),
+            sizes=np.full(SHARDS, size),
+            rooms=np.full(SHARDS, room),
+            batch_size=BATCH,
+            workers=WORKERS,
+            window=WINDOW,
+            cache_size=limit,
+            step_seconds=0.01,
+            latency=0.001,
+        )
+    )
+    simulated, counts = found.total("shards"), []
+    while len(counts) < RUNS and (not counts or min(counts) > simulated * 1.15):
+        counts.append(fetch_for_real(server, listed, tmp_path / str(len(counts)), limit))
+    assert SHARDS <= min(counts) <= simulated * 1.15
+    assert simulated <= min(counts) * 1.15
+
+
+def fetch_for_real(server, listed, directory, limit):
+    """How many shards a loader with workers fetches in an epoch, from an empty cache on; tiny ones take one request."""
+    server.requests.clear()
+    with contextlib.closing(
+        ShardListDataset(listed, cache_dir=directory, cache_size=limit, transformations=[])
+    ) as dataset:
+        sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=WINDOW)
+        loader = DataLoader(
+            dataset,
+            batch_size=BATCH,
+            sampler=sampler,
+            num_workers=WORKERS,
+            collate_fn=len,
+            multiprocessing_context="fork",
+            timeout=PATIENCE_SECONDS,
+        )
+        assert sum(loader) == len(dataset)
+    return len(server.requests)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.cache import plans, remote
+from wids.cache import pace, plans, remote
 from wids.cache.failures import CancelledTransferError
 from wids.errors import CacheFull, WidsError
 from wids.events import NotFetchedAhead, emit, logger
@@ -40,20 +40,13 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 _END_SECONDS = 5.0
-# While one is verified and written out, the others keep the connections busy.
-_LEAST_UNDER_WAY = 3
+_LEAST_UNDER_WAY = pace.LEAST_UNDER_WAY
 # Who only lists the indices is done before anything is fetched.
 _START_SECONDS = 0.02
-# So many shards and seconds ahead, as far as the bytes allow.
-_LEAST_SHARDS, _AHEAD_SECONDS = 12, 60.0
 # What a loader draws in its first moments is how far it reads ahead: so much of what was drawn may not have been read.
-_BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, 64, 1 << 14
-_MOST_VISITS = 1024
-_MARGIN = 0.1
+_BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, pace.LEAST_BURST, 1 << 14
 _FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
-_AHEAD_BYTES = 4 << 30
-_BLOCK = 4096
 
 
 class Source(NamedTuple):
@@ -174,14 +167,15 @@ class Prefetcher:
         recent = position - self._burst
         while self._coming and self._coming[0].last < recent:
             self._coming.popleft()
-        wanted = max(max(self._ahead_bytes(source), source.store.cache_size or 0) for source in self._sources)
+        most = self._most_ahead()
+        wanted = max(max(own, source.store.cache_size or 0) for own, source in zip(most, self._sources, strict=True))
         ahead = {
             (visit.dataset, visit.shard)
             for visit in self._coming
             if visit.last >= position and self._is_counted(self._sources[visit.dataset], visit, position)
         }
         size = sum(self._job(key).size for key in ahead)
-        while not self._is_exhausted and len(self._coming) < _MOST_VISITS and size < wanted:
+        while not self._is_exhausted and len(self._coming) < pace.MOST_VISITS and size < wanted:
             block = next(self._visits, None)
             if block is None:
                 self._is_exhausted = True
@@ -203,17 +197,13 @@ class Prefetcher:
             job = self._jobs[key] = _Job(source.store, source.find(key[1]))
         return job
 
-    def _ahead_bytes(self, source: Source) -> int:
-        """How far ahead to be at most."""
-        limit = source.store.cache_size
-        ranks = max(_environ_int("LOCAL_WORLD_SIZE"), 1)
-        if source.ahead_bytes is not None:
-            most = source.ahead_bytes
-        elif limit is not None:
-            most = limit // ranks
-        else:  # however large the shards are: the next window must be there when this one ends
-            most = max(_AHEAD_BYTES // ranks, _LEAST_SHARDS * self._typical_bytes())
-        return most if limit is None else min(most, limit)
+    def _most_ahead(self) -> list[int]:
+        """How many bytes ahead to be at most, in each shard list."""
+        typical, ranks = self._typical_bytes(), max(_environ_int("LOCAL_WORLD_SIZE"), 1)
+        return [
+            pace.most_ahead(source.ahead_bytes, limit=source.store.cache_size, ranks=ranks, typical=typical)
+            for source in self._sources
+        ]
 
     def _typical_bytes(self) -> int:
         """The size of a shard, about."""
@@ -231,8 +221,7 @@ class Prefetcher:
                 break
             if job.store.cache_size is not None:
                 self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
-            use = self._when(visit, position)
-            use += _MARGIN * (use - time.time())  # the next guess at when what is there is used may differ
+            use = pace.with_margin(self._when(visit, position), time.time())
             thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
             job.thread = thread
             try:
@@ -244,7 +233,7 @@ class Prefetcher:
 
     def _missing(self, position: int) -> Iterator[tuple[Visit, _Job]]:
         """What is within reach, and not there."""
-        looks = _LEAST_SHARDS
+        looks = pace.LEAST_SHARDS
         for visit, job in self._within_reach(position):
             if job.is_failed or job.is_in_place:
                 continue
@@ -259,9 +248,8 @@ class Prefetcher:
 
         What is being read counts only where it takes room: where there is a bound.
         """
-        typical = self._typical_bytes()
-        paced = max(_LEAST_SHARDS * typical, int(self._rate * _AHEAD_SECONDS * typical / self._samples_a_shard()))
-        ahead: dict[int, int] = {}
+        good = pace.good_ahead(self._rate, typical=self._typical_bytes(), each=self._samples_a_shard())
+        most, ahead = self._most_ahead(), [0] * len(self._sources)
         full: set[int] = set()  # one shard list that may not be as far ahead stops no other one
         seen: set[tuple[int, int]] = set()
         for visit in self._coming:
@@ -271,8 +259,9 @@ class Prefetcher:
             seen.add(key)
             job, source = self._jobs[key], self._sources[visit.dataset]
             counted = job.size if self._is_counted(source, visit, position) else 0
-            size = ahead[visit.dataset] = ahead.get(visit.dataset, 0) + counted
-            if size > self._ahead_bytes(source) or (source.ahead_bytes is None and size > paced):
+            ahead[visit.dataset] += counted
+            size = ahead[visit.dataset]
+            if size > most[visit.dataset] or (source.ahead_bytes is None and size > good):
                 full.add(visit.dataset)
                 if len(full) == len(self._sources):
                     return
@@ -359,7 +348,7 @@ class Ahead:
         rest = self._rest
         self._prefetcher = prefetch(
             dataset,
-            lambda: (np.asarray(indices[lo : lo + _BLOCK], np.int64) for lo in range(0, count, _BLOCK)),
+            lambda: (np.asarray(indices[lo : lo + pace.BLOCK], np.int64) for lo in range(0, count, pace.BLOCK)),
             position=lambda: count - operator.length_hint(rest),
         )
 
@@ -415,8 +404,8 @@ def prefetch(
 
 def _slots(job: _Job) -> int:
     """How many connections a fetch keeps busy."""
-    most = remote.connections().range_bytes(urls.host_of(job.shard.url), job.size)
-    return min(-(-job.size // most), remote.CONNECTIONS)
+    length = remote.connections().range_bytes(urls.host_of(job.shard.url), job.size)
+    return pace.slots(job.size, length, remote.CONNECTIONS)
 
 
 def _environ_int(name: str) -> int:

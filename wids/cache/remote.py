@@ -18,6 +18,7 @@ from urllib.parse import quote
 import stamina.instrumentation
 
 from wids import forks
+from wids.cache import pace
 from wids.cache.http import HttpSource
 from wids.index import urls
 
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
-# Byte ranges that a process has under way at a time.
-CONNECTIONS = 8
+CONNECTIONS = pace.CONNECTIONS
 _SLOWEST_BYTES = 128 << 10  # a second
 # What an object that does not say how long it is is taken for, when it is decided how long to wait for it.
 _LARGE_BYTES = 16 << 20
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 # What tells two versions of an object apart, by the names that file systems give it.
 _MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
-_FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES, _MOST_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
+_FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES = pace.FIRST_RANGE_BYTES, pace.LEAST_RANGE_BYTES
+_MOST_RANGE_BYTES = pace.MOST_RANGE_BYTES
 _FIRST_GAP_BYTES, _LEAST_GAP_BYTES, _MOST_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
 
 
@@ -157,9 +158,9 @@ class Connections:
         """
         seen = self._seen.get(host)
         wanted = 10 * seen[0] * seen[1] if seen else _FIRST_RANGE_BYTES
-        if size is not None:
-            wanted = min(wanted, max(size / self.count, 0.4 * wanted))
-        return int(min(max(wanted, _LEAST_RANGE_BYTES), _MOST_RANGE_BYTES))
+        return pace.range_bytes(
+            size, wanted=wanted, connections=self.count, least=_LEAST_RANGE_BYTES, most=_MOST_RANGE_BYTES
+        )
 
     def gap_bytes(self, host: str) -> int:
         """How many bytes that nobody wants take as long as another request; in between where that is not known."""

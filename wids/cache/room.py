@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache import inventory, locks, plans, system
+from wids.cache import inventory, locks, pace, plans, system
 from wids.cache.evict import missing_bytes, victims
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 _LOCK_NAME = ".room"
 WAIT_SECONDS = 300.0
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.02, 0.25
-# What is used within so many seconds stays for so long, while others let go of what is used later or not at all.
-_SOON_SECONDS, _GRACE_SECONDS = 0.5, 0.5
-_NOW_SECONDS = 0.05
+_SOON_SECONDS, _GRACE_SECONDS, _NOW_SECONDS = pace.SOON_SECONDS, pace.GRACE_SECONDS, pace.NOW_SECONDS
 # Where files cannot be locked, a part file that nobody has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
 # Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.

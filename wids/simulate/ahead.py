@@ -1,7 +1,6 @@
 """What one rank's prefetcher looks at, and how far ahead it fetches, as `wids.cache.prefetch` does.
 
-Rules: the figures below are those of `wids.cache.prefetch` and `wids.cache.remote`, which import what does I/O; a test
-holds them equal.
+Rules: figures and formulas are those of `wids.cache.pace`, by which the prefetcher itself goes.
 """
 
 from __future__ import annotations
@@ -9,22 +8,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from wids.cache import pace
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.simulate.course import Visits
     from wids.simulate.node import Node
-
-LEAST_UNDER_WAY, LEAST_SHARDS, AHEAD_SECONDS = 3, 12, 60.0
-MOST_VISITS, AHEAD_BYTES, MARGIN, BLOCK = 1024, 4 << 30, 0.1, 4096
-CONNECTIONS = 8
-FIRST_RANGE_BYTES, LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
-
-
-def slots(size: int, *, wanted: float, connections: int) -> int:
-    """How many connections a shard of ``size`` bytes keeps busy; ``wanted`` is how long a range should be."""
-    length = min(max(min(wanted, max(size / connections, 0.4 * wanted)), LEAST_RANGE_BYTES), MOST_RANGE_BYTES)
-    return min(-(-size // int(length)), connections)
 
 
 class Ahead:
@@ -40,6 +30,7 @@ class Ahead:
 
     Attributes:
         count, slots: shards and connections under way.
+        is_busy: of what was drawn, some may still have to be read, says the plan.
     """
 
     def __init__(
@@ -54,22 +45,28 @@ class Ahead:
         is_planned: bool,
     ) -> None:
         self._node, self._sizes, self._reach, self._scope = node, sizes, reach, scope
-        self._first = (visits.first + offset).tolist()
+        self._first, self._last = (visits.first + offset).tolist(), visits.last
         self._shard = visits.shard.tolist()
-        self._weights = (1 + (visits.last - visits.first) // BLOCK).tolist()
+        self._weights = (1 + (visits.last - visits.first) // pace.BLOCK).tolist()
         self._is_planned = is_planned
         self._is_passed = bytearray(len(self._first))
         self._looked = self._reached = self._weight = 0
         self._scoped, self._near = _Bytes(sizes), _Bytes(sizes)
         self._released: set[int] = set()
+        self._busy: set[int] = set()
         self._missing: list[int] = []
         self._visits_of: dict[int, list[int]] = {}  # of each shard within reach
         self.count = self.slots = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """See the class."""
+        return bool(self._busy)
+
     def look(self) -> None:
         """Look at as much of what comes as matters."""
         total = len(self._first)
-        while self._looked < total and self._weight < MOST_VISITS and self._scoped.total < self._scope:
+        while self._looked < total and self._weight < pace.MOST_VISITS and self._scoped.total < self._scope:
             k = self._looked
             self._looked += 1
             if k in self._released:
@@ -97,17 +94,27 @@ class Ahead:
         shard = self._shard[k]
         if k < self._looked:
             self._scoped.remove(shard)
+            if self._is_planned and k not in self._released:
+                self._busy.add(k)
         if k < self._reached:
             self._near.remove(shard)
             self._visits_of[shard].remove(k)
 
     def release(self, k: int) -> None:
-        """The last sample of a visit was read."""
+        """The last sample of a visit was read, as far as the plan knows."""
+        if k in self._released:
+            return
         self._released.add(k)
+        self._busy.discard(k)
         if k < self._looked:
             self._weight -= self._weights[k]
             if self._is_planned:
                 self._node.unplan(self._shard[k], self._first[k])
+
+    def relax(self, position: float) -> None:
+        """Nothing was drawn for a while: a loader that waits has read what comes before this position in the epoch."""
+        for k in [k for k in self._busy if self._last[k] < position]:
+            self.release(k)
 
     def end(self) -> None:
         """The epoch is over, and with it the plan."""

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from wids.order.permute import Indices
     from wids.simulate.job import Epoch, Job
 
-# A visit is over; a prefetcher's visit was read, or drawn, to its end; a visit's first batch is drawn, or needed.
-END, RELEASE, PASS, DRAW_NOW, NEED, DRAW = range(6)
+# A visit's last batch was handed out, or read; a prefetcher's visit was read, or drawn, to its end; a visit's first
+# batch is drawn, or needed.
+END, READ, RELEASE, PASS, DRAW_NOW, NEED, DRAW = range(7)
 _BLOCK = 8192
 Event = tuple[int, int, int, int, int, int, int]  # step, kind, rank, visit, shard, first, last
 
@@ -49,11 +50,12 @@ def events_of(epoch: Epoch, job: Job) -> Indices:
         begins, ends = visits.first // size, visits.last // size + 1
         add(NEED, rank, begins, 0)
         add(END, rank, ends, 0)
+        if job.cache_size is not None and job.steps_read_ahead:
+            add(READ, rank, ends - job.steps_read_ahead, 0)
         add(DRAW if drawn else DRAW_NOW, rank, begins - drawn, 0)
         if job.prefetch != 0:
-            ends = coming.last // size + 1
-            add(RELEASE, rank, ends, 1)
-            add(PASS, rank, ends - drawn, 1)
+            add(RELEASE, rank, (coming.last + job.burst - job.drawn_samples) // size + 1, 1)
+            add(PASS, rank, (coming.last - job.drawn_samples) // size + 1, 1)
     table = np.concatenate(parts, axis=1)
     order = np.lexsort((table[5], table[1], table[0]))
     return table[:, order]

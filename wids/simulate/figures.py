@@ -112,11 +112,13 @@ def _overlap(visits: Visits, steps: int, batch_size: int) -> Indices:
 def needed_bytes(job: Job, epochs: Sequence[Epoch]) -> int:
     """The largest set of shards that a node has used and will use again: no smaller cache does without re-downloads.
 
+    To the sample, not the batch: when a batch goes on with the next window, that of the last one has been read.
+
     Args:
         job: whose.
         epochs: taken together: a shard that is used in two of them is needed in between.
     """
-    offsets = np.cumsum([0, *(max(epoch.steps) for epoch in epochs)])
+    offsets = np.cumsum([0, *(max(epoch.counts) for epoch in epochs)])
     most = 0
     for node in range(job.nodes):
         ranks = range(node * job.ranks_per_node, min((node + 1) * job.ranks_per_node, job.world))
@@ -124,12 +126,12 @@ def needed_bytes(job: Job, epochs: Sequence[Epoch]) -> int:
         last = np.full(len(job.lengths), -1, np.int64)
         for epoch, offset in zip(epochs, offsets[:-1].tolist(), strict=True):
             for visits in (epoch.visits[rank] for rank in ranks):
-                np.minimum.at(first, visits.shard, offset + visits.first // job.batch_size)
-                np.maximum.at(last, visits.shard, offset + visits.last // job.batch_size)
+                np.minimum.at(first, visits.shard, offset + visits.first)
+                np.maximum.at(last, visits.shard, offset + visits.last)
         used = last >= 0
         times = np.concatenate([first[used], last[used] + 1])
         changes = np.concatenate([job.rooms[used], -job.rooms[used]])
-        order = np.lexsort((changes, times))  # what goes makes room for what comes at the same step
+        order = np.lexsort((changes, times))  # what goes makes room for what comes at the same position
         most = max(most, int(np.cumsum(changes[order]).max(initial=0)))
     return most
 

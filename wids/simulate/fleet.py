@@ -1,15 +1,17 @@
 """Nodes and their links while time goes on: who asks for which shard, and when it is there.
 
 Rules: a node's link carries one shard at a time, those that somebody waits for first, else the ranks' in turn; waiting
-for a first byte keeps no link busy. A shard that is on its way is not asked for again.
+for a first byte keeps no link busy. A shard that is on its way is not asked for again. What finds no room waits as in
+`wids.cache.room`: at first nothing goes for it that is used soon, then all may that is not being read.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING
 
-from wids.simulate import ahead
+from wids.cache import pace
 from wids.simulate.node import Node
 from wids.simulate.outcome import Outcome
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from wids.simulate.ahead import Ahead
     from wids.simulate.job import Job
 
-_ARRIVED, _BEGUN = range(2)
-_SOON_SECONDS = 0.05
+_ARRIVED, _BEGUN, _AGAIN = range(3)
+_FIRST_RATE = 1000.0  # samples a second, until it is known
 
 
 class Fleet:
@@ -45,18 +47,68 @@ class Fleet:
         self._ranks: list[Ahead | None] = []
         self._pending: set[tuple[int, int]] = set()
         self._late: dict[int, float] = {}
+        self._waits: tuple[int, float] | None = None  # the step that waits, and since when
         self._wanted = 10 * job.latency * job.bandwidth / job.connections
         self.found = Outcome(log=[[(0.0, 0, 0)] for _ in self._nodes])
 
-    def _demand(self, number: int, rank: int, shard: int) -> None:
+    @property
+    def _rate(self) -> float:
+        """Samples of a rank in a second."""
+        if self._job.step > 0:
+            return self._job.batch_size / self._job.step
+        return self._position / self._now if self._now > 0 else _FIRST_RATE
+
+    def _demand(self, number: int, rank: int, shard: int, since: float | None = None) -> None:
+        """A loader cannot go on without a shard."""
         node = self._nodes[number]
         if shard in node.coming or shard in node.there:
             return
-        if node.reserve(shard, now=self._position):
+        if self._finds_room(number, shard, self._now if since is None else since):
             self._fetch(number, rank, shard, is_urgent=True)
+        elif since is None:
+            node.wanting.append((rank, shard, self._now))
+            self._remind(number, self._now + pace.GRACE_SECONDS)
         else:
-            node.wanting.append((rank, shard))
+            node.wanting.append((rank, shard, since))
         self._tell_gone(number)
+
+    def _finds_room(self, number: int, shard: int, since: float) -> bool:
+        """Whether there is room for what somebody has waited for since then; see `wids.cache.room.Room.reserve`."""
+        node, has_leases = self._nodes[number], self._waits is None
+        if self._now < since + pace.GRACE_SECONDS:
+            soon = self._position + pace.SOON_SECONDS * self._rate
+            has_room, is_blocked = node.reserve(shard, now=self._position, after=soon, has_leases=has_leases)
+            if has_room or is_blocked or any(own.is_busy for own in self._ranks_of(number)):
+                return has_room
+        return node.reserve(shard, now=self._position, after=-math.inf, has_leases=has_leases)[0]
+
+    def _remind(self, number: int, when: float) -> None:
+        """Look again then whether there is room."""
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, _AGAIN, number, 0, 0, False))
+
+    def _ask_again(self, number: int) -> None:
+        """Something has changed for those who wait for room."""
+        node = self._nodes[number]
+        if not node.wanting:
+            return
+        if self._waits is not None:
+            self._read_on(number, *self._waits)
+        for _ in range(len(node.wanting)):
+            self._demand(number, *node.wanting.popleft())
+
+    def _read_on(self, number: int, step: int, due: float) -> None:
+        """A step waits: loaders read what they have drawn, as far as they can, and plans count that they do."""
+        job, node = self._job, self._nodes[number]
+        least = step * job.batch_size
+        node.finish_read(node.unread(least), least + job.drawn_samples)
+        for own in self._ranks_of(number):
+            own.relax(least + job.drawn_samples - job.burst + (self._now - due) * self._rate)
+
+    def _ranks_of(self, number: int) -> list[Ahead]:
+        """The prefetchers of a node."""
+        first = number * self._job.ranks_per_node
+        return [own for own in self._ranks[first : first + self._job.ranks_per_node] if own is not None]
 
     def _fetch(self, number: int, rank: int, shard: int, *, is_urgent: bool) -> None:
         self._count += 1
@@ -89,6 +141,10 @@ class Fleet:
             node.queue(rank, shard, is_urgent=is_urgent)
             self._serve(number)
             return
+        if kind == _AGAIN:
+            self._ask_again(number)
+            self._pump(number)
+            return
         node.is_serving = False
         stamp = self._position
         node.arrive(shard, stamp)
@@ -101,8 +157,7 @@ class Fleet:
         if not is_urgent and own is not None:
             own.count -= 1
             own.slots -= self._slots(shard)
-        for _ in range(len(node.wanting)):
-            self._demand(number, *node.wanting.popleft())
+        self._ask_again(number)
         self._serve(number)
         self._pump(number)
 
@@ -135,10 +190,13 @@ class Fleet:
         for rank in range(first, min(first + job.ranks_per_node, job.world)):
             own = self._ranks[rank]
             while own is not None and self.found.stopped_at is None:
-                if own.slots >= job.connections and own.count >= ahead.LEAST_UNDER_WAY:
+                if own.slots >= job.connections and own.count >= pace.LEAST_UNDER_WAY:
                     break
                 found = own.next_missing()
-                if found is None or not node.reserve(found[0], now=self._position, after=self._after(found[1])):
+                if found is None:
+                    break
+                after, has_leases = self._after(found[1]), self._waits is None
+                if not node.reserve(found[0], now=self._position, after=after, is_ahead=True, has_leases=has_leases)[0]:
                     break
                 own.count += 1
                 own.slots += self._slots(found[0])
@@ -147,21 +205,18 @@ class Fleet:
 
     def _after(self, first: int) -> float:
         """Only what is used later than this goes for a shard that is used from ``first`` on."""
-        use = max(first, self._position)
-        use_and_margin = use + ahead.MARGIN * (use - self._position)
-        soon = _SOON_SECONDS * self._job.batch_size / self._job.step if self._job.step > 0 else 0.0
-        return max(use_and_margin, self._position + soon)
+        use = pace.with_margin(max(first, self._position), self._position)
+        return max(use, self._position + pace.NOW_SECONDS * self._rate)
 
     def _tell_gone(self, number: int) -> None:
         node = self._nodes[number]
         if not node.gone:
             return
         gone, node.gone = node.gone, []
-        first = number * self._job.ranks_per_node
-        for own in self._ranks[first : first + self._job.ranks_per_node]:
-            if own is not None:
-                for shard in gone:
-                    own.miss(shard)
+        for own in self._ranks_of(number):
+            for shard in gone:
+                own.miss(shard)
 
     def _slots(self, shard: int) -> int:
-        return ahead.slots(self._sizes[shard], wanted=self._wanted, connections=self._job.connections)
+        size, connections = self._sizes[shard], self._job.connections
+        return pace.slots(size, pace.range_bytes(size, wanted=self._wanted, connections=connections), connections)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.cache import pace
 from wids.order.epoch import Plan
 from wids.order.layout import layout
 from wids.order.permute import Indices  # noqa: TC001 - dataclasses look at their annotations
-from wids.simulate import ahead
 from wids.simulate.course import Course, Visits
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Job:
     step_seconds: float = 0.1
     decode_seconds: float = 0.0
     prefetch: int | None = None
-    connections: int = ahead.CONNECTIONS
+    connections: int = pace.CONNECTIONS
 
     def __post_init__(self) -> None:
         if self.passes != 1 and self.nbatches is not None:
@@ -105,6 +106,23 @@ class Job:
         if not self.workers:
             return self.step_seconds + self.decode_seconds
         return max(self.step_seconds, self.decode_seconds / self.workers)
+
+    @property
+    def drawn_samples(self) -> int:
+        """Samples that a rank has drawn beyond those of the batches before this step."""
+        return max(self.drawn_ahead, 1) * self.batch_size
+
+    @property
+    def burst(self) -> int:
+        """Of what was drawn, so many samples may not have been read, as far as a prefetcher knows."""
+        return max(self.drawn_samples, pace.LEAST_BURST)
+
+    @property
+    def steps_read_ahead(self) -> int:
+        """How many steps before a batch is handed out it was read."""
+        if not self.workers or self.decode_seconds >= self.workers * self.step_seconds:
+            return 0
+        return max(self.drawn_ahead - ceil(self.decode_seconds / self.step_seconds) - 1, 0)
 
     def courses(self) -> list[Course]:
         """What each rank reads."""

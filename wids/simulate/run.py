@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.simulate import ahead, events
+from wids.cache import pace
+from wids.simulate import events
 from wids.simulate.ahead import Ahead
 from wids.simulate.fleet import Fleet
 from wids.simulate.outcome import Stall, Traffic
@@ -77,12 +78,9 @@ class Simulation(Fleet):
             return
         own = min(job.ranks_per_node, job.world)
         for rank, visits in enumerate(epoch.coming):
-            pace, least = self._pace(epoch, rank)
-            most = job.prefetch
-            if most is None:
-                most = max(ahead.AHEAD_BYTES // own, least) if job.cache_size is None else job.cache_size // own
-            most = most if job.cache_size is None else min(most, job.cache_size)
-            reach = most if job.prefetch is not None else min(most, pace)
+            typical, good = self._find_good(epoch, rank)
+            most = pace.most_ahead(job.prefetch, limit=job.cache_size, ranks=own, typical=typical)
+            reach = most if job.prefetch is not None else min(most, good)
             if job.prefetch is None and job.cache_size is None:  # what is being read does not count
                 reading = self._reading_bytes(epoch, rank)
                 most, reach = most + reading, reach + reading
@@ -102,16 +100,14 @@ class Simulation(Fleet):
         lengths = visits.last - visits.first + 1
         return int((lengths * self._job.sizes[visits.shard]).sum() / max(epoch.counts[rank], 1))
 
-    def _pace(self, epoch: Epoch, rank: int) -> tuple[int, int]:
-        """How far ahead a prefetcher goes by itself: what is read in so many seconds, and at least so many shards."""
+    def _find_good(self, epoch: Epoch, rank: int) -> tuple[int, int]:
+        """Bytes of a rank's shard, about, and how far ahead its prefetcher goes by itself."""
         job, shards = self._job, np.unique(epoch.coming[rank].shard)
         if not len(shards):
             return 0, 0
-        typical = float(job.sizes[shards].mean())
+        typical = int(job.sizes[shards].mean())
         rate = job.batch_size / max(job.step, 1e-9)
-        each = max(epoch.counts[rank] / len(shards), 1.0)
-        least = int(ahead.LEAST_SHARDS * typical)
-        return max(least, int(rate * ahead.AHEAD_SECONDS * typical / each)), least
+        return typical, pace.good_ahead(rate, typical=typical, each=max(epoch.counts[rank] / len(shards), 1.0))
 
     def _go(self, epoch: Epoch) -> None:
         job, begin = self._job, self._now
@@ -126,7 +122,7 @@ class Simulation(Fleet):
                 due = base[1] + (step - base[0]) * job.step
                 self._advance(due)
                 self._now = max(due, self._now)
-            self._position = self._offset + (max(step, 0) + job.drawn_ahead) * job.batch_size
+            self._position = self._offset + max(step, 0) * job.batch_size + job.drawn_samples
             draws = self._handle(due_now)
             self._read_again(step)
             if step >= 0:
@@ -150,16 +146,16 @@ class Simulation(Fleet):
     def _handle(self, due_now: list[Event]) -> list[Event]:
         """What happens when a step is due; returns what is drawn once it has begun."""
         changed: set[int] = set()
+        ended: set[int] = set()
         draws = []
         for event in due_now:
-            _, kind, rank, k, shard, _, _ = event
-            node = self._nodes[self._node_of[rank]]
+            _, kind, rank, k, shard, _, last = event
+            number = self._node_of[rank]
+            node = self._nodes[number]
             own = self._ranks[rank]
-            if kind == events.END:
-                visits = node.open.get(shard, {})
-                visits.pop((rank, k), None)
-                if not visits:
-                    node.open.pop(shard, None)
+            if kind == events.END or (kind == events.READ and node.can_read(rank, shard, last)):
+                node.finish((rank, k), shard, is_read=kind == events.READ)
+                ended.add(number)
             elif kind == events.RELEASE and own is not None:
                 own.release(k)
                 changed.add(rank)
@@ -168,17 +164,19 @@ class Simulation(Fleet):
                 changed.add(rank)
             elif kind == events.DRAW_NOW:
                 self._draw(*event)
-            elif kind == events.NEED:
+            elif kind == events.NEED and (rank, k) not in node.finished:
                 self._need(rank, shard)
             elif kind == events.DRAW:
                 draws.append(event)
+        for number in sorted(ended):
+            self._ask_again(number)
         self._look(sorted(changed))
         return draws
 
     def _draw(self, step: int, kind: int, rank: int, k: int, shard: int, first: int, last: int) -> None:  # noqa: ARG002 - an event's fields
         """A loader draws the first batch that a shard is needed for."""
         node = self._nodes[self._node_of[rank]]
-        node.open.setdefault(shard, {})[rank, k] = first // self._job.batch_size
+        node.begin((rank, k), shard, (first, last))
         node.touch(shard, self._offset + last)
         if shard not in node.there:
             self._demand(self._node_of[rank], rank, shard)
@@ -191,15 +189,16 @@ class Simulation(Fleet):
 
     def _read_again(self, step: int) -> None:
         """What went although it is being read is needed for the next batch."""
+        least = step * self._job.batch_size
         for node in self._nodes:
             for shard in sorted(node.again):
-                readers = [key for key, batch in node.open.get(shard, {}).items() if batch < step]
+                readers = [key for key, (first, _) in node.open.get(shard, {}).items() if first < least]
                 if not node.open.get(shard):
                     node.again.discard(shard)
                 elif readers:
                     node.again.discard(shard)
                     self._need(readers[0][0], shard)
-            if node.again and all(batch >= step for shard in node.again for batch in node.open[shard].values()):
+            if node.again and all(first >= least for shard in node.again for first, _ in node.open[shard].values()):
                 node.again.clear()  # these are needed when their first batches are
 
     def _end(self) -> None:
@@ -212,6 +211,8 @@ class Simulation(Fleet):
             node.wanting.clear()
             node.open.clear()
             node.again.clear()
+            node.missing.clear()
+            node.finished.clear()
         end = self._now
         while self._heap:
             self._happen()
@@ -220,7 +221,12 @@ class Simulation(Fleet):
 
     def _wait(self, step: int, due: float) -> None:
         """Let time go on until all ranks have their batches."""
-        self._late = {}
+        job = self._job
+        self._late, self._waits = {}, (step, due)
+        for number, node in enumerate(self._nodes):
+            if node.wanting:
+                self._remind(number, due + job.burst / self._rate)
+            self._ask_again(number)
         while self._pending and self.found.stopped_at is None:
             if not self._heap:  # all that is there was promised to others: a bound that cannot be kept is none
                 for number, shard in sorted(self._pending):
@@ -229,6 +235,7 @@ class Simulation(Fleet):
                         self._fetch(number, number * self._job.ranks_per_node, shard, is_urgent=True)
             self._happen()
         self._pending.clear()
+        self._waits = None
         if self._now > due:
             self.found.waits[self._steps + step] = self._now - due
         for number, late in self._late.items():
