@@ -1,0 +1,230 @@
+"""DDP training of a torchvision ResNet on shards: resnet50 on GPUs, resnet18 on CPUs.
+
+    torchrun --nproc-per-node=2 notebooks/train_ddp.py
+    torchrun --nproc-per-node=8 notebooks/train_ddp.py --train URL/train.json --test URL/val.json --classes 1000 \\
+        --size 224 --epochs 90 --batch-size 256 --cache-dir /nvme/cache --cache-size 500e9 --checkpoint imagenet.pt
+
+Without --train it serves scikit-learn's digits on loopback and trains on those (half a minute on two CPU cores). Samples
+are taken from .jpg and .cls. With --checkpoint, a run that was ended goes on where it was, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import tempfile
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+import wids
+
+HAS_GPU = torch.cuda.is_available()
+
+
+def main() -> None:
+    """Train, test after every epoch, and print both from rank 0."""
+    args = parse_arguments()
+    # torchrun says who we are; alone we are the only rank.
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", "0" if os.environ["WORLD_SIZE"] == "1" else "29500")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if HAS_GPU else torch.device("cpu")
+    if HAS_GPU:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if HAS_GPU else "gloo")
+    with contextlib.ExitStack() as at_end:
+        place = at_end.enter_context(tempfile.TemporaryDirectory(prefix="wids-train-"))
+        if args.train is None:
+            args.train, args.test = serve_digits()
+        run(args, device, args.cache_dir or f"{place}/cache")
+        dist.barrier()  # the rank that serves leaves last
+    dist.destroy_process_group()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line's."""
+    parser = argparse.ArgumentParser(description="DDP training of a ResNet on tar shards.")
+    parser.add_argument("--train", metavar="URL", help="index of the training shards (default: digits, on loopback)")
+    parser.add_argument("--test", metavar="URL", help="index of the test shards")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--size", type=int, default=32, metavar="PX", help="side of the images")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
+    parser.add_argument("--workers", type=int, default=1, help="DataLoader workers of each rank")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache-dir", metavar="DIR", help="on a fast local disk (default: a temporary directory)")
+    parser.add_argument("--cache-size", type=float, default=50e9, metavar="BYTES")
+    parser.add_argument("--checkpoint", metavar="FILE", help="write it as we go, and go on from it if it is there")
+    parser.add_argument("--checkpoint-steps", type=int, default=1000, help="steps between two checkpoints")
+    parser.add_argument("--steps", type=int, metavar="N", help="end after so many steps (with a checkpoint)")
+    parser.add_argument("--log-samples", metavar="FILE", help="write each rank's sample indices to FILE.RANK")
+    args = parser.parse_args()
+    if (args.train is None) != (args.test is None):
+        parser.error("--train and --test go together")
+    return args
+
+
+def serve_digits() -> tuple[str, str]:
+    """Rank 0 serves the digits; all ranks get the URLs."""
+    urls: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        import bucket
+
+        digits = bucket.digits()
+        urls = [digits.train, digits.test]
+    dist.broadcast_object_list(urls)
+    return urls[0], urls[1]
+
+
+class ToTensors:
+    """A sample -> (image (3, size, size), class, whether it counts, index)."""
+
+    def __init__(self, size: int, *, is_training: bool) -> None:
+        crop = [v2.RandomResizedCrop(size, scale=(0.35, 1)), v2.RandomHorizontalFlip()]
+        if size < 64:  # a digit is not a digit any more when flipped, nor when cut in half
+            crop = [v2.RandomCrop(size, padding=size // 32, padding_mode="edge")]
+        self.transform = v2.Compose(
+            [
+                v2.RGB(),
+                *(crop if is_training else [v2.Resize(size), v2.CenterCrop(size)]),
+                v2.ToImage(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            ]
+        )
+
+    def __call__(self, sample: dict[str, Any]) -> tuple[torch.Tensor, int, bool, int]:
+        """Of one sample."""
+        return self.transform(sample[".jpg"]), sample[".cls"], sample.get("__valid__", True), sample["__index__"]
+
+
+def make_loader(url: str, args: argparse.Namespace, cache_dir: str, *, is_training: bool) -> DataLoader:
+    """The samples of this rank, in batches."""
+    dataset = wids.ShardListDataset(url, cache_dir=cache_dir, cache_size=int(args.cache_size))
+    dataset = dataset.add_transform(ToTensors(args.size, is_training=is_training))
+    if is_training:
+        sampler = wids.DistributedChunkedSampler(dataset, seed=args.seed)
+    else:  # each sample counts once, on whatever number of ranks
+        sampler = wids.DistributedChunkedSampler(dataset, shuffle=False, tail="mask")
+    return DataLoader(
+        dataset,
+        batch_size=args.batch_size,
+        sampler=sampler,
+        drop_last=is_training,  # batch normalization cannot learn from a last batch of one
+        num_workers=args.workers,
+        pin_memory=HAS_GPU,
+        persistent_workers=args.workers > 0,
+    )
+
+
+def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
+    """Train and test."""
+    torch.manual_seed(args.seed)
+    train = make_loader(args.train, args, cache_dir, is_training=True)
+    test = make_loader(args.test, args, cache_dir, is_training=False)
+    network = torchvision.models.resnet50 if HAS_GPU else torchvision.models.resnet18
+    model = DistributedDataParallel(network(num_classes=args.classes).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
+    global_batch = args.batch_size * dist.get_world_size()
+
+    first, taken, steps = 0, 0, 0  # epoch, samples of it that all ranks have had, steps of this run
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location=device)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        train.sampler.load_state_dict(saved["sampler"])
+        first, taken = saved["epoch"], saved["taken"]
+        say(f"epoch {first}: goes on after {taken:,} samples")
+
+    for epoch in range(first, args.epochs):
+        train.sampler.set_epoch(epoch)
+        model.train()
+        losses, hits, start = torch.zeros((), device=device), torch.zeros((), device=device), time.monotonic()
+        step = 0  # a checkpoint of an epoch's last step leaves none to do
+        for step, (images, labels, _, indices) in enumerate(train, 1):
+            optimizer.param_groups[0]["lr"] = args.lr * warm_and_cool(
+                (epoch + taken / len(train.dataset)) / args.epochs
+            )
+            labels = labels.to(device)
+            logits = model(images.to(device, non_blocking=True))
+            loss = cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses += loss.detach()
+            hits += (logits.argmax(1) == wanted).sum()
+            taken += global_batch
+            steps += 1
+            log_samples(args, epoch, indices)
+            is_last = steps == args.steps
+            if is_last or step % args.checkpoint_steps == 0:
+                state = train.sampler.state_dict(consumed=step * args.batch_size)  # step counts from where we began
+                save(args, model, optimizer, {"epoch": epoch, "taken": taken, "sampler": state})
+            if is_last:
+                say(f"epoch {epoch}: ended after {steps} steps, as asked")
+                return
+        taken = 0
+        save(args, model, optimizer, {"epoch": epoch + 1, "taken": 0, "sampler": train.sampler.state_dict()})
+        right, count = evaluate(model, test, device)
+        say(
+            f"epoch {epoch}: loss {losses / max(step, 1):.3f}, "
+            f"training accuracy {hits / max(step, 1) / args.batch_size:.1%}, "
+            f"test accuracy {right / count:.2%} of {count:,}, {time.monotonic() - start:.1f} s, {len(train)} steps"
+        )
+
+
+def warm_and_cool(progress: float) -> float:
+    """The learning rate at a part of the run, of its maximum: up in a straight line, down as a cosine."""
+    return progress / 0.3 if progress < 0.3 else (1 + math.cos(math.pi * (progress - 0.3) / 0.7)) / 2
+
+
+@torch.no_grad()
+def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.device) -> tuple[int, int]:
+    """(samples told rightly, samples) of all ranks; each sample once."""
+    model.eval()
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    for images, labels, valid, _ in loader:
+        # .module: testing has nothing to average, and ranks need not keep step
+        right = model.module(images.to(device)).argmax(1).cpu() == labels
+        counts += torch.stack([(right & valid).sum(), valid.sum()]).to(device)
+    dist.all_reduce(counts)
+    right, count = counts.tolist()
+    return right, count
+
+
+def save(args: argparse.Namespace, model: Any, optimizer: Any, position: dict[str, Any]) -> None:
+    """Write the checkpoint; the sampler's state is the same on all ranks, so rank 0's will do."""
+    if args.checkpoint and dist.get_rank() == 0:
+        part = f"{args.checkpoint}.part"
+        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), **position}, part)
+        os.replace(part, args.checkpoint)  # whole, or the one before
+
+
+def log_samples(args: argparse.Namespace, epoch: int, indices: torch.Tensor) -> None:
+    """Write down which samples this rank was given, for those who want to see it: lines of [epoch, indices]."""
+    if args.log_samples:
+        with open(f"{args.log_samples}.{dist.get_rank()}", "a", encoding="utf-8") as file:
+            print(json.dumps([epoch, indices.tolist()]), file=file)
+
+
+def say(words: str) -> None:
+    """From rank 0."""
+    if dist.get_rank() == 0:
+        print(words, flush=True)
+
+
+if __name__ == "__main__":
+    main()
