@@ -119,6 +119,11 @@ def test_a_page_that_needs_nothing_else(tmp_path):
     assert "<b>" not in text
     assert "<script" not in text
     assert "http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("step, over all epochs") == 3
+    assert "--cache-size: 0.001 GB" in text  # the dashed line; that of the link is far above, and is not drawn
+    assert "--bandwidth: " not in text
+    assert text.count('class="bound"') == 1
     figures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(figures) == 3
     for figure in figures:
@@ -138,6 +143,7 @@ def test_a_picture(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "the picture cannot be written" in done.stderr
+    assert os.listdir(tmp_path) == ["job.png"]
 
 
 @pytest.mark.parametrize(
@@ -147,15 +153,31 @@ def test_a_picture(tmp_path):
         (("--shards", "3"), 2, "--samples"),
         ((*SMALL, "--world-size", "9", "--nodes", "2", "--ranks-per-node", "4"), 2, "no place"),
         ((*SMALL, "--ahead", "1GB", "--no-prefetch"), 2, "contradict"),
-        ((*SMALL, "--repeat", "2", "--nbatches", "3"), 1, "one of them"),
+        ((*SMALL, "--repeat", "2", "--nbatches", "3"), 2, "one of them"),
         ((*SMALL, "--cache-size", "much"), 2, "not a size"),
         (("/nowhere/index.json",), 1, "/nowhere/index.json"),
+        ((*SMALL, "--world-size", "0"), 2, "greater than or equal to 1"),
+        ((*SMALL, "--epochs", "-3"), 2, "greater than or equal to 1"),
+        ((*SMALL, "--epochs", "1e12"), 2, "valid integer"),
+        ((*SMALL, "--epochs", "1000000000000"), 2, "less than or equal to"),
+        ((*SMALL, "--epochs", "50000", "--world-size", "8"), 2, "more than the 100,000 that can be simulated"),
+        ((*SMALL, "--nbatches", "1000000000000"), 2, "fewer epochs or batches"),
+        ((*SMALL, "--repeat", "1000000000"), 2, "more than 4,000,000 times"),
+        ((*SMALL, "--samples", "1000000000000", "--shards", "4000000"), 2, "samples, or 4 EB"),
+        ((*SMALL, "--shards", "1000000000"), 2, "less than or equal to"),
+        ((*SMALL, "--step-seconds", "inf"), 2, "less than or equal to"),
+        ((*SMALL, "--bandwidth", "nan"), 2, "than or equal to"),
+        ((*SMALL, "--html", "/nowhere/job.html"), 1, "no file can be made in /nowhere"),
+        ((*SMALL, "--html", "/"), 1, "is a directory or a device"),
+        ((*SMALL, "--plot", "/nowhere/job.png"), 1, "no file can be made in /nowhere"),
+        ((*SMALL, "--plot", "job.nothing"), 1, "the picture cannot be written as nothing"),
     ],
     ids=str,
 )
 def test_wrong_input(args, code, words):
-    """What cannot be simulated is one sentence that says what to do, and no traceback."""
+    """What cannot be simulated is one sentence that says what to do, at once, and no traceback."""
     done = run(*args)
+    assert done.stdout == ""
     assert done.returncode == code
     assert words in " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
     assert "Traceback" not in done.stderr

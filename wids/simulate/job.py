@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # So many samples are looked at one by one; beyond, visits are taken from windows of chunks.
 MOST_EXACT = 4_000_000
 _MOST_VISITS = 4_000_000
+# Each epoch of a rank is looked at by itself, which takes most of a millisecond.
+_MOST_EPOCHS = 100_000
+_MOST_SAMPLES = 10**15
 
 
 class _Counts:
@@ -51,7 +54,7 @@ class Job:
         connections: byte ranges of a rank under way at a time.
 
     Raises:
-        ValueError: there is nothing to simulate so.
+        ValueError: there is nothing to simulate so, or too much.
     """
 
     lengths: Indices
@@ -87,8 +90,25 @@ class Job:
             raise ValueError(
                 "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
             )
-        if int(self.lengths.sum()) == 0:
+        # In floats, which are too large for nothing; what they round off does not matter here.
+        n = float(self.lengths.sum(dtype=np.float64))
+        if n == 0:
             raise ValueError("the shards hold no sample")
+        if n > _MOST_SAMPLES or float(self.sizes.sum(dtype=np.float64)) >= 2.0**62:
+            raise ValueError(f"more than {_MOST_SAMPLES:,} samples, or 4 EB of shards, cannot be simulated")
+        if self.epochs * self.world > _MOST_EPOCHS:
+            raise ValueError(
+                f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MOST_EPOCHS:,} that can be "
+                "simulated; simulate fewer epochs, an epoch is much like the next"
+            )
+        passes = self.epochs * (
+            self.passes if self.nbatches is None else self.nbatches * self.batch_size * self.world / n
+        )
+        if passes * np.count_nonzero(self.lengths) > _MOST_VISITS:
+            raise ValueError(
+                f"ranks come to shards more than {_MOST_VISITS:,} times, which is more than can be simulated; simulate "
+                "fewer epochs or batches, or fewer shards"
+            )
 
     @property
     def nodes(self) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from wids.cli.words import parse_size
+
+if TYPE_CHECKING:
+    from wids.cli.simulate.report import Report
 
 _JOB, _ORDER, _MACHINES, _RESULT = (
     "The job",
@@ -15,8 +18,10 @@ _JOB, _ORDER, _MACHINES, _RESULT = (
     "The result",
 )
 
-# So many are simulated at most: of each, something is kept in memory.
-_MOST_RANKS = 1_000_000
+# So many are simulated at most: of each, something is kept in memory, and takes time.
+_MOST_RANKS, _MOST_SHARDS = 100_000, 4_000_000
+# No job has more; beyond, numbers would overflow somewhere, and the sentence would be about that.
+_MOST, _MOST_OF_A_RANK, _MOST_SECONDS = 10**12, 10_000, 1e6
 
 
 def run_simulate(
@@ -24,8 +29,12 @@ def run_simulate(
         str | None,
         typer.Argument(help="URL or path of an index; or none, and --shards, --samples and --shard-size."),
     ] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="Shards, without an index.", rich_help_panel=_JOB)] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples in each of them.", rich_help_panel=_JOB)] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_SHARDS, help="Shards, without an index.", rich_help_panel=_JOB)
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Samples in each of them.", rich_help_panel=_JOB)
+    ] = None,
     shard_size: Annotated[
         int | None,
         typer.Option(
@@ -36,28 +45,49 @@ def run_simulate(
         ),
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Ranks.", rich_help_panel=_JOB)] = 1,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes that they are on.", rich_help_panel=_MACHINES)] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Nodes that they are on.", rich_help_panel=_MACHINES)
+    ] = None,
     ranks_per_node: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks of a node; default 8, if --nodes does not say.", rich_help_panel=_MACHINES),
+        typer.Option(
+            min=1,
+            max=_MOST_RANKS,
+            help="Ranks of a node; default 8, if --nodes does not say.",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs.", rich_help_panel=_JOB)] = 1,
+    epochs: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Epochs.", rich_help_panel=_JOB)] = 1,
     nbatches: Annotated[
         int | None,
-        typer.Option(min=1, help="Batches of a rank in an epoch, pass after pass (epoch_size=).", rich_help_panel=_JOB),
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="Batches of a rank in an epoch, pass after pass (epoch_size=).",
+            rich_help_panel=_JOB,
+        ),
     ] = None,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Passes in an epoch, without a seam (epochs=).", rich_help_panel=_JOB)
+        int,
+        typer.Option(min=1, max=_MOST, help="Passes in an epoch, without a seam (epochs=).", rich_help_panel=_JOB),
     ] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a rank's batch.", rich_help_panel=_JOB)] = 32,
-    workers: Annotated[int, typer.Option(min=0, help="Loader workers of a rank.", rich_help_panel=_JOB)] = 0,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=_MOST, help="Samples in a rank's batch.", rich_help_panel=_JOB)
+    ] = 32,
+    workers: Annotated[
+        int, typer.Option(min=0, max=_MOST_OF_A_RANK, help="Loader workers of a rank.", rich_help_panel=_JOB)
+    ] = 0,
     step_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds of computing in a step.", rich_help_panel=_JOB)
+        float,
+        typer.Option(min=0, max=_MOST_SECONDS, help="Seconds of computing in a step.", rich_help_panel=_JOB),
     ] = 0.1,
     decode_seconds: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds a worker needs for a batch, once its shards are there.", rich_help_panel=_JOB
+            min=0,
+            max=_MOST_SECONDS,
+            help="Seconds a worker needs for a batch, once its shards are there.",
+            rich_help_panel=_JOB,
         ),
     ] = 0.0,
     cache_size: Annotated[
@@ -70,13 +100,22 @@ def run_simulate(
         ),
     ] = None,
     bandwidth: Annotated[
-        float, typer.Option(min=0.001, metavar="MB/S", help="MB a second that a node gets.", rich_help_panel=_MACHINES)
+        float,
+        typer.Option(
+            min=0.001, max=1e9, metavar="MB/S", help="MB a second that a node gets.", rich_help_panel=_MACHINES
+        ),
     ] = 1000.0,
     latency: Annotated[
-        float, typer.Option(min=0, metavar="MS", help="Milliseconds to a first byte.", rich_help_panel=_MACHINES)
+        float,
+        typer.Option(
+            min=0, max=_MOST_SECONDS, metavar="MS", help="Milliseconds to a first byte.", rich_help_panel=_MACHINES
+        ),
     ] = 30.0,
     connections: Annotated[
-        int, typer.Option(min=1, help="Byte ranges of a rank under way at a time.", rich_help_panel=_MACHINES)
+        int,
+        typer.Option(
+            min=1, max=_MOST_OF_A_RANK, help="Byte ranges of a rank under way at a time.", rich_help_panel=_MACHINES
+        ),
     ] = 8,
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="Fetch shards ahead.", rich_help_panel=_MACHINES)
@@ -90,10 +129,12 @@ def run_simulate(
             rich_help_panel=_MACHINES,
         ),
     ] = None,
-    chunksize: Annotated[int, typer.Option(min=1, help="Samples in a chunk.", rich_help_panel=_ORDER)] = 10_000,
-    window: Annotated[int, typer.Option(min=1, help="Chunks mixed at a time.", rich_help_panel=_ORDER)] = 4,
+    chunksize: Annotated[
+        int, typer.Option(min=1, max=_MOST, help="Samples in a chunk.", rich_help_panel=_ORDER)
+    ] = 10_000,
+    window: Annotated[int, typer.Option(min=1, max=_MOST, help="Chunks mixed at a time.", rich_help_panel=_ORDER)] = 4,
     lanes: Annotated[
-        int | None, typer.Option(min=1, help="Lanes; default: the world size.", rich_help_panel=_ORDER)
+        int | None, typer.Option(min=1, max=_MOST, help="Lanes; default: the world size.", rich_help_panel=_ORDER)
     ] = None,
     tail: Annotated[
         Literal["pad", "drop", "mask"], typer.Option(help="What becomes of the rest.", rich_help_panel=_ORDER)
@@ -141,7 +182,6 @@ def run_simulate(
 
     from wids.cache.room import table_allowance
     from wids.cli.simulate.report import build, show
-    from wids.errors import WidsError
     from wids.simulate.job import Job
 
     if nodes is not None and ranks_per_node is not None and nodes * ranks_per_node < world_size:
@@ -150,6 +190,7 @@ def run_simulate(
         ranks_per_node = min(world_size, 8) if nodes is None else -(-world_size // nodes)
     if ahead is not None and not prefetch:
         raise typer.BadParameter("--ahead and --no-prefetch contradict each other")
+    _check_targets(plot, html)
     lengths, sizes = _find_shards(index, shards, samples, shard_size)
     try:
         job = Job(
@@ -183,10 +224,17 @@ def run_simulate(
         )
         report = build(job, name=index)
     except ValueError as error:
-        raise WidsError(str(error)) from error
+        raise typer.BadParameter(str(error)) from error
     except OverflowError as error:
-        raise WidsError(f"numbers as large as these cannot be simulated ({error})") from error
+        raise typer.BadParameter(f"numbers as large as these cannot be simulated ({error})") from error
     show(report, is_json=is_json, has_splits=show_splits, has_open=show_open)
+    _write(report, plot, html)
+    if not report.is_equal:
+        raise typer.Exit(1)
+
+
+def _write(report: Report, plot: str | None, html: str | None) -> None:
+    """Write the files that were asked for."""
     if plot is not None:
         from wids.cli.simulate.picture import save
 
@@ -195,8 +243,39 @@ def run_simulate(
         from wids.cli.simulate.page import write
 
         write(report, html)
-    if not report.is_equal:
-        raise typer.Exit(1)
+
+
+def _check_targets(plot: str | None, html: str | None) -> None:
+    """Find out now, and not after a long simulation, whether files can be written.
+
+    Raises:
+        WidsError: one cannot.
+    """
+    if html is not None:
+        _check_target(html)
+    if plot is not None:
+        from wids.cli.simulate.picture import check_picture
+
+        _check_target(plot)
+        check_picture(plot)
+
+
+def _check_target(path: str) -> None:
+    import os
+    import tempfile
+
+    from wids.errors import WidsError
+
+    directory = os.path.dirname(os.path.abspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise WidsError(f"{path}: is a directory or a device, not a file; choose another name")
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise WidsError(
+            f"{path}: no file can be made in {directory} ({error.strerror}); choose another place"
+        ) from error
 
 
 def _find_shards(

@@ -27,17 +27,34 @@ def panels(report: Report) -> list[tuple[str, list[list[float]], float | None]]:
     ]
 
 
+def check_picture(path: str) -> None:
+    """See to it that there is matplotlib, and that it draws such a picture.
+
+    Raises:
+        WidsError: it cannot be drawn.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise WidsError("--plot needs matplotlib; install wids[bench], or write a page with --html") from error
+    ending, known = _ending(path), FigureCanvasAgg.get_supported_filetypes()
+    if ending not in known:
+        raise WidsError(
+            f"{path}: the picture cannot be written as {ending}; choose another file, like job.png, or one of "
+            f"{', '.join(sorted(known))}"
+        )
+
+
 def save(report: Report, path: str) -> None:
     """Write the picture; the file's ending says of which kind.
 
     Raises:
-        WidsError: there is no matplotlib, or the file cannot be written. OSError: likewise.
+        WidsError: as `check_picture`, or the file cannot be written. OSError: likewise.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise WidsError("--plot needs matplotlib; install wids[bench], or write a page with --html") from error
+    check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(3, 1, sharex=True)
@@ -55,10 +72,10 @@ def save(report: Report, path: str) -> None:
     if 1 < report.job.nodes <= MOST_NAMED:
         axes[0].legend(loc="best", fontsize=8, ncols=min(report.job.nodes, 4))
     data = io.BytesIO()
-    try:
-        figure.savefig(data, dpi=120, format=os.path.splitext(path)[1].removeprefix(".") or "png")
-    except ValueError as error:
-        raise WidsError(
-            f"{path}: the picture cannot be written ({error}); choose another file, like job.png"
-        ) from error
+    figure.savefig(data, dpi=120, format=_ending(path))
     write_atomically(os.path.abspath(path), data.getvalue())
+
+
+def _ending(path: str) -> str:
+    """What kind of picture a file's name asks for."""
+    return os.path.splitext(path)[1].removeprefix(".").lower() or "png"
