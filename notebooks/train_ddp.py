@@ -1,11 +1,12 @@
-"""DDP training of a torchvision ResNet on shards: resnet50 on GPUs, resnet18 on CPUs.
+r"""DDP training of a torchvision ResNet on shards: resnet50 on GPUs, resnet18 on CPUs.
 
     torchrun --nproc-per-node=2 notebooks/train_ddp.py
-    torchrun --nproc-per-node=8 notebooks/train_ddp.py --train URL/train.json --test URL/val.json --classes 1000 \\
+    torchrun --nproc-per-node=8 notebooks/train_ddp.py --train URL/train.json --test URL/val.json --classes 1000 \
         --size 224 --epochs 90 --batch-size 256 --cache-dir /nvme/cache --cache-size 500e9 --checkpoint imagenet.pt
 
-Without --train it serves scikit-learn's digits on loopback and trains on those (half a minute on two CPU cores). Samples
-are taken from .jpg and .cls. With --checkpoint, a run that was ended goes on where it was, on any number of ranks.
+Without --train it serves scikit-learn's digits on loopback and trains on those (half a minute on two CPU cores).
+Samples are taken from .jpg and .cls. With --checkpoint, a run that was ended goes on where it was, on any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -155,12 +156,11 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
         losses, hits, start = torch.zeros((), device=device), torch.zeros((), device=device), time.monotonic()
         step = 0  # a checkpoint of an epoch's last step leaves none to do
         for step, (images, labels, _, indices) in enumerate(train, 1):
-            optimizer.param_groups[0]["lr"] = args.lr * warm_and_cool(
-                (epoch + taken / len(train.dataset)) / args.epochs
-            )
-            labels = labels.to(device)
+            progress = (epoch + taken / len(train.dataset)) / args.epochs
+            optimizer.param_groups[0]["lr"] = args.lr * warm_and_cool(progress)
+            wanted = labels.to(device)
             logits = model(images.to(device, non_blocking=True))
-            loss = cross_entropy(logits, labels)
+            loss = cross_entropy(logits, wanted)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
