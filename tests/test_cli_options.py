@@ -99,6 +99,14 @@ def test_every_command_that_reads_urls_takes_them(command, url, tmp_path, monkey
     assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["verify", "cache warm", "info", "ls"])
+def test_a_directory_is_no_index(command, tmp_path):
+    """One sentence that says what to name instead."""
+    code, out, err = run(*command.split(), tmp_path)
+    assert (code, out) == (1, "")
+    assert err == f"wids: {tmp_path}: is a directory; name an index in it, or its tars by a brace pattern in quotes\n"
+
+
 def test_from_the_line_and_from_a_file(url, tmp_path):
     """They may stand in the line, where they win over the environment, or in a file."""
     (tmp_path / "options.json").write_text(OPTIONS)

@@ -360,8 +360,8 @@ def test_s3_from_several_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with backends.s3() as store:
         place = store.place()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
-        code, _, err = run(tmp_path / "in", "-o", f"{place.url}/f-%d.tar", "--samples", 2, "--jobs", 2)
+        options = ("--samples", 2, "--jobs", 2, "--storage-options", json.dumps(place.options))
+        code, _, err = run(tmp_path / "in", "-o", f"{place.url}/f-%d.tar", *options)
         assert (code, err) == (0, "")
         found = shown(f"{place.url}/f.json", cache_dir=tmp_path / "cache", storage_options=place.options)
     assert found == [(str(k), {".txt": b"%d" % k}) for k in range(4)]
@@ -620,6 +620,7 @@ def test_where_chooses_from_files(tmp_path):
         (".cls>cat", 2, "compares numbers, and 'cat' is none"),
         ("key~(", 2, "is no regular expression"),
         ("key=z", 1, "of 2 samples none meets --where 'key=z'"),
+        (".cls=1", 1, "--where '.cls=1': no sample has a field .cls; there are .bin, .txt"),
         (".bin~x", 1, ".bin of 'a' is no text"),
         (".bin:x=1", 1, ".bin of 'a' is no JSON"),
     ],

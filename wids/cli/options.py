@@ -11,6 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from wids.errors import WidsError
+from wids.index import urls
+
 INDEX_HELP = "An index (URL or path), or tars: a path or a brace pattern in quotes."
 Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -30,6 +33,16 @@ Shards = Annotated[
     str,
     typer.Option("--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0."),
 ]
+
+
+def check_index(index: str) -> None:
+    """Refuse a directory where an index is to be named.
+
+    Raises:
+        WidsError: it is one; says what to name.
+    """
+    if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
+        raise WidsError(f"{index}: is a directory; name an index in it, or its tars by a brace pattern in quotes")
 
 
 def parse_storage_options(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wids.cli.options import Index, Json, Shards, StorageOptions  # noqa: TC001 - typer reads the annotations
+from wids.cli.options import Index, Json, Shards, StorageOptions, check_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,6 +112,7 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
     from wids.cli.words import count_of
     from wids.errors import WidsError
 
+    check_index(index)
     _, listed = load_shards(index, storage_options=looks.storage_options)
     numbers = range(len(listed))[selected]
     if len(listed) and not numbers:

@@ -155,12 +155,15 @@ def keep_matching(
     """
     needed = frozenset(condition.field for condition in conditions if condition.needs)
     kept: list[Any] = []
+    seen: set[str] = set()
     count = len(listing.items)
     for number, item in enumerate(listing.items):
         if number % _TELL_EACH == 0:
             tell(number)
         try:
             found = listing.reader.look(item, needed)
+            if not kept:  # for the error
+                seen |= found[1]
             if all(condition.holds(*found) for condition in conditions):
                 kept.append(item)
         except WidsError as error:
@@ -169,6 +172,12 @@ def keep_matching(
             listing.problems.append(Problem(f"sample {number}", str(error)))
             listing.unmatched -= 1
     if not kept:
+        for condition in conditions:
+            if condition.field not in (*seen, _KEY):
+                there = ", ".join(sorted(seen)) or "none"
+                raise WidsError(
+                    f"--where {condition.text!r}: no sample has a field {condition.field}; there are {there}"
+                )
         told = " and ".join(f"--where {condition.text!r}" for condition in conditions)
         raise WidsError(f"of {count:,} samples none meets {told}")
     listing.items = kept

@@ -13,6 +13,7 @@ from wids.cache import inventory, system
 from wids.cache.room import table_allowance
 from wids.cache.source import load_shards
 from wids.cache.warming import Warming
+from wids.cli.options import check_index
 from wids.cli.progress import progress, quiet
 from wids.cli.signals import Signals
 from wids.cli.words import complain_each, count_of, format_size, print_json, printable
@@ -41,6 +42,7 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
         WidsError: the index cannot be read, the shards do not fit, or some did not come.
     """
     directory = os.path.abspath(os.path.expanduser(directory))
+    check_index(index)
     _, listed = load_shards(index)
     warming = Warming(directory, _select(listed, selected), cache_size=cache_size)
     _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])

@@ -32,7 +32,9 @@ _EngineName = Literal["auto", "threads", "processes", "ray"]
 _Engine = Annotated[_EngineName, typer.Option("--engine", help="What reads the shards.")]
 _RayAddress = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="auto, or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine."),
+    typer.Option(
+        metavar="ADDRESS", help="auto, HOST:PORT or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine."
+    ),
 ]
 _Name = Annotated[
     str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
@@ -51,7 +53,7 @@ def create_index(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCES...", help="Tars, directories, globs, brace patterns, URLs, prefixes; - reads a list."
+            metavar="SOURCE", help="Tars, directories, globs, brace patterns, URLs, prefixes; - reads a list."
         ),
     ],
     output: _Output = "shardindex.json",
@@ -138,7 +140,7 @@ def update_index(
 
 @index_app.command("merge")
 def merge_indexes(
-    indexes: Annotated[list[str], typer.Argument(metavar="INDEXES...", help="Indexes: paths or URLs.")],
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help="Indexes: paths or URLs.")],
     output: _Output,
     name: _Name = None,
     is_json: Json = False,

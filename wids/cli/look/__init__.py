@@ -53,7 +53,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def show_info(
-    indexes: Annotated[list[str], typer.Argument(metavar="INDEX...", help=INDEX_HELP)],
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help=INDEX_HELP)],
     is_json: Json = False,
     may_fetch: Annotated[
         bool, typer.Option("--fetch", help="If need be, fetch the first shard to tell the fields of its first sample.")
@@ -144,7 +144,7 @@ def print_field(
 
 def locate_keys(
     index: Index,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys of samples, numbers too.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of samples, numbers too.")],
     is_json: Json = False,
     may_fetch: Fetch = False,
     cache_dir: CacheDir = "",

@@ -20,6 +20,7 @@ from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
 from wids.cli.look.arriving import arriving
 from wids.cli.look.keys import Search
+from wids.cli.options import check_index
 from wids.cli.signals import Signals
 from wids.cli.words import count_of, format_size
 from wids.errors import CountMismatchError, FetchError, SpecError, TableError, WidsError
@@ -81,8 +82,7 @@ class Listed:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self.name, self._storage_options = index, storage_options
-        if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
-            raise WidsError(f"{index}: is a directory; name an index in it, or its tars by a brace pattern in quotes")
+        check_index(index)
         _, self.shards = load_shards(index, storage_options=storage_options)
         # Keys that come again and the like are what is looked into here, not something to be warned of.
         logger.addHandler(logging.NullHandler())

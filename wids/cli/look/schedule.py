@@ -95,8 +95,7 @@ def show_batch(
     from wids.cli.look.listed import Listed
 
     listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
-    order = {"chunksize": chunksize, "window": window, "lanes": lanes or world_size, "seed": seed}
-    order |= {"is_shuffled": shuffle, "is_dealt": reshuffle == "epoch"}
+    order = _order(chunksize, window, lanes or world_size, seed, shuffle, reshuffle)
     table = _timetable(listed, order, num_samples, epoch=epoch, world=world_size, batch_size=batch_size, tail=tail)
     if not -table.steps <= step < table.steps:
         right = f"steps are 0 to {table.steps - 1} (-1 is the last one)" if table.steps else "it has none"
@@ -132,7 +131,7 @@ def show_readings(
     samples: Annotated[
         list[str],
         typer.Argument(
-            metavar="SAMPLE...",
+            metavar="SAMPLE",
             help="Indices (7, -1: the last one) or keys. What is written like a number without leading zeros is an "
             "index.",
         ),
@@ -163,8 +162,7 @@ def show_readings(
 
     listed = Listed(index, cache_dir=cache_dir, may_fetch=may_fetch, storage_options=storage_options)
     found = listed.resolve(samples, is_key=is_key, is_first=False)
-    order = {"chunksize": chunksize, "window": window, "lanes": lanes or world_size, "seed": seed}
-    order |= {"is_shuffled": shuffle, "is_dealt": reshuffle == "epoch"}
+    order = _order(chunksize, window, lanes or world_size, seed, shuffle, reshuffle)
     table = _timetable(listed, order, num_samples, epoch=epoch, world=world_size, batch_size=batch_size, tail=tail)
     readings = table.find(number for numbers in found for number in numbers)
     rows = [
@@ -184,6 +182,20 @@ def show_readings(
     columns = ("sample", ">index", ">rank", ">step", ">place", *((">worker",) if workers else ()), "")
     lines = [line for row in rows for line in _lines(row, has_workers=workers > 0)]
     print_table(columns, lines)
+
+
+def _order(
+    chunksize: int, window: int, lanes: int, seed: int, is_shuffled: bool, reshuffle: Reshuffle
+) -> dict[str, Any]:
+    """What the sampler's parameters are called by the plan of an epoch."""
+    return {
+        "chunksize": chunksize,
+        "window": window,
+        "lanes": lanes,
+        "seed": seed,
+        "is_shuffled": is_shuffled,
+        "is_dealt": reshuffle == "epoch",
+    }
 
 
 def _timetable(
