@@ -77,6 +77,8 @@ def test_a_bound_on_the_cache_costs_downloads():
     assert tight["traffic"][0][0]["again"] > 0
     assert tight["traffic"][0][0]["evicted"] > 0
     assert tight["stalled_seconds"] > enough["stalled_seconds"]
+    assert any("shards go while they are read" in note for note in tight["approximated"])
+    assert not any("shards go while they are read" in note for note in enough["approximated"])
 
 
 def test_slow_links_show_in_time():

@@ -95,7 +95,7 @@ def build(job: Job, *, name: str | None) -> Report:
         "steps": total,
         "stopped_at_step": found.stopped_at,
     }
-    notes = _notes(job, found)
+    notes = _notes(job, found, needed=values["cache"]["needed_in_an_epoch"])
     values["approximated"] = notes
     title = f"{count_of(len(job.lengths), 'shard')}, {count_of(counts.samples, 'sample')}, "
     title += f"{format_size(values['size_bytes'])}; "
@@ -160,14 +160,14 @@ def _lines(job: Job, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[
     return lines
 
 
-def _notes(job: Job, found: Outcome) -> list[str]:
+def _notes(job: Job, found: Outcome, *, needed: int) -> list[str]:
     notes = [
         "a node's link carries one shard at a time, in turn for its ranks; nothing fails",
         "all steps take the same time",
     ]
     if not is_exact(job):
         notes.append(f"beyond {MOST_EXACT:,} samples a shard counts as read for as long as its window of chunks is")
-    if found.stopped_at is not None:
+    if found.stopped_at is not None or (job.cache_size is not None and job.cache_size < needed):
         notes.append(
             "shards go while they are read: how often they come again depends on moments that are not modelled"
         )
