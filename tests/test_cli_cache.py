@@ -636,7 +636,7 @@ def test_warm_with_what_is_no_index(server, cache, tmp_path):
         (other, "it is an object"),
         (server.url("/none.json"), "there is nothing there"),
         (tmp_path / "none.json", "there is nothing there"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "is a directory; name an index in it"),
     ):
         told = complaint(1, "cache", "warm", index, "--cache-dir", cache)
         assert told.startswith(f"wids: {index}: ")

@@ -105,7 +105,7 @@ def test_create_of_a_list_on_stdin():
         (["create", "-"], 1, "no shards to index"),
         (["create", "d", "--engine", "slow"], 2, "is not one of"),
         (["create", "d", "--ray-address", "auto"], 2, "goes with --engine ray"),
-        (["create"], 2, "SOURCES"),
+        (["create"], 2, "SOURCE"),
         (["update", "junk.tar"], 1, "name of a shard"),
         (["update", "broken.json"], 1, "not valid JSON"),
         (["merge", "broken.json", "-o", "x.json"], 1, "broken.json: not valid JSON"),
