@@ -109,21 +109,21 @@ def test_json_has_no_infinity(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "number", "words"),
     [
-        ("--batch-size", 10**21),
-        ("--window", 10**22),
-        ("--samples", 10**20),
-        ("--shard-size", "1e99P"),
+        ("--batch-size", 10**21, "--batch-size"),
+        ("--window", 10**22, "--window"),
+        ("--samples", 10**20, "--samples"),
+        ("--shard-size", "1e99P", "cannot be simulated"),
     ],
 )
-def test_a_simulation_of_absurd_numbers_is_refused(options):
-    """Numbers that no array holds end a simulation with a sentence."""
+def test_a_simulation_of_absurd_numbers_is_refused(option, number, words):
+    """Numbers that no array holds are wrong usage, and told in a sentence."""
     usual = {"--shards": 3, "--samples": 10, "--shard-size": "1MB"}
-    args = [part for pair in {**usual, options[0]: options[1]}.items() for part in pair]
+    args = [part for pair in {**usual, option: number}.items() for part in pair]
     code, _, told = run("simulate", *args)
-    assert code == 1
-    assert "cannot be simulated" in told
+    assert code == 2
+    assert words in told
 
 
 @pytest.mark.parametrize("command", ["when", "at", "simulate"])
