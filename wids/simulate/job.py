@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_EXACT = 4_000_000
 _MOST_VISITS = 4_000_000
 # Each epoch of a rank is looked at by itself, which takes most of a millisecond.
-_MOST_EPOCHS = 100_000
+_MOST_EPOCHS = 50_000
 _MOST_SAMPLES = 10**15
 
 
@@ -104,10 +104,11 @@ class Job:
         passes = self.epochs * (
             self.passes if self.nbatches is None else self.nbatches * self.batch_size * self.world / n
         )
-        if passes * np.count_nonzero(self.lengths) > _MOST_VISITS:
+        chunks = 0.0 if self.is_by_shards else n / self.chunksize
+        if passes * max(chunks, float(np.count_nonzero(self.lengths))) > _MOST_VISITS:
             raise ValueError(
-                f"ranks come to shards more than {_MOST_VISITS:,} times, which is more than can be simulated; simulate "
-                "fewer epochs or batches, or fewer shards"
+                f"ranks come to shards, or chunks of them, more than {_MOST_VISITS:,} times, too often here; "
+                "simulate fewer epochs or batches, fewer shards or larger chunks"
             )
 
     @property

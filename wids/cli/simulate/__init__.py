@@ -19,7 +19,7 @@ _JOB, _ORDER, _MACHINES, _RESULT = (
 )
 
 # So many are simulated at most: of each, something is kept in memory, and takes time.
-_MOST_RANKS, _MOST_SHARDS = 100_000, 4_000_000
+_MOST_RANKS, _MOST_SHARDS = 50_000, 4_000_000
 # No job has more; beyond, numbers would overflow somewhere, and the sentence would be about that.
 _MOST, _MOST_OF_A_RANK, _MOST_SECONDS = 10**12, 10_000, 1e6
 
