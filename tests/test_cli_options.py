@@ -82,6 +82,7 @@ def url(tmp_path):
         "at URL --step 0 --keys",
         "when URL b",
         "verify URL",
+        "cache warm URL",
         "pack URL -o out/x-%d.tar",
         "index create SHARD -o new.json",
     ],

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -65,14 +65,29 @@ class Outcome(msgspec.Struct, kw_only=True):
 class Warming:
     """Shards on their way into a cache.
 
+    Args:
+        directory: of the cache.
+        shards: each once.
+        cache_size: bytes that it may hold; None: what the disk has room for.
+        storage_options: for fsspec.
+
     Attributes:
         outcome: what became of them so far.
         missing: the shards that are not there, as far as their names tell.
     """
 
-    def __init__(self, directory: str, shards: list[Shard], *, cache_size: int | None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        shards: list[Shard],
+        *,
+        cache_size: int | None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
         self.directory = directory
-        self.store = Store(cache_dir=directory, cache_size=cache_size, hooks=[self._take])
+        self.store = Store(
+            cache_dir=directory, cache_size=cache_size, storage_options=storage_options, hooks=[self._take]
+        )
         self.outcome = Outcome(directory=directory, shards=len(shards))
         places = [(shard, *self.store.place(shard.url)) for shard in shards]
         self.cacheable = [(shard, path) for shard, path, is_in_place in places if not is_in_place]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wids.cli.options import CacheDir, Index, Json, Shards  # noqa: TC001 - typer reads the annotations
+from wids.cli.options import CacheDir, Index, Json, Shards, StorageOptions  # noqa: TC001 - typer reads the annotations
 from wids.cli.words import parse_range, parse_size
 
 cache_app = typer.Typer(help="Look at cache directories, clean, fill and bound them.", invoke_without_command=True)
@@ -96,6 +96,7 @@ def warm_cache(
     ] = None,
     shards: Shards = ":",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Shards to fetch at a time.")] = 8,
+    storage_options: StorageOptions = None,
     is_json: Json = False,
 ) -> None:
     """Fetch the shards of an index into the cache, before a job needs them.
@@ -105,7 +106,15 @@ def warm_cache(
     from wids.cli.cache.warm import warm
 
     selected = parse_range(shards, "--shards", "shards")
-    warm(index, directory=cache_dir or _default(), cache_size=cache_size, selected=selected, jobs=jobs, is_json=is_json)
+    warm(
+        index,
+        directory=cache_dir or _default(),
+        cache_size=cache_size,
+        selected=selected,
+        jobs=jobs,
+        storage_options=storage_options,
+        is_json=is_json,
+    )
 
 
 @cache_app.command("daemon")

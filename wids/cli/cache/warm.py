@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard, ShardList
 
 
-def warm(index: str, *, directory: str, cache_size: int | None, selected: slice, jobs: int, is_json: bool) -> None:
+def warm(
+    index: str,
+    *,
+    directory: str,
+    cache_size: int | None,
+    selected: slice,
+    jobs: int,
+    storage_options: dict[str, Any] | None,
+    is_json: bool,
+) -> None:
     """Fetch shards into a cache directory, and print what became of them.
 
     Args:
@@ -36,6 +45,7 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
         cache_size: bytes that it may hold; None: what the disk has room for.
         selected: which shards of the index.
         jobs: shards to fetch at a time.
+        storage_options: for fsspec.
         is_json: print JSON, and no progress.
 
     Raises:
@@ -43,8 +53,9 @@ def warm(index: str, *, directory: str, cache_size: int | None, selected: slice,
     """
     directory = os.path.abspath(os.path.expanduser(directory))
     check_index(index)
-    _, listed = load_shards(index)
-    warming = Warming(directory, _select(listed, selected), cache_size=cache_size)
+    _, listed = load_shards(index, storage_options=storage_options)
+    chosen = _select(listed, selected)
+    warming = Warming(directory, chosen, cache_size=cache_size, storage_options=storage_options)
     _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])
     known = [shard.filesize for shard in warming.missing if shard.filesize is not None]
     with Signals(), quiet(), progress("bytes", is_shown=not is_json and bool(warming.missing)) as bar:
