@@ -552,6 +552,22 @@ def test_interrupted(tmp_path, server, number, code):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_killed_run_leaves_nothing_for_long(tmp_path, server):
+    """What a run that was killed had in the temporary directory goes with the next run that needs one."""
+    gate = server.gate()
+    url = server.add("/x.tar", SOUND, gate, whole)
+    with start("verify", url, env={"TMPDIR": os.fspath(tmp_path)}) as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        process.kill()
+        process.communicate(timeout=PATIENCE_SECONDS)
+    gate.go.set()
+    assert len(os.listdir(tmp_path)) == 2
+    with start("verify", url, env={"TMPDIR": os.fspath(tmp_path)}) as process:
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert os.listdir(tmp_path) == []
+
+
 def test_on_a_terminal(tmp_path):
     """The progress bar is gone at the end, and the report stands."""
     ours, its = pty.openpty()

@@ -7,12 +7,12 @@ threads. However it ends, its processes are gone and its directory with them.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from wids.cache import scratch
 from wids.cache.decoding import Decoder
 from wids.cache.failures import CancelledTransferError
 from wids.cache.problems import Finding, Looks, Problem
@@ -92,13 +92,7 @@ class Inspection:
 
     def _make_directory(self) -> Any:
         is_remote = not self.is_quick and any(not urls.is_local(shard.url) for _, shard in self._shards)
-        try:
-            # A thread that did not end in time may still write there.
-            if is_remote:
-                return tempfile.TemporaryDirectory(prefix="wids-verify-", ignore_cleanup_errors=True)
-        except OSError as error:
-            raise CacheError(f"no directory for remote shards can be made ({error}); set $TMPDIR") from error
-        return contextlib.nullcontext()
+        return scratch.directory("verify") if is_remote else contextlib.nullcontext()
 
     def _work(self, end: threading.Event, directory: str | None) -> None:
         """In a thread of its own: look at what is waiting."""
