@@ -258,6 +258,56 @@ def test_two_runs_for_one_index(server):
     assert sorted(os.listdir()) == ["i.json", "i.json.state"]
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("index", "path"),
+    [
+        ('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1, "x": {"y": [0, N]}}]}', "[0].x.y[1]"),
+        ('{"wids_version": 1, "note": N, "shardlist": [{"url": "a.tar", "nsamples": 1}]}', "note"),
+    ],
+)
+def test_numbers_that_json_does_not_have(index, path, number):
+    """An index with infinity or NaN in it is not written on: the error says where it stands, and nothing is there."""
+    Path("i.json").write_text(index.replace("N", number))
+    for command in (
+        ["split", "i.json", "--by", "1"],
+        ["rebase", "i.json", "-b", "x", "-o", "o.json"],
+        ["update", "i.json"],
+    ):
+        code, out, err = run(*command)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"{path} is {float(number)}, a number that JSON does not have" in err
+        assert "i.json: " in err
+    code, _, err = run("merge", "i.json", "-o", "o.json")
+    assert (code, path in err) == ((0, False) if path == "note" else (1, True))
+    assert sorted(os.listdir()) == (["i.json", "o.json"] if path == "note" else ["i.json"])
+
+
+def test_more_samples_than_can_be_counted():
+    """No command writes such an index on."""
+    entries = [{"url": f"{k}.tar", "nsamples": (1 << 63) - 1} for k in range(2)]
+    write_json("i.json", {"wids_version": 1, "shardlist": entries})
+    for command in (
+        ["split", "i.json", "--by", "1"],
+        ["rebase", "i.json", "-b", "x"],
+        ["merge", "i.json", "-o", "o.json"],
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (1, "")
+        assert "more than can be counted" in err
+    assert os.listdir() == ["i.json"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_ray_that_is_not_there(address):
+    """An address where nobody listens is one sentence, long before Ray itself gives up."""
+    write_shards("d", (1,))
+    code, out, err = run("create", "d", "-o", "i.json", "--engine", "ray", "--ray-address", address)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"no Ray cluster at {address} " in err
+    assert sorted(os.listdir()) == ["d"]
+
+
 def ray_directory():
     """Short, for a socket's name has 107 bytes at most."""
     return "/tmp"

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_POLL_SECONDS, _END_SECONDS = 0.5, 10.0
+_POLL_SECONDS, _END_SECONDS, _CONNECT_SECONDS = 0.5, 10.0, 10.0
 
 
 class Engine(Protocol):
@@ -185,11 +186,38 @@ def _connect(address: str | None) -> tuple[Any, bool]:
         raise WidsError("--engine ray needs Ray; install it with: pip install 'wids[ray]'") from error
     if ray.is_initialized():
         return ray, False
+    _check_reachable(address, ray.util.get_node_ip_address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise WidsError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
     return ray, True
+
+
+def _check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
+    """See that somebody listens there: Ray itself tries for more than a minute before it says no.
+
+    Args:
+        address: as for `on_ray`.
+        own_host: the name that Ray has for this machine; it takes loopback addresses for that one.
+
+    Raises:
+        WidsError: nobody does.
+    """
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not (host and port.isdecimal()):  # auto, local, and whatever else Ray knows by itself
+        return
+    host = host.strip("[]")
+    try:
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            if host not in ("localhost", "127.0.0.1", "::1"):
+                raise
+            socket.create_connection((own_host(), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise WidsError(f"no Ray cluster at {address} ({error}); check the address, and that its head runs") from error
 
 
 def _get(ray: Any, reference: Any) -> Any:

@@ -45,12 +45,16 @@ def read_index(place: str) -> dict[str, Any]:
     """An index as it is written, its shard list checked.
 
     Raises:
-        FetchError: it cannot be read. SpecError: it is not an index, or has no shard list of its own.
+        FetchError: it cannot be read.
+        SpecError: it is not an index, has no shard list of its own, promises more samples than can be counted, or has a
+            number in it that JSON does not have.
     """
     index = parse_json(read_bytes(place), place)
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
-    checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
+    rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
+    checks.check_total((row.nsamples for row in rows), place)
+    checks.check_finite(index, "", place)
     return index
 
 
@@ -165,6 +169,7 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
         for key, value in parse_json(read_bytes(place), place).items()
         if key not in ("shardlist", "datasets", "base", "base_path")
     }
+    checks.check_finite(header, "", place)
     ranges = parts([entry["nsamples"] for _, entry in flat])
     names = list(outputs)
     if len(names) == 1 and "{}" in names[0]:
@@ -207,6 +212,7 @@ def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
     flat = []
     for k in range(len(shards)):
         entry = shards.describe(k)
+        checks.check_finite(entry, f"shards[{k}]", place)
         if entry["nsamples"] is None:
             raise SpecError(f"{place}: is not an index; make one first (wids index create {place} -o ...)", url=place)
         name = shards.dataset_of(k) or shards.header.get("name")

@@ -6,6 +6,7 @@ text, None for what came from an open file or from the program itself.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,8 +14,11 @@ import msgspec
 
 from wids.errors import SpecError
 from wids.index import urls
+from wids.index.shardlist import MAX_COUNT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from wids.index.shardlist import Row
 
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
@@ -47,6 +51,36 @@ def check_md5(row: Row, path: str, place: str | None = None) -> None:
     """A digest, where there is one, has its form."""
     if row.md5sum and not _MD5.fullmatch(row.md5sum):
         fail(place, f"{path}.md5sum", f"is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits")
+
+
+def check_finite(value: Any, path: str, place: str | None = None) -> None:
+    """Refuse infinity and NaN: JSON has no numbers for them, and what is written with them others cannot read."""
+    found = _find_infinite(value)
+    if found is not None:
+        at, number = found
+        fail(place, (path + at).lstrip("."), f"is {number}, a number that JSON does not have; give another, or null")
+
+
+def _find_infinite(value: Any) -> tuple[str, float] | None:
+    """(where within the value, which) of the first float that is not finite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ("", value)
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = ((f".{name}", part) for name, part in value.items() if isinstance(part, (float, dict, list)))
+    elif isinstance(value, list):
+        parts = ((f"[{k}]", part) for k, part in enumerate(value) if isinstance(part, (float, dict, list)))
+    for name, part in parts:
+        if (found := _find_infinite(part)) is not None:
+            return name + found[0], found[1]
+    return None
+
+
+def check_total(nsamples: Iterable[int], place: str | None = None) -> None:
+    """A dataset has no more samples than can be counted."""
+    total = sum(nsamples)
+    if total > MAX_COUNT:
+        fail(place, "shardlist", f"promises {total} samples in all, more than can be counted")
 
 
 def fail(place: str | None, path: str, what: str) -> NoReturn:

@@ -24,7 +24,7 @@ import msgspec
 
 from wids.errors import NotAllowedError, SpecError
 from wids.index import checks, urls
-from wids.index.shardlist import KNOWN_KEYS, MAX_COUNT, Row, Shard, ShardList
+from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,8 +129,7 @@ def parse_index(
     _Reader(shards, load, allow_local=allow_local).read(raw, place, base)
     if not shards.urls:
         checks.fail(place, "shardlist", "lists no shards")
-    if sum(shards.nsamples) > MAX_COUNT:
-        checks.fail(place, "shardlist", f"promises {sum(shards.nsamples)} samples in all, more than can be counted")
+    checks.check_total(shards.nsamples, place)
     return shards
 
 
