@@ -135,3 +135,10 @@ def test_what_is_no_object_is_wrong_usage(given, words, tmp_path, monkeypatch):
         assert (code, out) == (2, "")
         assert words in " ".join(err.replace("│", " ").split())
         assert "secret" not in err
+
+
+def test_an_option_that_the_file_system_does_not_know(url):
+    """It is named, and where it comes from."""
+    code, out, err = run("cat", url, 0, "txt", "--storage-options", '{"client_kwargs": {"colour": 1}}')
+    assert (code, out) == (1, "")
+    assert "unexpected keyword argument 'colour'; check the URL's scheme and storage_options" in err

@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 
 import fsspec
@@ -457,3 +459,24 @@ def test_s3(tmp_path, monkeypatch):
             write(place.url, texts(1), storage_options=place.options)
         with pytest.raises(WidsError, match=r"nowhere/t-000.tar.*: cannot be written"):
             write(place.nowhere, texts(1), storage_options=place.options)
+
+
+def write_one_and_vanish():
+    """A process that is gone before it could clean up."""
+    writer = wids.ShardWriter("memory://vanished/a-%06d.tar")
+    writer.write({"__key__": "a", ".txt": "a"})
+    assert [name for name in os.listdir() if name.startswith("wids-writer")]
+    os._exit(0)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
+    """Its shard under way lay in the temporary directory."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    env = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.getcwd()}
+    program = "from tests.test_writer import write_one_and_vanish; write_one_and_vanish()"
+    subprocess.run([sys.executable, "-c", program], cwd=scratch, env=env, check=True, timeout=60)
+    assert any(path.name.startswith("wids-writer") for path in scratch.iterdir())
+    program = "import wids; wids.ShardWriter('memory://other/a-%06d.tar').discard()"
+    subprocess.run([sys.executable, "-c", program], cwd=scratch, env=env, check=True, timeout=60)
+    assert not list(scratch.iterdir())

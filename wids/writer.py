@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
+from wids.cache import scratch
 from wids.cache.shardfile import ShardFile
 from wids.cache.target import Target, local_path, sweep
 from wids.encoders import encode_field
@@ -146,7 +146,8 @@ class ShardWriter:
         self._name, self._info = self._pattern.name if name is None else name, info
         self._target = Target(storage_options)
         self._keys: set[str] = set()
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._place: str | None = None  # where shards are written before they go away
+        self._at_end = contextlib.ExitStack()
         self.index = self._pattern.index_url
         self.shards: list[dict[str, Any]] = []
         self.nsamples = 0
@@ -154,7 +155,7 @@ class ShardWriter:
         self._target.check_free(self._pattern, overwrite=overwrite)
         sweep(self._pattern)
         if not urls.is_local(self.index):
-            self._directory = tempfile.TemporaryDirectory(prefix="wids-writer-")
+            self._place = self._at_end.enter_context(scratch.directory("writer"))
         self._is_closed = False
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -248,9 +249,7 @@ class ShardWriter:
         if self._shard is not None:
             self._shard.discard()
             self._shard = None
-        if self._directory is not None:
-            with contextlib.suppress(OSError):
-                self._directory.cleanup()
+        self._at_end.close()
 
     def _is_full(self, members: list[tuple[bytes, bytes]]) -> bool:
         """Whether the shard under way has no room for a sample."""
@@ -264,8 +263,7 @@ class ShardWriter:
 
     def _begin(self) -> ShardFile:
         url = self._pattern.url(len(self.shards))
-        place = None if self._directory is None else self._directory.name
-        path = local_path(url) if place is None else os.path.join(place, urls.basename_of(url))
+        path = local_path(url) if self._place is None else os.path.join(self._place, urls.basename_of(url))
         return ShardFile(path, url=url, has_md5=self._has_md5)
 
     def __enter__(self) -> Self:

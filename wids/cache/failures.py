@@ -118,7 +118,7 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
         return FetchError(f"{url}: {cause}. Reading this scheme needs {package}: pip install {package}", url=url)
     if reason := _reason_of_no_connection(error):
         return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
         return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
     return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
 
