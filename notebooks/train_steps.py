@@ -220,13 +220,14 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
+        place = train.sampler.state_dict(consumed=consumed)  # small, and the same on all ranks
         log_samples(args, step, indices)
 
         is_last, is_told = step == args.steps, False
         if is_last or step % args.log_every == 0:
             mean, is_told = agree(losses, stop)
             speed = len(losses) * args.batch_size / (time.monotonic() - since)
-            passes = step * args.batch_size / len(train.dataset)
+            passes = place["position"] / len(train.dataset)
             words = f"step {step:,}: loss {mean:.3f}, {passes:.2f} passes, {speed:,.0f} samples/s"
             say(args, words, step=step, loss=mean)
             losses, since = [], time.monotonic()
@@ -235,7 +236,7 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
             words = f"step {step:,}: test accuracy {right / count:.2%}, {right:,} of {count:,}"
             say(args, words, step=step, right=right, count=count)
         if is_last or is_told or step % args.checkpoint_every == 0:
-            save(args, step, model, optimizer, train.sampler.state_dict(consumed=consumed))
+            save(args, step, model, optimizer, place)
         if is_told:
             say(args, f"told to stop: ended after step {step:,}", stopped=step)
             return
@@ -282,7 +283,7 @@ def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.d
 
 
 def save(args: argparse.Namespace, step: int, model: Any, optimizer: Any, place: dict[str, Any]) -> None:
-    """Write the checkpoint; the place in the data is the same on all ranks, so rank 0's will do."""
+    """Write the checkpoint, whose place in the data is the same on all ranks, from rank 0."""
     if args.checkpoint and dist.get_rank() == 0:
         saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         part = f"{args.checkpoint}.part"
