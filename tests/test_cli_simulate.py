@@ -107,6 +107,8 @@ def test_fixed_numbers_of_batches_and_passes():
     assert found["samples"]["read"] == 7 * 3 * 2 * 32
     again = values_of(*SMALL, "--world-size", "7", "--repeat", "3")
     assert again["samples"] == {"samples": 1200, "read": 3605, "left_out": 0, "repeated": 2405}
+    said = run(*SMALL, "--world-size", "7", "--repeat", "3").stdout
+    assert "3,605 (each 3 to 4 times)" in said
 
 
 def test_a_page_that_needs_nothing_else(tmp_path):

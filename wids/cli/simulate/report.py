@@ -116,7 +116,7 @@ def _lines(job: Job, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[
     )
     lines = [
         ("batches of a rank", equal),
-        ("samples read", f"{counts['read']:,} (left out {counts['left_out']:,}, repeated {counts['repeated']:,})"),
+        ("samples read", f"{counts['read']:,} ({_how_often(job, counts)})"),
         (
             "shards split",
             f"{splits['by_ranks']:,} read by several ranks, {splits['by_nodes']:,} by several nodes",
@@ -158,6 +158,14 @@ def _lines(job: Job, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[
         )
     )
     return lines
+
+
+def _how_often(job: Job, counts: dict[str, int]) -> str:
+    """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
+    least, more = divmod(counts["read"], max(counts["samples"], 1))
+    if least and (job.passes > 1 or job.nbatches is not None):
+        return f"each {least:,} to {least + 1:,} times" if more else f"each {least:,} times"
+    return f"left out {counts['left_out']:,}, repeated {counts['repeated']:,}"
 
 
 def _notes(job: Job, found: Outcome, *, needed: int) -> list[str]:
