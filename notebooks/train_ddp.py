@@ -2,7 +2,7 @@ r"""DDP training of a torchvision ResNet on shards: resnet50 on GPUs, resnet18 o
 
     torchrun --nproc-per-node=2 notebooks/train_ddp.py
     torchrun --nproc-per-node=8 notebooks/train_ddp.py --train URL/train.json --test URL/val.json --classes 1000 \
-        --size 224 --epochs 90 --batch-size 256 --cache-dir /nvme/cache --cache-size 500e9 --checkpoint imagenet.pt
+        --size 224 --epochs 90 --batch-size 256 --workers 12 --cache-dir /nvme/cache --checkpoint imagenet.pt
 
 Without --train it serves scikit-learn's digits on loopback and trains on those (half a minute on two CPU cores).
 Samples are taken from .jpg and .cls. With --checkpoint, a run that was ended goes on where it was, on any number of
@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=32, metavar="PX", help="side of the images")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
-    parser.add_argument("--workers", type=int, default=1, help="DataLoader workers of each rank")
+    parser.add_argument("--workers", type=int, default=0, help="DataLoader workers of each rank; 4 to 16 for photos")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache-dir", metavar="DIR", help="on a fast local disk (default: a temporary directory)")
@@ -126,6 +126,9 @@ def make_loader(url: str, args: argparse.Namespace, cache_dir: str, *, is_traini
         sampler=sampler,
         drop_last=is_training,  # batch normalization cannot learn from a last batch of one
         num_workers=args.workers,
+        multiprocessing_context="forkserver"
+        if args.workers
+        else None,  # a fork beside gloo's or NCCL's threads may hang
         pin_memory=HAS_GPU,
         persistent_workers=args.workers > 0,
     )

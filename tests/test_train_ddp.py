@@ -10,7 +10,7 @@ import pytest
 from tests.launch import environment, run_all, torchrun
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "notebooks" / "train_ddp.py")
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 200
 SAMPLES = 1347
 
 
@@ -51,19 +51,19 @@ def test_digits_are_learned_by_two_ranks(run):
 @pytest.mark.timeout(4 * LIMIT_SECONDS)
 def test_resumed_on_another_number_of_ranks(run, tmp_path):
     """Three ranks go on where two were ended, with the very samples that two would have had next."""
-    options = ("--epochs", 1, "--seed", 5, "--size", 16)  # less to compute
-    run(2, *options, "--batch-size", 12, "--log-samples", tmp_path / "whole")
+    options = ("--epochs", 1, "--seed", 5, "--size", 16)  # less to compute and to exchange
+    run(2, *options, "--batch-size", 48, "--log-samples", tmp_path / "whole")
     halves = (*options, "--checkpoint", tmp_path / "run.pt")
-    first = run(2, *halves, "--batch-size", 12, "--steps", 20, "--log-samples", tmp_path / "first")
-    assert "ended after 20 steps" in first
-    second = run(3, *halves, "--batch-size", 8, "--log-samples", tmp_path / "second")
+    first = run(2, *halves, "--batch-size", 48, "--steps", 5, "--log-samples", tmp_path / "first")
+    assert "ended after 5 steps" in first
+    second = run(3, *halves, "--batch-size", 32, "--log-samples", tmp_path / "second")
     assert "goes on after 480 samples" in second
 
     whole = order_of(tmp_path / "whole", 2)
-    assert len(set(whole)) == len(whole) > SAMPLES - 2 * 12  # less than a batch of each rank is left out
+    assert len(set(whole)) == len(whole) > SAMPLES - 2 * 48  # less than a batch of each rank is left out
     pieces = order_of(tmp_path / "first", 2) + order_of(tmp_path / "second", 3)
     common = min(len(whole), len(pieces))
-    assert common > SAMPLES - 3 * 12
+    assert common > SAMPLES - 3 * 48
     assert pieces[:common] == whole[:common]
     # What is there to be resumed says that the epoch is over.
     assert "epoch 0" not in run(1, *halves)

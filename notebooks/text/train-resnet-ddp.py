@@ -18,6 +18,7 @@ size = 32  # pixels; 224 for ImageNet
 world_size = 2  # processes
 batch_size = 20  # of each
 epochs = 4
+workers = 0  # of each rank's DataLoader; 4 to 16 for photographs
 cache_dir = None  # on a fast local disk; None: a temporary directory
 cache_size = 50_000_000_000  # bytes
 
@@ -95,17 +96,17 @@ def make_loaders(rank, world_size):
             train,
             batch_size=batch_size,
             sampler=wids.DistributedChunkedSampler(train, chunksize=1000, **ranks),
-            num_workers=1,
+            num_workers=workers,
             pin_memory=has_gpu,
-            persistent_workers=True,
+            persistent_workers=workers > 0,
         ),
         DataLoader(
             test,
             batch_size=batch_size,
             sampler=wids.DistributedChunkedSampler(test, shuffle=False, tail="mask", **ranks),
-            num_workers=1,
+            num_workers=workers,
             pin_memory=has_gpu,
-            persistent_workers=True,
+            persistent_workers=workers > 0,
         ),
     )
 
