@@ -6,7 +6,7 @@
 # node that is left. Over both runs every sample of that epoch is read exactly once, in the very order of a run that was
 # never ended.
 #
-# Takes about 40 s on two CPU cores, most of it Ray's start. For your own data set `train_url`, `test_url` and
+# Takes about a minute on two CPU cores, most of it Ray's start. For your own data set `train_url`, `test_url` and
 # `make_sample`; for a cluster of your own `ray_address`, `storage_path`, `cache_dir` and the numbers of workers.
 
 # %% tags=["parameters"]
@@ -33,9 +33,11 @@ place = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")  # short: names o
 os.environ["RAY_TMPDIR"] = place.name
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as Ray will do by itself, and warns of
-# A small machine: one thread for each worker, looked at five times a second, and no process that waits for preemptions.
+# A small machine: one thread for each worker, a look at them five times a second, time to start if others use it too,
+# and no process that waits for preemptions.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "200"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 
 import bucket
@@ -86,7 +88,7 @@ print(f"{len(node_names)} nodes")
 #
 # It is a plain PyTorch loop. The sampler finds rank and world size in the process group that Ray Train sets up, and
 # `prepare_data_loader` leaves it alone. A checkpoint holds the model, the optimizer and `sampler.state_dict(consumed=...)`,
-# which is the same on all ranks.
+# which is the same on all ranks; `consumed` is what the loop has received, for on a GPU that loader is a batch ahead of it.
 #
 # Only to have something to show at the end, the ranks also tell each other the `__index__`es of each batch, and which
 # shards were fetched.
@@ -192,10 +194,10 @@ def everybody(indices):
 def evaluate(model, loader):
     """Part of the test samples that is told rightly, each counted once."""
     model.eval()
-    counts = torch.zeros(2, dtype=torch.int64)
+    counts = torch.zeros(2, dtype=torch.int64, device=ray.train.torch.get_device())
     for images, labels, _, valid in loader:
         right = model(images).argmax(1) == labels
-        counts += torch.stack([(right & valid).sum(), valid.sum()]).cpu()
+        counts += torch.stack([(right & valid).sum(), valid.sum()])
     model.train()
     distributed.all_reduce(counts)
     return (counts[0] / counts[1]).item()
