@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from wids.errors import WidsError
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _POLL_SECONDS, _END_SECONDS, _CONNECT_SECONDS = 0.5, 10.0, 10.0
+_GRPC_PORT = 443  # where a client goes that is told no other
+_ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
 
 
 class Engine(Protocol):
@@ -205,18 +208,26 @@ def _check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
         WidsError: nobody does.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
-    if not (host and port.isdecimal()):  # auto, local, and whatever else Ray knows by itself
+    place = address.removeprefix("ray://")
+    try:
+        found = urlsplit(f"//{place}")
+        host, port = found.hostname, found.port
+    except ValueError as error:
+        raise WidsError(f"{address!r} is no address of a Ray cluster ({error}); {_ADDRESSES}") from error
+    if place != address and port is None:
+        port = _GRPC_PORT
+    elif port is None and (place in ("", "auto", "local") or "://" in place):  # Ray knows these by itself
         return
-    host = host.strip("[]")
+    if not host or port is None:
+        raise WidsError(f"{address!r} is no address of a Ray cluster; {_ADDRESSES}")
     try:
         try:
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
         except OSError:
             if host not in ("localhost", "127.0.0.1", "::1"):
                 raise
-            socket.create_connection((own_host(), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as error:
+            socket.create_connection((own_host(), port), timeout=_CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
         raise WidsError(f"no Ray cluster at {address} ({error}); check the address, and that its head runs") from error
 
 

@@ -165,7 +165,7 @@ class Journal:
 
     def _read(self, lines: Iterable[bytes]) -> None:
         for text in lines:
-            with contextlib.suppress(ValueError):  # also what msgspec raises
+            with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
                 line = msgspec.convert(json.loads(text), _Line)
                 place = line.url if "://" in line.url else os.path.join(self._home, line.url)
                 known = {name: getattr(line, name) for name in _Line.__struct_fields__}

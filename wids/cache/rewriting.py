@@ -41,6 +41,13 @@ class Merged(msgspec.Struct, kw_only=True):
     repeated: int = 0
 
 
+class _Base(msgspec.Struct):
+    """What an index says its relative URLs are relative to."""
+
+    base: str | None = None
+    base_path: str | None = None
+
+
 def read_index(place: str) -> dict[str, Any]:
     """An index as it is written, its shard list checked.
 
@@ -85,7 +92,8 @@ def update_index(
     output = check_output(place)
     index = read_index(output)
     home = os.path.dirname(output)
-    base = index.get("base") or index.get("base_path")
+    said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
+    base = said.base or said.base_path
     root = urls.join(home, base) if base else home
     old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)

@@ -39,22 +39,32 @@ def directory(purpose: str) -> Iterator[str]:
         with forks.held:  # tempfile looks for it once, under a lock
             root = tempfile.gettempdir()
         sweep(root)
-        mark, fd = files.make_part(os.path.join(root, f"wids-{purpose}"))
+        path, mark, fd = _make(os.path.join(root, f"wids-{purpose}"))
     except OSError as error:
         raise CacheError(
             f"no temporary directory can be made ({error}); set $TMPDIR to a place that has room"
         ) from error
-    path = mark.removesuffix(_SUFFIX)
+    owner = os.getpid()
     try:
-        try:
-            os.mkdir(path, 0o700)
-        except OSError as error:
-            raise CacheError(f"{path}: cannot be made ({error}); set $TMPDIR to a place that has room") from error
         yield path
     finally:
-        _remove(path, mark)
-        locks.unmark(fd)  # closing is not enough where a forked process has a copy
+        if os.getpid() == owner:  # a forked process that leaves the block has a copy of what is not its own
+            _remove(path, mark)
+            locks.unmark(fd)  # closing is not enough where a forked process has a copy
         os.close(fd)
+
+
+def _make(prefix: str) -> tuple[str, str, int]:
+    """(directory, its mark, the mark's descriptor, locked)."""
+    mark, fd = files.make_part(prefix)
+    path = mark.removesuffix(_SUFFIX)
+    with files.closing_on_error(fd):
+        try:
+            os.mkdir(path, 0o700)
+        except OSError:  # if somebody saw the mark and took the name, what is there is not ours to remove
+            os.unlink(mark)
+            raise
+    return path, mark, fd
 
 
 def sweep(root: str) -> None:

@@ -8,6 +8,7 @@ remote one is put anew every few seconds: what a killed run had finished since i
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,8 @@ class Journal:
         self.before: dict[int, Done] = {}
         self._lines: list[bytes] = []
         for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError):  # also the header
-                done = msgspec.json.decode(line, type=Done)
+            with contextlib.suppress(ValueError, RecursionError):  # also the header, and what a disk made of a line
+                done = msgspec.convert(json.loads(line), Done)
                 self.before[done.k] = done
                 self._lines.append(line)
         self._put_at = time.monotonic()
@@ -72,7 +73,8 @@ class Journal:
         Raises:
             WidsError: that cannot be written down.
         """
-        line = msgspec.json.encode(done)
+        # Not by msgspec: a shard's name may hold bytes that are not UTF-8.
+        line = json.dumps(msgspec.to_builtins(done)).encode()
         self._lines.append(line)
         if self._file is not None:
             self._write(self._file, line)

@@ -7,6 +7,7 @@ whatever the comparison is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FORM = re.compile(r"([^:=!~<>]+)(?::([^=!~<>]+))?(?:(==?|!=|~|!~|<=|>=|<|>)(.*))?", re.DOTALL)
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_POSITION = re.compile(r"[0-9]{1,18}")
 _KEY = "key"
 _TELL_EACH = 256
 
@@ -85,7 +87,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.names:
             if isinstance(value, dict) and name in value:
                 value = value[name]
-            elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            elif isinstance(value, list) and _POSITION.fullmatch(name) and int(name) < len(value):
                 value = value[int(name)]
             else:
                 return None
@@ -102,6 +104,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _number(text: str) -> float | None:
+    """The number that a text is: a whole one exactly, for as floats two long ids would be the same."""
+    if "_" in text:  # Python's own way of writing them
+        return None
+    with contextlib.suppress(ValueError):
+        return int(text)
     try:
         number = float(text)
     except ValueError:
@@ -134,7 +141,7 @@ def parse_condition(text: str) -> Condition:
     if comparison in ("~", "!~"):
         try:
             re.compile(value)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise SampleError(f"--where {text!r}: {value!r} is no regular expression ({error})") from None
     return condition
 

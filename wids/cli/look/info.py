@@ -98,6 +98,8 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
     shards = listed.shards
     for k in range(len(shards)):
         name = shards.dataset_of(k)
+        if not (name is None or isinstance(name, str)):  # a shard's own, which nobody checked
+            name = json.dumps(name)
         part = parts.get(name)
         if part is None:
             described = shards.describe(k)
