@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wids
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 100
 PROGRAMS = Path(__file__).parent / "programs"
 
 

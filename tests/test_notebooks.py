@@ -1,6 +1,7 @@
 """The notebooks run as they stand, and are what their paired text says; the programs beside them do what they say."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -27,17 +28,17 @@ def words(case):
 
 
 @pytest.fixture
-def here(tmp_path):
-    """What a notebook's processes see: its own temporary directory, and the commands of this environment first."""
-    place = tmp_path / "t"  # short: sockets of worker processes lie in it
-    place.mkdir()
-    commands = Path(sys.executable).parent
-    return environment(
-        PATH=f"{commands}:{environment()['PATH']}",
-        TMPDIR=str(place),
-        IPYTHONDIR=str(tmp_path / "ipython"),
-        JUPYTER_RUNTIME_DIR=str(place),
-    )
+def here():
+    """What a notebook's processes see: their own temporary directory, and the commands of this environment first."""
+    # Short: sockets lie deep in it, and their names have 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="nb-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        yield environment(
+            PATH=f"{Path(sys.executable).parent}:{environment()['PATH']}",
+            TMPDIR=place,
+            RAY_TMPDIR=place,
+            IPYTHONDIR=f"{place}/ipython",
+            JUPYTER_RUNTIME_DIR=place,
+        )
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)
