@@ -16,6 +16,7 @@ TEXTS = sorted(path.stem for path in (HERE / "text").glob("*.py"))
 LIMIT_SECONDS = 240
 # Notebook -> the parameters that it runs with; those without a row run as they stand.
 RUNS = {
+    "train-resnet-ddp": [{}, {"world_size": 3, "epochs": 1}],
     "equal-batches": [{}, {"world_size": 5, "batch_size": 10, "workers": 3, "passes": 4}],
 }
 CASES = [(name, parameters) for name in NOTEBOOKS for parameters in RUNS.get(name, [{}])]
