@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 
+import numpy as np
 import pytest
 
 from tests.children import call_in_child
@@ -17,6 +18,9 @@ from wids.cache.rewriting import update_index
 from wids.cli import app
 from wids.errors import CacheError, SampleError, SpecError, WidsError
 from wids.packing.where import parse_condition
+from wids.simulate.job import Job, read_epochs
+from wids.simulate.node import Node
+from wids.simulate.run import Simulation
 from wids.writer import ShardWriter
 
 
@@ -188,3 +192,30 @@ def test_ray_addresses_that_ray_knows(address, monkeypatch):
     """Whatever Ray itself finds, or explains, is left to it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     engines._check_reachable(address, lambda: "127.0.0.1")
+
+
+def test_simulating_hundreds_who_wait_for_room_looks_once_for_all_of_them(monkeypatch):
+    """A small job through a far too small cache is figured out, not gone through for each who waits at each moment."""
+    looks = 0
+    evict = Node._evict
+
+    def counted(node, *args, **options):
+        nonlocal looks
+        looks += 1
+        return evict(node, *args, **options)
+
+    monkeypatch.setattr(Node, "_evict", counted)
+    lengths = np.full(100, 20)
+    job = Job(
+        lengths=lengths,
+        sizes=lengths * 0 + 1_000_000,
+        rooms=lengths * 0 + 1_010_000,
+        world=32,
+        batch_size=4,
+        workers=8,
+        lanes=5,
+        cache_size=10_000_000,
+    )
+    found = Simulation(job, read_epochs(job, job.courses())).run()
+    assert found.stopped_at is None
+    assert looks < 20 * found.total("shards")

@@ -94,8 +94,22 @@ class Fleet:
             return
         if self._waits is not None:
             self._read_on(number, *self._waits)
+        # Looking in vain changes nothing, and who needs as much finds no room either. There may be hundreds, and each
+        # would go through all that is there and planned.
+        least: dict[bool, int] = {}
         for _ in range(len(node.wanting)):
-            self._demand(number, *node.wanting.popleft())
+            waiting = rank, shard, since = node.wanting.popleft()
+            is_new = self._now < since + pace.GRACE_SECONDS
+            is_alike = is_new and self._waits is None  # only the very same then: it depends on whose lease is met
+            if node.is_refused(shard, least.get(is_new), is_alike=is_alike):
+                node.wanting.append(waiting)
+                continue
+            before = len(node.coming), node.evicted
+            self._demand(number, rank, shard, since)
+            if (len(node.coming), node.evicted) != before:
+                least.clear()
+            elif shard not in node.coming and shard not in node.there:
+                least[is_new] = min(node.room(shard), least.get(is_new, node.room(shard)))
 
     def _read_on(self, number: int, step: int, due: float) -> None:
         """A step waits: loaders read what they have drawn, as far as they can, and plans count that they do."""

@@ -161,6 +161,17 @@ class Node:
         self.force(shard)
         return True, False
 
+    def room(self, shard: int) -> int:
+        """Bytes that a shard takes."""
+        return self._rooms[shard]
+
+    def is_refused(self, shard: int, least: int | None, *, is_alike: bool) -> bool:
+        """Whether a shard that is to come finds no room, as ``least`` bytes found none; ``is_alike``: just as many."""
+        if least is None or shard in self.coming or shard in self.there or self.limit is None:
+            return False
+        room = self._rooms[shard]
+        return (room == least if is_alike else room >= least) and room <= self.limit
+
     def force(self, shard: int) -> None:
         """Let a shard come."""
         self.used += self._rooms[shard]
