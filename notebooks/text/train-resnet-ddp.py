@@ -26,6 +26,7 @@ cache_size = 50_000_000_000  # bytes
 import os
 import time
 
+import bucket
 import matplotlib.pyplot as plt
 import pandas as pd
 import ray
@@ -37,7 +38,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-import bucket
 import wids
 
 digits = None
@@ -268,7 +268,8 @@ reads = pd.DataFrame(
 )
 table = pd.crosstab(reads["rank"], reads["shard"])
 bottom = 0
-for rank, color in zip(table.index, plt.cm.cividis([k / max(1, world_size - 1) for k in range(world_size)]), strict=True):
+for rank in table.index:
+    color = plt.cm.cividis(rank / max(1, world_size - 1))
     right.bar(table.columns, table.loc[rank], bottom=bottom, color=color, edgecolor="white", label=f"rank {rank}")
     bottom = bottom + table.loc[rank]
 right.set(xlabel="shard", ylabel="samples", title="Who read which shard in epoch 0", xticks=table.columns)
@@ -277,8 +278,8 @@ fig.tight_layout()
 plt.show()
 
 # %%
-for epoch, rows in history.groupby("epoch"):
-    assert rows.steps.nunique() == 1, "the ranks had unequally many steps"
+for _, rows in history.groupby("epoch"):
+    assert rows.steps.min() == rows.steps.max(), "the ranks had unequally many steps"
     read = [index for indices in rows.indices for index in indices]
     assert set(read) == set(range(len(dataset))), "a sample was not read"
     assert len(read) - len(dataset) < world_size, "more was repeated than it takes to make the ranks equal"
