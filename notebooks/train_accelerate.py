@@ -80,7 +80,7 @@ def train(args: argparse.Namespace) -> None:
     model = make_model(args.classes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model, optimizer = accelerator.prepare(model, optimizer)  # not the loaders
-    read, accuracy = [], 0.0
+    read, accuracy, loss = [], 0.0, None
     for epoch in range(args.epochs):
         loader.set_epoch(epoch)  # the loader's: it names the epoch to the sampler whenever it is iterated
         model.train()
@@ -97,6 +97,8 @@ def train(args: argparse.Namespace) -> None:
     if args.report and accelerator.is_main_process:
         with open(args.report, "w") as file:
             json.dump({"accuracy": accuracy, "read": of_ranks}, file)
+    # Left to the interpreter's end, a model of several ranks now and then aborts its process: it holds gloo's threads.
+    model, optimizer, loss = accelerator.free_memory(model, optimizer, loss)
     accelerator.end_training()
 
 
