@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
@@ -51,6 +52,8 @@ def main() -> None:
             args.train, args.test = serve_digits()
         run(args, device, args.cache_dir or f"{place}/cache")
         dist.barrier()  # the rank that serves leaves last
+    # The model is gone now, which holds the process group: left to the end of Python, gloo's threads may abort it.
+    gc.collect()
     dist.destroy_process_group()
 
 

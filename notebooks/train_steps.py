@@ -17,6 +17,7 @@ goes on with the sample that comes next. SIGTERM or Ctrl-C has a checkpoint writ
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing.forkserver
 import os
@@ -95,6 +96,8 @@ def main() -> None:
         args.train, args.test, args.cache_dir = serve_digits(local_rank)
     run(args, device, stop)
     dist.barrier()  # the rank that serves leaves last
+    # The model is gone now, which holds the process group: left to the end of Python, gloo's threads may abort it.
+    gc.collect()
     dist.destroy_process_group()
 
 
