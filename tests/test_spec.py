@@ -435,6 +435,11 @@ def test_missing_version():
     assert "is missing" in refuse(raw, "wids_version")
 
 
+def test_names_that_are_not_unicode():
+    """Half of a surrogate pair, which JSON can spell, is refused where names are looked at."""
+    assert "not Unicode" in refuse({**index(), "\ud800": 1}, "")
+
+
 def test_options_nested_too_deeply():
     """What a caller puts in is bounded like what is read."""
     deep = {}

@@ -45,6 +45,12 @@ def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = No
         raise SpecError(f"{where(place)}{name or 'the index'}: {what}", path=name, url=place) from error
     except RecursionError as error:
         raise SpecError(f"{where(place)}{path or 'the index'} is nested too deeply", path=path, url=place) from error
+    except UnicodeEncodeError as error:  # half of a pair, which JSON can spell: "\ud800"
+        raise SpecError(
+            f"{where(place)}{path or 'the index'} has text that is not Unicode ({error.object!r:.60}); spell it whole",
+            path=path,
+            url=place,
+        ) from error
 
 
 def check_md5(row: Row, path: str, place: str | None = None) -> None:
