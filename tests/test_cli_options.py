@@ -142,3 +142,10 @@ def test_an_option_that_the_file_system_does_not_know(url):
     code, out, err = run("cat", url, 0, "txt", "--storage-options", '{"client_kwargs": {"colour": 1}}')
     assert (code, out) == (1, "")
     assert "unexpected keyword argument 'colour'; check the URL's scheme and storage_options" in err
+
+
+def test_a_pipe_sees_no_progress_whatever_the_environment_says(tmp_path):
+    """Notebooks and CI set $FORCE_COLOR, which does not make a terminal of a pipe."""
+    write_tar(tmp_path / "a.tar", [("one.txt", b"one")])
+    code, _, err = run("index", "create", tmp_path / "a.tar", "-o", tmp_path / "i.json", FORCE_COLOR="1")
+    assert (code, err) == (0, "")

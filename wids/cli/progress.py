@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    if not (is_shown and console.is_terminal):
+    # rich takes $FORCE_COLOR, which notebooks and CI set, for a terminal.
+    if not (is_shown and console.is_terminal and sys.stderr.isatty()):
         yield Bar()
         return
     from rich.progress import (
