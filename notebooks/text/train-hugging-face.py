@@ -14,7 +14,7 @@ test_url = None
 cache_dir = None  # None: a temporary one
 classes = 10
 world_size = 2
-epochs = 8
+epochs = 12
 batch_size = 32
 
 # %%
