@@ -14,17 +14,21 @@ import atexit
 import io
 import itertools
 import os
+import re
 import signal
 import tempfile
-from typing import TYPE_CHECKING
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import wids
-from wids.cli.demo.server import ShardServer
+from wids.cli.demo import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy as np
+    from typing_extensions import Self
 
 DIGIT_CLASSES = tuple("0123456789")
 PHOTO_CLASSES = ("china", "flower")
@@ -32,14 +36,75 @@ SIDE_PX = 32  # of a digit; scikit-learn's have 8
 PATCH_PX = 80
 
 
-class Bucket:
-    """A directory that is served; attributes: ``directory``, ``url``, ``train`` and ``test`` (URLs of indexes)."""
+class _Handler(server._Handler):  # noqa: SLF001 - of the same repository, and there is no other way to add ranges
+    """Also gives byte ranges, and sends tars late, if it is told to."""
 
-    def __init__(self, directory: str | None = None) -> None:
+    disable_nagle_algorithm = True  # or small answers wait 40 ms for the acknowledgement of their headers
+
+    def __init__(self, *args: Any, latency: float, rate: float, has_ranges: bool, **options: Any) -> None:
+        self._latency, self._rate, self._has_ranges = latency, rate, has_ranges
+        super().__init__(*args, **options)
+
+    def send_head(self) -> Any:
+        path = self.translate_path(self.path)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not (self._has_ranges and asked and os.path.isfile(path)):
+            return super().send_head()
+        with open(path, "rb") as file:
+            body = file.read()
+        start, end = int(asked[1]), min(int(asked[2] or len(body)) + 1, len(body))
+        if start >= len(body):
+            self.send_error(416)
+            return None
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(body)}")
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Last-Modified", self.date_time_string(os.path.getmtime(path)))
+        self.end_headers()
+        return io.BytesIO(body[start:end])
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        if self.path.endswith(".tar"):
+            size = source.seek(0, os.SEEK_END)
+            source.seek(0)
+            time.sleep(self._latency + size / self._rate)
+        super().copyfile(source, outputfile)
+
+
+class _Server(server.ShardServer):
+    """A server of this module's handlers."""
+
+    def __init__(self, directory: str, **options: Any) -> None:
+        super().__init__(directory)
+        self._options = options
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._server.RequestHandlerClass = partial(_Handler, directory=self._directory, **self._options)
+        return self
+
+
+class Bucket:
+    """A directory that is served; attributes: ``directory``, ``url``, ``train`` and ``test`` (URLs of indexes).
+
+    Args:
+        directory: what to serve; a temporary one by default.
+        latency: seconds before the first byte of a shard. rate: bytes per second of each response after that.
+        has_ranges: whether byte ranges are given; without them, each fetch of a shard is one request.
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        *,
+        latency: float = 0,
+        rate: float = float("inf"),
+        has_ranges: bool = False,
+    ) -> None:
         if directory is None:
             directory = temporary("bucket")
         self.directory = directory
-        self._server = ShardServer(directory)
+        self._server = _Server(directory, latency=latency, rate=rate, has_ranges=has_ranges)
         atexit.register(self._server.__exit__, None, None, None)
         self._server.__enter__()
         self.url = self._server.url
@@ -64,7 +129,7 @@ def temporary(name: str) -> str:
     return directory.name
 
 
-def digits(directory: str | None = None, *, samples: int = 150) -> Bucket:
+def digits(directory: str | None = None, *, samples: int = 150, **serving: Any) -> Bucket:
     """scikit-learn's 1,797 handwritten digits (UCI, 43 writers), every fourth of them in the test set.
 
     A sample has ``.jpg`` (32 x 32 pixels, grey) and ``.cls``.
@@ -72,11 +137,12 @@ def digits(directory: str | None = None, *, samples: int = 150) -> Bucket:
     Args:
         directory: where to put the shards; a temporary one by default.
         samples: in a shard.
+        serving: of the `Bucket`: latency, rate, has_ranges.
     """
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    bucket = Bucket(directory)
+    bucket = Bucket(directory, **serving)
     numbered = list(enumerate(zip(data.images, data.target, strict=True)))
     for split, taken in (("train", [n % 4 != 0 for n, _ in numbered]), ("test", [n % 4 == 0 for n, _ in numbered])):
         _write(
@@ -89,7 +155,7 @@ def digits(directory: str | None = None, *, samples: int = 150) -> Bucket:
     return bucket
 
 
-def photos(directory: str | None = None, *, samples: int = 16) -> Bucket:
+def photos(directory: str | None = None, *, samples: int = 16, step: int = PATCH_PX, **serving: Any) -> Bucket:
     """Patches of scikit-learn's two sample photographs, a temple and a flower; every fourth in the test set.
 
     A sample has ``.jpg`` (80 x 80 pixels, RGB) and ``.cls``.
@@ -97,22 +163,24 @@ def photos(directory: str | None = None, *, samples: int = 16) -> Bucket:
     Args:
         directory: where to put the shards; a temporary one by default.
         samples: in a shard.
+        step: pixels from one patch to the next; with fewer than a patch has, they overlap, and there are more.
+        serving: of the `Bucket`: latency, rate, has_ranges.
     """
     from sklearn.datasets import load_sample_images
 
     pictures = load_sample_images().images
-    bucket = Bucket(directory)
-    patches = [patch for label, picture in enumerate(pictures) for patch in _patches(picture, label)]
+    bucket = Bucket(directory, **serving)
+    patches = [patch for label, picture in enumerate(pictures) for patch in _patches(picture, label, step)]
     for split, is_test in (("train", False), ("test", True)):
         taken = (patch for n, patch in enumerate(patches) if (n % 4 == 0) == is_test)
         _write(bucket, split, taken, samples=samples, classes=PHOTO_CLASSES)
     return bucket
 
 
-def _patches(picture: np.ndarray, label: int) -> Iterator[tuple[str, np.ndarray, int]]:
+def _patches(picture: np.ndarray, label: int, step: int) -> Iterator[tuple[str, np.ndarray, int]]:
     height, width = picture.shape[:2]
-    for y in range(0, height - PATCH_PX + 1, PATCH_PX):
-        for x in range(0, width - PATCH_PX + 1, PATCH_PX):
+    for y in range(0, height - PATCH_PX + 1, step):
+        for x in range(0, width - PATCH_PX + 1, step):
             yield f"{PHOTO_CLASSES[label]}-{y:03d}-{x:03d}", picture[y : y + PATCH_PX, x : x + PATCH_PX], label
 
 
