@@ -78,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if (args.train is None) != (args.test is None):
         parser.error("--train and --test go together")
+    if args.steps is not None and args.steps < 1:
+        parser.error("--steps has to be at least 1")
     return args
 
 
@@ -142,19 +144,21 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
     torch.manual_seed(args.seed)
     train = make_loader(args.train, args, cache_dir, is_training=True)
     test = make_loader(args.test, args, cache_dir, is_training=False)
+    if not len(train):
+        raise SystemExit(f"{len(train.dataset):,} samples are not a batch of {args.batch_size} for each rank")
     network = torchvision.models.resnet50 if HAS_GPU else torchvision.models.resnet18
     model = DistributedDataParallel(network(num_classes=args.classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
     global_batch = args.batch_size * dist.get_world_size()
 
     first, taken, steps = 0, 0, 0  # epoch, samples of it that all ranks have had, steps of this run
-    if args.checkpoint and os.path.exists(args.checkpoint):
-        saved = torch.load(args.checkpoint, map_location=device)
+    if saved := load(args):
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         train.sampler.load_state_dict(saved["sampler"])
         first, taken = saved["epoch"], saved["taken"]
         say(f"epoch {first}: goes on after {taken:,} samples")
+        del saved
 
     for epoch in range(first, args.epochs):
         train.sampler.set_epoch(epoch)
@@ -188,7 +192,8 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
         say(
             f"epoch {epoch}: loss {losses / max(step, 1):.3f}, "
             f"training accuracy {hits / max(step, 1) / args.batch_size:.1%}, "
-            f"test accuracy {right / count:.2%} of {count:,}, {time.monotonic() - start:.1f} s, {len(train)} steps"
+            f"test accuracy {right / max(count, 1):.2%} of {count:,}, "
+            f"{time.monotonic() - start:.1f} s, {len(train)} steps"
         )
 
 
@@ -199,7 +204,9 @@ def warm_and_cool(progress: float) -> float:
 
 @torch.no_grad()
 def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.device) -> tuple[int, int]:
-    """(samples told rightly, samples) of all ranks; each sample once."""
+    """(samples told rightly, samples) of all ranks: each sample once, by the model of rank 0, which is saved."""
+    for buffer in model.buffers():  # statistics of batch norm, which each rank has of its own batches
+        dist.broadcast(buffer, 0)
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels, valid, _ in loader:
@@ -217,6 +224,15 @@ def save(args: argparse.Namespace, model: Any, optimizer: Any, position: dict[st
         part = f"{args.checkpoint}.part"
         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), **position}, part)
         os.replace(part, args.checkpoint)  # whole, or the one before
+
+
+def load(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The checkpoint that rank 0 finds, if any: others may have another disk, or look when it has written the next."""
+    found: list[Any] = [None]
+    if args.checkpoint and dist.get_rank() == 0 and os.path.exists(args.checkpoint):
+        found = [torch.load(args.checkpoint, map_location="cpu")]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def log_samples(args: argparse.Namespace, epoch: int, indices: torch.Tensor) -> None:

@@ -209,8 +209,7 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
     model = DistributedDataParallel(make_model(args).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
     done = 0
-    if args.resume and os.path.exists(args.checkpoint):
-        done = load(args, model, optimizer, train.sampler, device)
+    if args.resume and (done := load(args, model, optimizer, train.sampler)):
         say(args, f"goes on after step {done:,}", resumed=done)
     torch.manual_seed(args.seed + done * dist.get_world_size() + dist.get_rank())  # crops differ between ranks
     losses, since = [], time.monotonic()
@@ -236,7 +235,7 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
             losses, since = [], time.monotonic()
         if is_last or step % args.test_every == 0:
             right, count = evaluate(model, test, device)
-            words = f"step {step:,}: test accuracy {right / count:.2%}, {right:,} of {count:,}"
+            words = f"step {step:,}: test accuracy {right / max(count, 1):.2%}, {right:,} of {count:,}"
             say(args, words, step=step, right=right, count=count)
         if is_last or is_told or step % args.checkpoint_every == 0:
             save(args, step, model, optimizer, place)
@@ -256,7 +255,7 @@ def batches(loader: DataLoader) -> Iterator[tuple[int, torch.Tensor, torch.Tenso
 
 def rate(args: argparse.Namespace, step: int) -> float:
     """The learning rate of a step, of its maximum: up, level, and down at the end, wherever that is put."""
-    return min(1.0, step / args.warmup, (args.steps - step + 1) / args.cooldown)
+    return min(1.0, step / max(args.warmup, 1), (args.steps - step + 1) / max(args.cooldown, 1))
 
 
 def agree(losses: list[torch.Tensor], stop: Stop) -> tuple[float, bool]:
@@ -294,9 +293,15 @@ def save(args: argparse.Namespace, step: int, model: Any, optimizer: Any, place:
         os.replace(part, args.checkpoint)  # whole, or the one before
 
 
-def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any, device: torch.device) -> int:
-    """Take everything over from the checkpoint, and return the steps done."""
-    saved = torch.load(args.checkpoint, map_location=device)
+def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any) -> int:
+    """Take everything over from the checkpoint that rank 0 finds (others may have another disk): the steps done."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0 and os.path.exists(args.checkpoint):
+        found = [torch.load(args.checkpoint, map_location="cpu")]
+    dist.broadcast_object_list(found)
+    saved = found[0]
+    if saved is None:
+        return 0
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     sampler.load_state_dict(saved["sampler"])

@@ -187,3 +187,13 @@ def test_ends_when_told(place, tmp_path):
     assert code == 0, said
     assert "told to stop" in said
     assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_neither_warmup_nor_cooldown(place, tmp_path):
+    """Both may be 0: the learning rate is level then, and not a division by zero."""
+    losses = tmp_path / "losses"
+    run(place, 1, *SMALL, "--steps", 2, "--warmup", 0, "--cooldown", 0, "--log-losses", losses)
+    assert lines(losses)[-1]["step"] == 2
+    train_steps, _ = program()
+    arguments = train_steps.argparse.Namespace(warmup=0, cooldown=0, steps=2)
+    assert [train_steps.rate(arguments, step) for step in (1, 2)] == [1, 1]

@@ -73,3 +73,17 @@ def test_a_train_index_needs_a_test_index(tmp_path):
     """Half of the data's place is refused with a sentence."""
     run_all([[sys.executable, PROGRAM, "--train", "x.json"]], env=environment(), output=tmp_path / "out.txt", code=2)
     assert "--train and --test go together" in (tmp_path / "out.txt").read_text()
+
+
+def test_fewer_samples_than_a_batch_are_refused(tmp_path):
+    """An epoch without a step would learn nothing, and say nothing of it."""
+    command = [sys.executable, PROGRAM, "--batch-size", str(SAMPLES + 1)]
+    run_all([command], env=environment(TMPDIR=str(tmp_path)), output=tmp_path / "out.txt", code=1)
+    assert f"{SAMPLES:,} samples are not a batch" in (tmp_path / "out.txt").read_text()
+    assert not list(tmp_path.glob("wids-*"))
+
+
+def test_zero_steps_are_refused(tmp_path):
+    """Nothing would count down to 0, and the run would not end."""
+    run_all([[sys.executable, PROGRAM, "--steps", "0"]], env=environment(), output=tmp_path / "out.txt", code=2)
+    assert "--steps has to be at least 1" in (tmp_path / "out.txt").read_text()
