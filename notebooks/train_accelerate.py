@@ -44,7 +44,11 @@ def make_loader(
     """A sampler, and a loader that gives the rank's batches on its device."""
     dataset = wids.ShardListDataset(url, cache_dir=args.cache_dir).add_transform(make_sample)
     sampler = wids.DistributedChunkedSampler(dataset, **order)  # rank and world are the process group's
-    loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers)
+    # A fork beside gloo's or NCCL's threads may hang.
+    context = "forkserver" if args.workers else None
+    loader = DataLoader(
+        dataset, args.batch_size, sampler=sampler, num_workers=args.workers, multiprocessing_context=context
+    )
     # Not accelerator.prepare(loader): it would share out once more what the sampler has shared out.
     return sampler, prepare_data_loader(
         loader, device=accelerator.device, put_on_device=True, num_processes=1, process_index=0
@@ -67,13 +71,13 @@ def train(args: argparse.Namespace) -> None:
     """Train; the main process prints a line for each epoch, and may write what each rank has read."""
     accelerator = accelerate.Accelerator(cpu=not torch.cuda.is_available())
     if args.train is None:
-        urls = [None, None]
+        served = [None, None, None]
         if accelerator.is_main_process:
             import bucket
 
-            served = bucket.digits()
-            urls = [served.train, served.test]
-        args.train, args.test = broadcast_object_list(urls)
+            digits = bucket.digits()
+            served = [digits.train, digits.test, args.cache_dir or bucket.temporary("cache")]
+        args.train, args.test, args.cache_dir = broadcast_object_list(served)
     accelerate.utils.set_seed(0)
     _, loader = make_loader(args.train, args, accelerator)
     _, test_loader = make_loader(args.test, args, accelerator, shuffle=False, tail="mask")
