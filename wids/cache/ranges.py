@@ -141,7 +141,7 @@ class ShardBytes:
         if self._fd >= 0:
             return self._read_file(offset, offset + size)
         end = min(offset + size, self.size)
-        step = max(self._gap_bytes(), -(-size // remote.CONNECTIONS))
+        step = remote.connections().range_bytes(urls.host_of(self.url), size)
         pieces = [(lo, min(lo + step, end)) for lo in range(offset, end, step)]
         done = self._get({piece: [piece] for piece in pieces})
         return b"".join(done[piece] for piece in pieces)
