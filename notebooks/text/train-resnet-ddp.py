@@ -211,6 +211,8 @@ def run_rank(rank, world_size, store_address):
         train_loader.sampler.set_epoch(epoch)
         loss, accuracy, indices = train_epoch(model, train_loader, optimizer, schedule, device)
         seconds = time.monotonic() - start
+        for statistics in model.module.buffers():  # each rank has its own of batch normalization; test one model
+            dist.broadcast(statistics, src=0)
         counts = count_right(model.module, test_loader, device).to(device)
         dist.all_reduce(counts)
         right, tested = counts.tolist()
