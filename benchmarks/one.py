@@ -56,7 +56,7 @@ def write_shard(path: str, samples: int, size: int) -> None:
 def publish(path: str) -> None:
     """Save the member table of a shard beside it."""
     fd, facts = files.open_file(path)
-    files.save_table(path, files.scan_table(fd, path, facts))
+    files.save_table(f"{path}.widx", files.scan_table(fd, path, facts))
     os.close(fd)
 
 

@@ -2,7 +2,8 @@
 
 import os
 
-from wids.cache import files, inventory
+from wids.cache import files
+from wids.cache.directory import CacheDirectory, directory_of
 
 
 def put_file(directory, name, data=b""):
@@ -15,29 +16,72 @@ def put_file(directory, name, data=b""):
 
 def put_shard(directory, name, size=10, *, table_size=0, used=1_000_000, is_kept=False):
     """A shard as the cache has it, last used at ``used`` seconds since 1970; returns its path."""
+    home = CacheDirectory(str(directory))
+    home.make()
     path = put_file(directory, name, bytes(size))
-    put_file(directory, f"{name}.lock")
-    table = put_file(directory, f"{name}.widx", bytes(table_size))
+    table = put_file(directory, home.table(name), bytes(table_size))
     if is_kept:
-        put_file(directory, f"{name}.keep")
+        put_file(directory, home.keep_mark(name))
     for file in (path, table):
         os.utime(file, (used, used))
     return path
 
 
+def staging_of(path):
+    """What the path of a part file of a download to ``path`` begins with."""
+    home, name = directory_of(str(path))
+    home.make()
+    return home.staging(name)
+
+
 def put_garbage(path, size=0):
     """The part file of a download to ``path`` that was killed; returns its path."""
-    part, fd = files.make_part(path)
+    part, fd = files.make_part(staging_of(path))
     os.truncate(fd, size)
     os.close(fd)
     return part
 
 
+def table_of(path):
+    """The path of the member table of a cached shard."""
+    home, name = directory_of(str(path))
+    return home.table(name)
+
+
+def keep_mark_of(path):
+    """The path of the mark that a cached shard is not to be evicted."""
+    home, name = directory_of(str(path))
+    return home.keep_mark(name)
+
+
+def put_table(path, size=0):
+    """A member table of a cached shard, which may not be there; returns its path."""
+    home, name = directory_of(str(path))
+    home.make()
+    return put_file(home.tables, os.path.basename(home.table(name)), bytes(size))
+
+
 def names_in(directory):
     """The names of the shards in a cache directory, in order."""
-    return sorted(entry.name for entry in inventory.take(str(directory)).entries)
+    return sorted(entry.name for entry in CacheDirectory(str(directory)).inventory().entries)
 
 
 def files_in(directory):
-    """All that is in a cache directory but locks and the bell, in order."""
-    return sorted(name for name in os.listdir(directory) if not name.endswith(".lock") and name != ".room.bell")
+    """The files in a cache directory, in order; those of the cache's own by their paths in ``.wids``.
+
+    What is there at any time is left out: lock files, the log of changes, the request to release shards.
+    """
+    home = CacheDirectory(str(directory))
+    always = {home.space_lock, home.release_request, home.changes}
+    found = [
+        os.path.join(folder, name)
+        for folder in (home.path, home.own, home.tables)
+        if os.path.isdir(folder)
+        for name in os.listdir(folder)
+        if name != "tables"
+    ]
+    return sorted(
+        os.path.relpath(path, home.path)
+        for path in found
+        if path not in {home.own, *always} and not path.endswith(".lock")
+    )

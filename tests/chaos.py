@@ -15,6 +15,7 @@ import os
 import random
 import re
 import signal
+import stat
 import threading
 import time
 import traceback
@@ -24,14 +25,15 @@ from multiprocessing import resource_tracker
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
+from tests.cache_dirs import keep_mark_of, table_of
 from tests.cache_shards import md5, pack
 from tests.children import child, receive
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache import fetch, inventory, plans, remote, room, system
+from wids.cache import fetch, plans, remote, space, system
+from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
 from wids.cache.store import Store
 from wids.errors import WidsError
 from wids.index import spec
-from wids.index import table as tables
 
 ROWS = 6
 # Samples are of about this size, shards of seven times that.
@@ -105,7 +107,7 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     os.fsync = lambda fd: None
     fetch.WAIT_MAX_SECONDS = 0.0
     worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
-    remote.READ_SECONDS, room.WAIT_SECONDS = read_seconds, wait_seconds
+    remote.READ_SECONDS, space.WAIT_SECONDS = read_seconds, wait_seconds
     remote._LEAST_RANGE_BYTES = remote._FIRST_RANGE_BYTES = SIZE * 2
 
 
@@ -122,13 +124,16 @@ def lose_locks(code):
 
 
 def list_files(directory):
-    """Name -> (inode, size) of each file."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as items:
-        for item in items:
-            with contextlib.suppress(FileNotFoundError):
-                status = item.stat(follow_symlinks=False)
-                found[item.name] = status.st_ino, status.st_size
+    """Path -> (inode, size) of each file in a cache directory but the small ones that no limit counts."""
+    home, found = CacheDirectory(directory), {}
+    for folder in (home.path, home.own, home.tables):
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
+            for item in items:
+                with contextlib.suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    is_small = item.path in (home.changes, home.space_lock) or item.name.endswith(LOCK_SUFFIX)
+                    if stat.S_ISREG(status.st_mode) and not is_small:
+                        found[item.path] = status.st_ino, status.st_size
     return found
 
 
@@ -140,7 +145,7 @@ def used_bytes(directory):
     first, second = list_files(directory), list_files(directory)
     common = [name for name, (inode, _) in first.items() if name in second and second[name][0] == inode]
     sizes = {name: min(first[name][1], second[name][1]) for name in common}
-    planned = sum(size for name, size in sizes.items() if inventory.PLAN_SUFFIX in name)
+    planned = sum(size for name, size in sizes.items() if PLAN_SUFFIX in name)
     return sum(sizes.values()) - planned, planned
 
 
@@ -155,9 +160,10 @@ def check_directory(directory, versions=(1,)):
 
 
 def left_behind(directory):
-    """Names of files that belong to processes: part files, plans, tables without a shard."""
-    found = inventory.take(directory)
-    return sorted([*found.parts, *found.plans, *found.orphans])
+    """Names of files that belong to processes: part files, plans, locks of downloads, tables without a shard."""
+    found = CacheDirectory(directory).inventory()
+    transients = found.transients
+    return sorted([*transients.parts, *transients.plans, *transients.locks, *found.orphans])
 
 
 # --- processes
@@ -282,14 +288,14 @@ def live_to_call(count, directory, limit, old, new):
     store.fetch_ahead(shard_of(new[0]), after=time.time(), is_cancelled=lambda: False)
     plan.write({name: when + 1 for name, when in later.items()})
     store.open(shard_of({**new[0], "filesize": None})).close()
-    with open(store.place(new[0]["url"])[0] + tables.SUFFIX, "r+b") as file:
+    with open(table_of(store.place(new[0]["url"])[0]), "r+b") as file:
         file.write(b"damaged")
     store.open(shard_of(new[0])).close()  # proved by its md5
     Store(cache_dir=directory, cache_size=limit, keep=True).open(shard_of(new[1])).close()
     plan.close()
-    os.unlink(store.place(new[1]["url"])[0] + inventory.KEEP_SUFFIX)
+    os.unlink(keep_mark_of(store.place(new[1]["url"])[0]))
     store.open(shard_of(old[1])).close()
-    room.evict_from([room.Room(directory, limit=None)], limit=limit // 2, most=100)
+    space.evict_from([space.Space(directory, limit=None)], limit=limit // 2, most=100)
     return len(calls)
 
 
@@ -383,7 +389,7 @@ def train_forever(job, begun=lambda: None):
 
 
 def read_at_random(job, seconds):
-    """Read samples in a random order for so long, a few of them known beforehand and fetched ahead.
+    """Read samples in a random order for so long, and until one was right; a few of them are fetched ahead.
 
     Returns:
         (how many were right, type of error -> words).
@@ -393,7 +399,7 @@ def read_at_random(job, seconds):
     dataset = job.dataset()
     end = time.monotonic() + seconds
     right, errors = 0, {}
-    while time.monotonic() < end:
+    while time.monotonic() < end or not right:
         with dataset.prefetch(choose.choices(range(len(dataset)), k=choose.randrange(1, 20))) as indices:
             for index in indices:
                 try:
@@ -401,7 +407,7 @@ def read_at_random(job, seconds):
                     right += 1
                 except WidsError as error:
                     errors.setdefault(type(error).__name__, str(error))
-                if time.monotonic() > end:
+                if time.monotonic() > end and right:
                     break
         if choose.random() < 0.3:
             dataset.close()

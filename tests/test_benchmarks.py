@@ -141,6 +141,16 @@ def test_ranges_are_measured():
     assert "too small" in done.stdout
 
 
+def test_a_crowded_cache_is_told():
+    """`crowd.py --quick` downloads beside few and many shards."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "crowd.py"), "--quick"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1,000" in done.stdout
+    assert "too small" in done.stdout
+
+
 def test_one_sample_is_told():
     """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
     done = subprocess.run(

@@ -19,8 +19,9 @@ from tests.cache_shards import described
 from tests.children import PATIENCE_SECONDS, call_in_child, child, receive, stop_here
 from tests.range_faults import unsized
 from tests.servers import whole, whole_unannounced
-from wids.cache import fetch, files, inventory, prefetch, room, system
-from wids.cache.room import Room
+from wids.cache import fetch, files, prefetch, space, system
+from wids.cache.directory import CacheDirectory
+from wids.cache.space import Space
 from wids.cache.store import Store
 from wids.cache.transfer import Transfer
 from wids.errors import CacheFull, SizeMismatchError, WidsError
@@ -144,14 +145,14 @@ def test_what_is_never_read_is_not_fetched(server, tmp_path, form):
 
 def test_nothing_goes_for_what_can_never_fit(tmp_path, monkeypatch):
     """A server that announces more than the disk has does not cost all that is in the cache."""
-    monkeypatch.setattr(room, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(room, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(space, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(space, "_GRACE_SECONDS", 0.0)
     for name in "abc":
         put_shard(tmp_path, f"{name}.tar", 1000)
     _, fd = files.make_part(str(tmp_path / "new.tar"))
     try:
         with pytest.raises(CacheFull):
-            Room(str(tmp_path), limit=None).reserve([(fd, 1 << 60)], url="http://x/new.tar")
+            Space(str(tmp_path), limit=None).reserve([(fd, 1 << 60)], url="http://x/new.tar")
     finally:
         os.close(fd)
     assert names_in(tmp_path) == ["a.tar", "b.tar", "c.tar"]
@@ -164,7 +165,7 @@ def test_nothing_goes_ahead_for_what_does_not_fit(tmp_path):
     _, fd = files.make_part(str(tmp_path / "new.tar"))
     try:
         with pytest.raises(CacheFull):
-            Room(str(tmp_path), limit=4000).reserve([(fd, 5000)], url="http://x/new.tar", after=time.time())
+            Space(str(tmp_path), limit=4000).reserve([(fd, 5000)], url="http://x/new.tar", after=time.time())
     finally:
         os.close(fd)
     assert names_in(tmp_path) == ["a.tar", "b.tar", "c.tar"]
@@ -175,7 +176,7 @@ def test_keep_holds_for_what_came_ahead(server, tmp_path):
     url, data = server.add("/a.tar", shards.shard("a")), shards.shard("a")
     opener = Store(cache_dir=str(tmp_path / "cache"), keep=True)
     assert opener.fetch_ahead(described(url, data), after=time.time(), is_cancelled=lambda: False)
-    assert [entry.is_kept for entry in inventory.take(str(tmp_path / "cache")).entries] == [True]
+    assert [entry.is_kept for entry in CacheDirectory(str(tmp_path / "cache")).inventory().entries] == [True]
 
 
 # --- transfers
@@ -287,13 +288,14 @@ def test_one_directory_by_two_names_is_cleaned(tmp_path):
 
 def ring(directory):
     """Ring the bell."""
-    Room(directory, limit=None).ring()
+    Space(directory, limit=None).request_release()
     return True
 
 
 def test_a_bell_that_is_no_file(tmp_path):
     """A FIFO in the bell's place stops nobody."""
-    os.mkfifo(tmp_path / ".room.bell")
+    CacheDirectory(str(tmp_path)).make()
+    os.mkfifo(CacheDirectory(str(tmp_path)).release_request)
     with child(answer_ring, str(tmp_path)) as (_, connection):
         assert connection.poll(3)
 
@@ -314,7 +316,7 @@ def test_a_process_that_ends_leaves_no_download(server, tmp_path, method):
     process.start()
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == 0
-    assert not [name for name in files_in(tmp_path / "cache") if name.endswith((".part", ".wids-plan"))]
+    assert not [name for name in files_in(tmp_path / "cache") if name.endswith((".part", ".plan"))]
 
 
 _held = []
@@ -326,7 +328,7 @@ def begin_and_end(index, cache_dir):
     drawn = iter(wids.ChunkedSampler(dataset, shuffle=False))
     next(drawn)
     _held.append(drawn)
-    wait_until(lambda: os.path.isdir(cache_dir) and any(n.endswith(".part") for n in os.listdir(cache_dir)))
+    wait_until(lambda: os.path.isdir(cache_dir) and any(n.endswith(".part") for n in files_in(cache_dir)))
 
 
 # --- what datasets cost

@@ -18,6 +18,7 @@ import time
 import pytest
 
 from tests import chaos
+from tests.cache_dirs import files_in, staging_of
 from tests.cache_shards import files_open_in, write
 from tests.chaos import (
     ROWS,
@@ -48,7 +49,7 @@ from tests.servers import (
     whole,
     zipped,
 )
-from wids.cache import files, room, system, transfer
+from wids.cache import files, space, system, transfer
 from wids.cache.store import Store
 from wids.errors import CacheError, CacheFull
 
@@ -81,7 +82,7 @@ def choose(request):
 @pytest.fixture
 def no_patience(monkeypatch):
     """In this process: who finds no room gives up soon, and the disk is not waited for."""
-    monkeypatch.setattr(room, "WAIT_SECONDS", 2.0)
+    monkeypatch.setattr(space, "WAIT_SECONDS", 2.0)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -105,8 +106,8 @@ def prepared(server, cache, no_patience, no_waits):
     store = Store(cache_dir=cache)
     for entry in entries(server, range(2)):
         store.open(shard_of(entry)).close()
-    for name in ("x.tar.1-01234567.part", ".7-01234567.wids-plan", "gone.tar.widx", "gone.tar.lock"):
-        write(os.path.join(cache, name), b"left behind")
+    for name in ("x.tar.1-01234567.part", "7-01234567.plan", "tables/gone.tar.widx", "gone.tar.lock"):
+        write(os.path.join(cache, ".wids", name), b"left behind")
     serve(server, range(4), 2)
     return entries(server, range(2), 2), entries(server, range(2, 4), 2)
 
@@ -226,14 +227,14 @@ def fill_and_free(directory, shards, limit):
     for number in (4, 5, 6):  # room is made for these by evicting
         with contextlib.closing(store.open(shard_of(shards[number]))) as reader:
             check_shard(reader, number)
-    for name in os.listdir(directory):
+    for name in files_in(directory):
         if name.endswith((".tar", ".widx")):
             os.unlink(os.path.join(directory, name))
     free_bytes, _ = system.free_bytes(directory)
     write(f"{filler}-2", bytes(free_bytes - ONE // 2))
     with pytest.raises(CacheFull) as caught:
         store.open(shard_of(shards[7]))
-    found = sorted(name for name in os.listdir(directory) if not name.endswith((".lock", ".bell")))
+    found = files_in(directory)
     os.unlink(filler)
     with contextlib.closing(store.open(shard_of(shards[7]))) as reader:
         check_shard(reader, 7)
@@ -268,7 +269,7 @@ def fill_while_fetching(directory, shards):
     with pytest.raises(CacheError) as caught:
         store.open(shard_of(shards[0]))
     transfer.Transfer._learn = learn
-    found = sorted(name for name in os.listdir(directory) if not name.endswith((".lock", ".bell")))
+    found = files_in(directory)
     os.unlink(filler)
     with contextlib.closing(store.open(shard_of(shards[0]))) as reader:
         check_shard(reader, 0)
@@ -412,8 +413,10 @@ def test_a_directory_that_is_wiped(server, cache, choose, rounds, limit):
         with contextlib.ExitStack() as stack:
             jobs = [Job(shards=shards, directory=cache, limit=limit, seed=3 * number + k) for k in range(3)]
             running = [stack.enter_context(program(chaos.read_at_random, job, 1.5)) for job in jobs]
-            while not all(each.connection.poll(choose.random() * 0.05) for each in running):
+            most_seconds = 0.05
+            while not all(each.connection.poll(choose.random() * most_seconds) for each in running):
                 shutil.rmtree(cache, ignore_errors=True)
+                most_seconds *= 1.01  # a slow machine has time for a download at last
             for each in running:
                 right, errors = each.answer(time.monotonic() + PATIENCE_SECONDS)
                 assert right > 0
@@ -526,10 +529,10 @@ def test_a_reader_that_waits_for_room_keeps_no_shard(server, cache):
 
 def reserve_what_is_promised(directory):
     """Promise bytes of a small disk to two downloads that have written nothing yet; gives the error."""
-    place = room.Room(directory, limit=None)
+    place = space.Space(directory, limit=None)
     with (
-        files.part_file(os.path.join(directory, "a")) as (_, a),
-        files.part_file(os.path.join(directory, "b")) as (_, b),
+        files.part_file(staging_of(os.path.join(directory, "a"))) as (_, a),
+        files.part_file(staging_of(os.path.join(directory, "b"))) as (_, b),
     ):
         place.reserve([(a, 1000)], url="a")
         place.reserve([(a, 200_000)], url="a")

@@ -18,6 +18,7 @@ import pytest
 from filelock import FileLock
 
 import wids
+from tests.cache_dirs import files_in, keep_mark_of, put_file, put_shard, put_table, staging_of, table_of
 from tests.shards import serve, write_index, write_shard
 from wids.cache import cleanup, files, locks, plans
 from wids.cache.survey import survey_shard
@@ -30,27 +31,20 @@ def fill(directory, names, *, size=10):
     """Shards as a cache has them, of ``size`` bytes, each newer than the one before; returns their paths."""
     paths = []
     for number, name in enumerate(names):
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(size))
-        (directory / f"{name}.lock").touch()
-        (directory / f"{name}.widx").touch()
-        date(path, 1_000_000 + number)
-        paths.append(str(path))
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        paths.append(put_shard(directory, name, size, used=1_000_000 + number))
     return paths
 
 
 def date(path, seconds):
     """Let a shard have been used last at this time."""
-    for name in (path, f"{path}.widx"):
-        os.utime(name, (seconds, seconds))
+    for file in (path, table_of(path)):
+        os.utime(file, (seconds, seconds))
 
 
 def left(directory):
-    """The shards, and whatever else is in a directory but locks, tables and the cleaner's own files."""
-    return sorted(
-        name for name in os.listdir(directory) if not name.startswith(".") and not name.endswith((".lock", ".widx"))
-    )
+    """As `files_in`, without member tables."""
+    return [name for name in files_in(directory) if not name.endswith(".widx")]
 
 
 # --- keep_most_recent_files
@@ -90,22 +84,22 @@ def test_the_oldest_go_until_the_rest_fits(tmp_path):
 def test_use_counts_and_not_age(tmp_path):
     """A shard that was fetched first and used last stays."""
     paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
-    os.utime(paths[0] + ".widx", (3_000_000, 3_000_000))
+    os.utime(table_of(paths[0]), (3_000_000, 3_000_000))
     assert cleanup.keep_most_recent_files(tmp_path, maxfiles=1) == paths[1:]
 
 
 def test_what_no_cache_put_there_stays(tmp_path):
     """Whatever the pattern: a user's tars, tables, directories, links, locks; a shard takes its table along."""
     paths = fill(tmp_path, ["a.tar", "b.tar"])
-    (tmp_path / "a.tar.widx").write_bytes(bytes(10))
+    put_table(paths[0], 10)
     date(paths[0], 1_000_000)
-    mine = {"mine.tar", "mine.tar.widx", "notes.part", "x.lock", "locked.tar"}
-    for name in (*mine, "locked.tar.lock"):
+    mine = {"mine.tar", "mine.tar.widx", "notes.part", "x.lock", "locked.tar", "locked.tar.lock", "a.tar.keep"}
+    for name in mine:
         (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "sub.tar").mkdir()
     (tmp_path / "link.tar").symlink_to(tmp_path / "mine.tar")
     assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=29) == paths[:1]
-    assert not (tmp_path / "a.tar.widx").exists()
+    assert not os.path.exists(table_of(paths[0]))
     assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=0) == paths[1:]
     assert mine < set(os.listdir(tmp_path))
     assert (tmp_path / "link.tar").read_bytes() == b"mine"
@@ -114,7 +108,7 @@ def test_what_no_cache_put_there_stays(tmp_path):
 def test_what_is_open_kept_or_coming_stays(tmp_path):
     """A leased shard stays, one that is marked too; one that a live job is coming to goes last."""
     paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar", "d.tar"])
-    (tmp_path / "b.tar.keep").touch()
+    put_file(tmp_path, keep_mark_of(paths[1]))
     plan = plans.Plan(str(tmp_path))
     plan.write({"c.tar": time.time() + 5})
     with open(paths[0], "rb") as reader:
@@ -123,19 +117,19 @@ def test_what_is_open_kept_or_coming_stays(tmp_path):
         assert cleanup.keep_most_recent_files(tmp_path, maxfiles=0) == paths[2:3]
     plan.close()
     assert cleanup.keep_most_recent_files(tmp_path, maxfiles=0) == paths[:1]
-    assert left(tmp_path) == ["b.tar", "b.tar.keep"]
+    assert left(tmp_path) == [".wids/tables/b.tar.keep", "b.tar"]
 
 
 def test_what_killed_processes_left_is_swept(tmp_path):
-    """Part files, plans without an owner, and tables without a shard go; those of live ones stay."""
+    """Part files, plans and lock files without an owner, and tables without a shard go; those of live ones stay."""
     [path] = fill(tmp_path, ["a.tar"])
-    for name in ("a.tar.1-0123abcd.part", ".7-0123abcd.wids-plan", "gone.tar.widx", "gone.tar.lock"):
-        (tmp_path / name).write_bytes(b"{}")
-    with files.part_file(path) as (part, _):
+    for name in ("a.tar.1-0123abcd.part", "7-0123abcd.plan", "gone.tar.lock", "tables/gone.tar.keep"):
+        put_file(tmp_path / ".wids", name, b"{}")
+    put_table(tmp_path / "gone.tar", 10)
+    with files.part_file(staging_of(path)) as (part, _):
         assert cleanup.keep_most_recent_files(tmp_path) == []
-        assert left(tmp_path) == ["a.tar", os.path.basename(part)]
-    assert not (tmp_path / "gone.tar.widx").exists()
-    assert not (tmp_path / ".7-0123abcd.wids-plan").exists()
+        assert files_in(tmp_path) == [os.path.relpath(part, tmp_path), ".wids/tables/a.tar.widx", "a.tar"]
+    assert not (tmp_path / ".wids" / "gone.tar.lock").exists()
 
 
 def test_debug_only_says_what_would_go(tmp_path, caplog):
@@ -205,7 +199,7 @@ def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, monkeypatch):
         dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)
         assert dataset[0][".cls"] == 0
         assert len(cleanup.keep_most_recent_files(tmp_path / "c", maxsize=0)) == 1
-        assert not list((tmp_path / "c").glob("*.widx"))
+        assert not list((tmp_path / "c").rglob("*.widx"))
         assert dataset[1][".cls"] == 1
         assert [dataset[i][".cls"] for i in (3, 0)] == [3, 0]
         assert server.gets.count("/s0.tar") == 2

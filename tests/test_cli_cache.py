@@ -18,7 +18,7 @@ import time
 import pytest
 import typer
 
-from tests.cache_dirs import files_in, names_in, put_file, put_garbage, put_shard
+from tests.cache_dirs import files_in, keep_mark_of, names_in, put_file, put_garbage, put_shard
 from tests.cache_shards import described, shard, texts, texts_of, write
 from tests.servers import Server, status, whole
 from wids.cache import locks, plans
@@ -271,7 +271,7 @@ def test_ls_as_json(full):
 
 def test_ls_tells_states(full):
     """Open, kept, needed by a live job; what was left behind, what is under way, what is of others."""
-    put_file(full, "b.tar.keep")
+    put_file(full, keep_mark_of(full / "b.tar"))
     put_garbage(str(full / "x.tar"), 5000)
     put_file(full, "notes.txt", bytes(300))
     with (
@@ -334,10 +334,22 @@ def test_a_directory_that_may_not_be_read(full):
         full.chmod(0o700)
 
 
+@contextlib.contextmanager
+def unwritable(cache):
+    """Let no file be made or deleted in a cache directory."""
+    folders = [cache, cache / ".wids", cache / ".wids" / "tables"]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+
+
 def test_a_directory_that_may_not_be_written(full):
     """It is listed without knowing what is open; nothing is cleaned or fetched there, and the reason is told."""
-    full.chmod(0o555)
-    try:
+    with unwritable(full):
         out = run_ok("cache", "ls", full, before=MORTAL)
         assert [line.split()[-1] for line in out.splitlines()[1:5]] == ["?"] * 4
         assert "?: whether a shard is open cannot be told" in out
@@ -345,8 +357,6 @@ def test_a_directory_that_may_not_be_written(full):
         below = full / "below"
         told = complaint(1, "cache", "warm", "http://127.0.0.1:1/a.tar", "--cache-dir", below, before=MORTAL)
         assert told.startswith(f"wids: {below}: cannot be made")
-    finally:
-        full.chmod(0o700)
     assert len(names_in(full)) == 4
 
 
@@ -430,7 +440,7 @@ def test_clean_of_a_directory_without_a_cache(cache):
 
 def test_clean_tells_why_something_stays(full):
     """What is open or kept stays, the exit code is 1, and the reasons are told."""
-    put_file(full, "b.tar.keep")
+    put_file(full, keep_mark_of(full / "b.tar"))
     with leased(full / "a.tar"):
         code, out, err = run("cache", "clean", full, "--all")
         assert (code, out.splitlines()[-1]) == (1, f"{full}: deleted 2 shards (2 kB); 2 shards (2 kB) stay")
@@ -450,7 +460,7 @@ def test_clean_tells_why_something_stays(full):
 
 def test_clean_unkeep(full):
     """--unkeep removes the marks, so that those shards may go too."""
-    put_file(full, "b.tar.keep")
+    put_file(full, keep_mark_of(full / "b.tar"))
     lines = run_ok("cache", "clean", full, "--all", "--unkeep").splitlines()
     assert lines[-2:] == ["1 shard no longer marked as kept", f"{full}: deleted 4 shards (4 kB); 0 shards (0 B) stay"]
     assert files_in(full) == []
@@ -688,7 +698,7 @@ def test_warm_that_is_ended(number, code, words, server, cache):
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out, err) == (code, "", words)
     (name,) = names_in(cache)
-    assert files_in(cache) == [name, f"{name}.widx"]
+    assert files_in(cache) == [f".wids/tables/{name}.widx", name]
 
 
 def test_warm_under_nohup(server, cache):
@@ -851,14 +861,10 @@ def test_daemon_with_a_pattern(full):
 
 def test_daemon_in_a_directory_that_may_not_be_written(full):
     """That is a warning in each round, not its end: the next round may do."""
-    full.chmod(0o555)
-    try:
-        with Daemon(full, "--max-files", 2, "--every", 0.1, before=MORTAL) as daemon:
-            for _ in range(2):
-                assert "is the directory writable?" in daemon.until("cleanup of")[-1]
-            assert daemon.end()[0] == 0
-    finally:
-        full.chmod(0o700)
+    with unwritable(full), Daemon(full, "--max-files", 2, "--every", 0.1, before=MORTAL) as daemon:
+        for _ in range(2):
+            assert "is the directory writable?" in daemon.until("cleanup of")[-1]
+        assert daemon.end()[0] == 0
     assert len(names_in(full)) == 4
 
 

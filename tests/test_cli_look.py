@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from tests.cache_dirs import files_in
 from tests.servers import Server
 from tests.shards import serve, write_index, write_json, write_shard, write_tar
 from wids.cache.store import Store
@@ -504,7 +505,7 @@ def test_tables_beside_remote_shards(tmp_path):
 
 def part_files(directory):
     """Downloads under way."""
-    return [name for name in os.listdir(directory) if name.endswith(".part")] if os.path.isdir(directory) else []
+    return [name for name in files_in(directory) if name.endswith(".part")]
 
 
 def test_a_fetch_is_shown_on_a_terminal(tmp_path, index):

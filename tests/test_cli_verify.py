@@ -197,7 +197,7 @@ def local(tmp_path):
 def save_table(path):
     """Put the right .widx beside a shard."""
     fd, facts = files.open_file(path)
-    files.save_table(path, files.scan_table(fd, path, facts))
+    files.save_table(f"{path}.widx", files.scan_table(fd, path, facts))
     os.close(fd)
 
 
@@ -228,7 +228,7 @@ def wrong_table(path):
     members = [(b"s0.png", 0, 512, 4), (b"t1.png", 1024, 1536, 4)]
     fd, facts = files.open_file(path)
     os.close(fd)
-    files.save_table(path, build_table(members, identity=facts, shard=path))
+    files.save_table(f"{path}.widx", build_table(members, identity=facts, shard=path))
 
 
 BESIDE = {

@@ -19,12 +19,13 @@ times = st.sampled_from([-math.inf, -1.0, 0.0, 1.0, 1.5, 2.0, math.inf])
 def entries(draw):
     """Up to six shards of different names."""
     names = draw(st.lists(st.sampled_from(NAMES), unique=True))
-    return [
+    found = [
         Entry(
             name=name, size_bytes=draw(st.integers(0, 3)), used_ns=draw(st.integers(0, 3)), is_kept=draw(st.booleans())
         )
         for name in names
     ]
+    return sorted(found, key=lambda entry: entry.used_ns)  # as those who ask have to
 
 
 uses_of_names = st.dictionaries(st.sampled_from([*NAMES, "not there.tar"]), times)

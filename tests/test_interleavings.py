@@ -14,12 +14,14 @@ import shutil
 import pytest
 
 from tests import cache_shards as shards
+from tests.cache_dirs import table_of
 from tests.cache_shards import described, files_open_in
 from tests.conftest import Events
 from tests.interleave import Actor, arrive, doomed, play, watch_calls
-from wids.cache import files, inventory
+from wids.cache import files
 from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.room import Room
+from wids.cache.directory import CacheDirectory
+from wids.cache.space import Space
 from wids.cache.store import Store
 
 ROWS = 3
@@ -63,10 +65,9 @@ class Place:
     def begin(self, template=None, *, actors=()):
         """The directory as it is at first, or as a crash left it; ``actors`` are who will act at the same time."""
         self.is_replaced = "update" in actors
-        os.makedirs(self.cache, exist_ok=True)
-        for name in os.listdir(self.cache):
-            os.unlink(os.path.join(self.cache, name))
-        shutil.copytree(template or self.template, self.cache, dirs_exist_ok=True)
+        if os.path.isdir(self.cache):
+            shutil.rmtree(self.cache)
+        shutil.copytree(template or self.template, self.cache)
         self.events.clear()
         self.over.clear()
 
@@ -142,25 +143,28 @@ class Place:
 
     def note_bound(self):
         """Note when the directory has more than its bound, where all who fetch have one."""
-        used = inventory.take(self.cache).used_bytes
+        used = CacheDirectory(self.cache).inventory().used_bytes
         if used > LIMIT:
             self.over.append(used)
 
     def check(self, *, has_crashed):
         """All that holds in the end."""
-        found = inventory.take(self.cache)
-        assert has_crashed or (found.parts, found.orphans, found.plans) == ([], [], [])
-        assert found.strangers == 0
+        assert has_crashed or self.left_behind() == []
+        assert CacheDirectory(self.cache).inventory().strangers == 0
         self.check_files(has_crashed=has_crashed)
-        Room(self.cache, limit=None).sweep()
-        found = inventory.take(self.cache)
-        assert (found.parts, found.orphans, found.plans) == ([], [], [])
+        Space(self.cache, limit=None).sweep()
+        assert self.left_behind() == []
         assert files_open_in(self.home) == []
         fresh = self.store()
         for letter, tags in VERSIONS.items():
             self.read(fresh, self.shard(letter), tags[-1])
         self.check_files(has_crashed=False)
         assert files_open_in(self.home) == []
+
+    def left_behind(self):
+        """Names of files that belong to processes that have ended."""
+        found = CacheDirectory(self.cache).inventory()
+        return [*found.transients.parts, *found.transients.plans, *found.transients.locks, *found.orphans]
 
     def check_files(self, *, has_crashed):
         """Each shard is whole, and has a table that says so; a crash may leave it with one that is of no use to it."""
@@ -172,7 +176,7 @@ class Place:
                 data = file.read()
                 assert data in [data_of(tag) for tag in tags]
                 facts = files.identify(file.fileno())
-                table = files.load_table(path, path, shard_bytes=len(data))
+                table = files.load_table(table_of(path), path, shard_bytes=len(data))
                 assert table is not None
                 is_tied = table.identity.is_same(facts)
                 assert is_tied or has_crashed

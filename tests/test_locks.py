@@ -2,10 +2,13 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.cache_dirs import put_file
 from tests.children import PATIENCE_SECONDS, call_in_child, child, kill, receive, stop_here
 from wids.cache import locks
 from wids.errors import CacheError
@@ -14,10 +17,12 @@ from wids.events import Waited
 
 def is_free(path):
     """Whether another process could take the lock right now."""
-    return call_in_child(_try_lock, path + locks.SUFFIX)
+    return call_in_child(_try_lock, path)
 
 
 def _try_lock(path):
+    if not os.path.exists(path):
+        return True
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,15 +48,121 @@ def test_a_lock_excludes_while_it_is_held(tmp_path):
     assert is_free(path)
 
 
-def test_the_lock_file_stays(tmp_path):
-    """The lock file is the same inode before, while and after it is held, so all who wait wait for one another."""
-    path = str(tmp_path / "a.tar")
+def test_lock_files_do_not_pile_up(tmp_path):
+    """The file is there only while the lock is held; one that is asked to stay is the same inode ever after."""
+    path, kept = str(tmp_path / "a.lock"), str(tmp_path / "kept")
+    with locks.hold(path), locks.hold(kept, is_kept=True):
+        inode = os.stat(kept).st_ino
+        assert sorted(os.listdir(tmp_path)) == ["a.lock", "kept"]
+    with locks.hold(kept, is_kept=True), locks.try_hold(path) as held:
+        assert held is not None
+        assert os.stat(kept).st_ino == inode
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def count_up(path, counter, rounds):
+    """Read a number from a file and write one more, many times, each time under the lock."""
+    for _ in range(rounds):
+        with locks.hold(path):
+            with open(counter) as file:
+                number = int(file.read())
+            with open(counter, "w") as file:
+                file.write(str(number + 1))
+    return True
+
+
+def test_a_lock_file_that_is_deleted_all_the_time_excludes_all_the_same(tmp_path):
+    """Four processes lose no count among 600, though each deletes the lock file whenever it is done."""
+    path, counter = str(tmp_path / "a.lock"), str(tmp_path / "counter")
+    put_file(tmp_path, "counter", b"0")
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: call_in_child(count_up, path, counter, 150), range(4)))
+    with open(counter) as file:
+        assert file.read() == "600"
+
+
+def test_a_stopped_process_stops_nobody(tmp_path, caplog):
+    """Its lock is taken away after a while, and the log names it; when it goes on, the next holder loses nothing."""
+    path = str(tmp_path / "a.lock")
+    with child(hold_until_told, path) as (process, connection):
+        assert receive(connection) == "here"
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            with locks.hold(path, stopped_seconds=0.2):
+                assert f"process {process.pid} on" in caplog.text
+                os.kill(process.pid, signal.SIGCONT)
+                connection.send("release")
+                assert receive(connection) == "released"
+                assert not is_free(path)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+    assert not os.path.exists(path)
+
+
+def hold_until_told(connection, path):
+    """Hold the lock until a word comes."""
     with locks.hold(path):
-        inode = os.stat(path + ".lock").st_ino
-    with locks.hold(path):
-        assert os.stat(path + ".lock").st_ino == inode
-    assert os.listdir(tmp_path) == ["a.tar.lock"]
-    assert os.stat(path + ".lock").st_ino == inode
+        connection.send("here")
+        connection.recv()
+    connection.send("released")
+    stop_here(connection)
+
+
+def test_a_holder_that_runs_keeps_its_lock(tmp_path, monkeypatch, caplog):
+    """However long it takes: as long as it touches the lock, another process waits for it."""
+    path = str(tmp_path / "a.lock")
+    monkeypatch.setattr(locks, "_TOUCH_SECONDS", 0.0)
+    looks = []
+    real = locks._Wait.should_end
+
+    def look(self):
+        looks.append(held.touch())
+        if len(looks) == 30:
+            is_done.set()
+        return real(self)
+
+    monkeypatch.setattr(locks._Wait, "should_end", look)
+    is_done = threading.Event()
+
+    def second():
+        with locks.hold(path, stopped_seconds=0.1):
+            pass
+
+    thread = threading.Thread(target=second)
+    with locks.hold(path) as held:
+        thread.start()
+        assert is_done.wait(PATIENCE_SECONDS)
+        assert not is_free(path)
+    thread.join(PATIENCE_SECONDS)
+    assert "has not run" not in caplog.text
+
+
+def test_a_stopped_process_whose_lock_cannot_be_deleted(tmp_path, monkeypatch, caplog):
+    """Where only its owner may delete it, the others go on without the lock: publishing is atomic anyway."""
+    path = str(tmp_path / "a.lock")
+
+    def refusing(name):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
+
+    with child(hold_and_stop, path) as (process, connection):
+        assert receive(connection) == "here"
+        monkeypatch.setattr(os, "unlink", refusing)
+        with locks.hold(path, stopped_seconds=0.1):
+            monkeypatch.undo()
+            assert not is_free(path)
+        kill(process)
+
+
+def test_a_lock_file_that_another_user_made_for_himself(tmp_path, monkeypatch):
+    """The error says whose it is, and what to do."""
+    path = put_file(tmp_path, "a.lock")
+
+    def refusing(name, *args, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(CacheError, match=rf"user {os.getuid()} .* chmod a\+w"), locks.hold(path):
+        pass
 
 
 def test_threads_exclude_each_other(tmp_path, events, monkeypatch, caplog):
@@ -84,7 +195,7 @@ def test_threads_exclude_each_other(tmp_path, events, monkeypatch, caplog):
     assert isinstance(event, Waited)
     assert event.path == path
     assert event.seconds > 0
-    assert "still waiting for its lock" in caplog.text
+    assert f"the lock of process {os.getpid()} on" in caplog.text
 
 
 def test_no_wait_is_no_event(tmp_path, events):
@@ -174,7 +285,7 @@ def _hold_once(path):
 def test_waiting_for_oneself_is_an_error(tmp_path):
     """The thread that holds the lock is told so instead of waiting for ever."""
     path = str(tmp_path / "a.tar")
-    with locks.hold(path), pytest.raises(CacheError, match="holds its lock already"), locks.hold(path):
+    with locks.hold(path), pytest.raises(CacheError, match="holds the lock already"), locks.hold(path):
         pass
     assert is_free(path)
 
@@ -212,7 +323,7 @@ def test_a_place_for_no_lock(tmp_path):
 def test_a_marked_file_is_seen_by_others(tmp_path):
     """A marked file cannot be locked by another process; unmarked it can, though a forked process has a copy."""
     path = str(tmp_path / "a.part")
-    with open(path + locks.SUFFIX, "wb") as file:
+    with open(path, "wb") as file:
         locks.mark(file.fileno())
         assert not is_free(path)
         with child(stop_here) as (_, connection):
@@ -224,7 +335,7 @@ def test_a_marked_file_is_seen_by_others(tmp_path):
 def test_a_mark_dies_with_its_process(tmp_path):
     """A file is unmarked as soon as its writer is killed (SIGKILL)."""
     path = str(tmp_path / "a.part")
-    with child(_mark_and_stop, path + locks.SUFFIX) as (process, connection):
+    with child(_mark_and_stop, path) as (process, connection):
         receive(connection)
         assert not is_free(path)
         kill(process)

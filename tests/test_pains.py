@@ -185,7 +185,6 @@ def test_pain_05_sections_under_a_lock_do_not_overlap(tmp_path):
         process.join(PATIENCE_SECONDS)
     assert [process.exitcode for process in processes] == [0] * 6
     assert box.read_bytes() == b"0"
-    assert (tmp_path / "s.tar.lock").exists()
 
 
 def test_pain_05_without_locks_shards_are_read_all_the_same(tmp_path, monkeypatch):

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from tests.cache_dirs import files_in, put_file
 from tests.cache_shards import files_open_in
 from tests.children import child, kill, receive, stop_here
-from wids.cache import files, inventory, plans, system
+from wids.cache import files, plans, system
+from wids.cache.directory import CacheDirectory
 from wids.cache.plans import Plan
-from wids.cache.room import Room
+from wids.cache.space import Space
 
 LONG_AGO, IN_AN_HOUR = 1_000_000.0, time.time() + 3600.0
-NAME = ".1-0123abcd.wids-plan"
+NAME = "1-0123abcd.plan"
 
 
 @pytest.fixture
@@ -37,17 +38,18 @@ def plan(home):
 
 def read_all(directory):
     """What the plans of a directory say."""
-    return plans.read(directory, inventory.take(directory).plans)
+    home = CacheDirectory(directory)
+    return plans.read(home.own, home.transients().plans)
 
 
 def name_of(plan):
-    """The name of a plan's file."""
-    return os.path.basename(plan.path)
+    """The name of a plan's file, from the cache directory."""
+    return os.path.join(".wids", os.path.basename(plan.path))
 
 
 def sweep(directory):
     """Delete what is left behind, as everybody does who wants room."""
-    Room(directory, limit=None).sweep()
+    Space(directory, limit=None).sweep()
 
 
 @pytest.fixture
@@ -56,8 +58,8 @@ def locked_file(home):
     held = []
 
     def make(data, name=NAME):
-        put_file(home, name, data)
-        fd = os.open(os.path.join(home, name), system.WRITE_FLAGS)
+        CacheDirectory(home).make()
+        fd = os.open(put_file(CacheDirectory(home).own, name, data), system.WRITE_FLAGS)
         held.append(fd)
         assert system.try_lock(fd, is_shared=False)
 
@@ -198,7 +200,7 @@ def test_a_plan_that_is_replaced_while_it_is_read(home, plan, monkeypatch):
 def test_a_plan_that_changes_whenever_it_is_looked_at(home, plan, monkeypatch, end):
     """Whoever reads it goes on without it, and leaves nothing open."""
     plan.write({"a.tar": 5.0})
-    names = inventory.take(home).plans
+    names = CacheDirectory(home).transients().plans
     real = files.open_file
 
     def late(path):
@@ -210,7 +212,7 @@ def test_a_plan_that_changes_whenever_it_is_looked_at(home, plan, monkeypatch, e
         return opened
 
     monkeypatch.setattr(files, "open_file", late)
-    assert plans.read(home, names) == {}
+    assert plans.read(CacheDirectory(home).own, names) == {}
     assert files_open_in(home) == ([] if end == "closes" else [plan.path])
 
 
@@ -256,7 +258,7 @@ def test_a_plan_that_cannot_be_understood_is_passed_over(home, plan, locked_file
     """Torn, not JSON, not Unicode, of another version, deeply nested: the others are read all the same."""
     locked_file(data)
     plan.write({"b.tar": 7.0})
-    assert len(inventory.take(home).plans) == 2
+    assert len(CacheDirectory(home).transients().plans) == 2
     assert read_all(home) == {"b.tar": 7.0}
 
 
@@ -273,9 +275,11 @@ def test_a_plan_that_is_too_long_is_not_read(home, plan, locked_file, monkeypatc
 
 def test_what_is_no_file(home):
     """A directory, a FIFO, a link to nothing: nobody waits, nobody fails."""
-    os.mkdir(os.path.join(home, ".1-00000000.wids-plan"))
-    os.mkfifo(os.path.join(home, ".2-00000000.wids-plan"))
-    os.symlink("nothing", os.path.join(home, ".3-00000000.wids-plan"))
+    own = CacheDirectory(home).own
+    CacheDirectory(home).make()
+    os.mkdir(os.path.join(own, "1-00000000.plan"))
+    os.mkfifo(os.path.join(own, "2-00000000.plan"))
+    os.symlink("nothing", os.path.join(own, "3-00000000.plan"))
     before = files_in(home)
     assert plans.read(home, [*before, "not there"]) == {}
     sweep(home)
@@ -347,13 +351,12 @@ def test_without_locks_a_plan_counts_for_some_minutes(home, plan, monkeypatch):
 
 
 def test_where_nothing_that_is_open_can_be_renamed(home, monkeypatch):
-    """A system without locks that renames no open file (Windows) goes without plans, and without their part files."""
+    """A file system that renames no open file goes without plans, and without their part files."""
 
     def refusing(source, target):
         raise PermissionError(errno.EACCES, "it is being used by another process", source)
 
     monkeypatch.setattr(os, "replace", refusing)
-    monkeypatch.setattr(system, "RENAMES_OPEN_FILES", False)
     plan = Plan(home)
     plan.write({"a.tar": 5.0})
     plan.close()
@@ -404,7 +407,7 @@ def test_a_job_that_is_killed_while_it_writes(home):
     with child(write_half) as (process, connection):
         receive(connection)
         sweep(home)
-        assert len(inventory.take(home).parts) == 1
+        assert len(CacheDirectory(home).transients().parts) == 1
         kill(process)
     sweep(home)
     assert files_in(home) == []

@@ -18,9 +18,10 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 from tests import cache_shards as shards
+from tests.cache_dirs import files_in
 from tests.children import PATIENCE_SECONDS, child, kill, receive
 from tests.servers import status, whole
-from wids.cache import prefetch, remote, room
+from wids.cache import prefetch, remote, space
 from wids.cache.store import Store
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
@@ -99,7 +100,7 @@ def threads():
 def left(directory):
     """Part files and plans below a directory."""
     names = [name for _, _, names in os.walk(directory) for name in names]
-    return [name for name in names if name.endswith((".part", ".wids-plan"))]
+    return [name for name in names if name.endswith((".part", ".plan"))]
 
 
 def in_order(dataset, indices):
@@ -311,7 +312,7 @@ def test_a_shard_that_fails_disturbs_no_other(web, make, events, one_at_a_time):
 def test_who_reads_waits_for_what_is_coming(web, make, events):
     """A shard that is on its way ahead is not fetched a second time."""
     gate = web.gate()
-    web.faults = {path: [gate] for path in PATHS}
+    web.faults = {PATHS[0]: [gate]}
     dataset, found = make(hooks=[events]), []
     sampler = ChunkedSampler(dataset, shuffle=False)
     iteration = iter(sampler)
@@ -402,7 +403,7 @@ def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, leav
     story = leave(ChunkedSampler(make(), chunksize=ROWS, shuffle=False))
     assert next(story) == 0
     wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
-    wait_until(lambda: any(name.endswith(".wids-plan") for name in left(tmp_path)))
+    wait_until(lambda: any(name.endswith(".plan") for name in left(tmp_path)))
     assert "wids-prefetch" in threads()
     with monkeypatch.context() as patch:
         patch.setattr(prefetch, "_START_SECONDS", PATIENCE_SECONDS)  # of the new epoch
@@ -501,8 +502,8 @@ def run_job(connection, listed, cache, indices):
 def planned(cache):
     """The names of the shards that are in the plans of a directory, one list for each plan."""
     found = []
-    for name in os.listdir(cache) if os.path.isdir(cache) else []:
-        if name.endswith(".wids-plan"):
+    for name in files_in(cache):
+        if name.endswith(".plan"):
             with contextlib.suppress(OSError), open(f"{cache}/{name}", "rb") as file:
                 found.append(sorted(json.loads(file.read())["uses"]))
     return sorted(found)
@@ -528,7 +529,7 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
         names = [sorted(os.path.basename(own.place(web.url(f"/{tag}.tar"))[0]) for tag in pair) for pair in tags]
         return lambda: planned(cache) == sorted(names)
 
-    bound = 5 * (SIZE + room.table_allowance(SIZE, ROWS))
+    bound = 5 * (SIZE + space.table_allowance(SIZE, ROWS))
     with (
         child(run_job, listed, cache, [0, 1, 5], method=method) as (_, one),
         child(run_job, listed, cache, [10, 11, 15], method=method) as (_, two),
@@ -583,7 +584,7 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch):  # noqa:
     for tag in tags:
         server.add(f"/{tag}.tar", shards.pack([(f"{row:04d}.txt", shards.text(tag, row)) for row in range(rows)]))
     size = len(server.files["/a.tar"])
-    room_for_three = 3 * (size + room.table_allowance(size, rows))
+    room_for_three = 3 * (size + space.table_allowance(size, rows))
     cache = tmp_path / "cache"
     drawn, wrong, fetched, gone = [], [], [], []
 

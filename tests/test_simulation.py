@@ -19,7 +19,7 @@ from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
 from wids.cache import pool
-from wids.cache.room import table_allowance
+from wids.cache.space import table_allowance
 from wids.cache.store import Store
 from wids.events import Evicted, Fetched
 from wids.index import table as tables

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests import cache_shards as shards
+from tests.cache_dirs import files_in, table_of
 from tests.cache_shards import described, texts, texts_of
 from tests.servers import cut_unannounced, instead, redirect, status, whole
 from wids.cache import fetch, files, remembered, system
@@ -57,8 +58,10 @@ def opened(cache, events):
 
 
 def cached_files(cache):
-    """What the cache directory holds besides its own lock, each name without the part that tells shards apart."""
-    return sorted(name.partition("-")[2] for name in os.listdir(cache) if not name.startswith(".room"))
+    """As `files_in`, each name without the part that tells shards apart; no lock file is left of a download."""
+    assert [name for name in os.listdir(cache / ".wids") if name.endswith(".lock")] == []
+    found = map(os.path.split, files_in(cache))
+    return sorted(os.path.join(directory, name.partition("-")[2]) for directory, name in found)
 
 
 def cached_path(cache, url):
@@ -146,7 +149,7 @@ def test_a_saved_table_saves_the_scan(tmp_path, opened, events, monkeypatch):
     """A table published beside a local shard is used, as long as it is the shard's own."""
     path = shards.write(tmp_path / "a.tar", A)
     fd, facts = files.open_file(path)
-    files.save_table(path, files.scan_table(fd, path, facts))
+    files.save_table(path + ".widx", files.scan_table(fd, path, facts))
     os.close(fd)
     assert opened(described(path, A)) == texts_of()
     assert events[0].has_saved_table
@@ -208,7 +211,7 @@ def test_grouping_and_key_rules(tmp_path, opened, events):
     data = shards.pack([("a.1.txt", b"1"), ("b.1.txt", b"2"), ("a.2.txt", b"3")])
     path = shards.write(tmp_path / "a.tar", data)
     fd, facts = files.open_file(path)
-    files.save_table(path, files.scan_table(fd, path, facts))
+    files.save_table(path + ".widx", files.scan_table(fd, path, facts))
     os.close(fd)
     shard = Shard(url=path, nsamples=3)
     opener = Store(cache_dir=None, hooks=[events])
@@ -347,7 +350,6 @@ def test_localname_never_overwrites_what_the_user_put_there(tmp_path, server, ev
     assert texts(opener.open(shard)) == texts_of("b")
     with pytest.raises(ChangedShardError):
         opener.open(msgspec.structs.replace(shard, filesize=5))
-    os.unlink(path + ".lock")
     shards.write(path + ".widx", b"theirs")
     assert texts(opener.open(shard)) == texts_of("b")
     with open(path, "rb") as file:
@@ -385,7 +387,7 @@ def test_cache_local(tmp_path, cache, opened, monkeypatch):
 
 
 def test_a_remote_shard_is_fetched_once(server, cache, opened, events):
-    """First use fetches, later ones, also of other processes, find it; shard, table and lock stay."""
+    """First use fetches, later ones, also of other processes, find it; shard and table stay."""
     shard = described(server.add("/dir/a.tar", A), A)
     assert opened(shard) == texts_of()
     fetched, first = events
@@ -396,7 +398,7 @@ def test_a_remote_shard_is_fetched_once(server, cache, opened, events):
         assert opened(shard) == texts_of()
         hit, again = events
         assert (type(hit), hit.path, again.has_saved_table) == (Hit, fetched.path, True)
-    assert cached_files(cache) == ["a.tar", "a.tar.lock", "a.tar.widx"]
+    assert cached_files(cache) == [".wids/tables/a.tar.widx", "a.tar"]
     assert server.requests == ["/dir/a.tar"]
 
 
@@ -452,14 +454,14 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("facts", "faults", "kind"), DAMAGE.values(), ids=DAMAGE)
 def test_a_wrong_shard_is_never_published(server, cache, opened, events, facts, faults, kind):
-    """What is not what the index says is fetched twice and refused; nothing but the lock stays, nothing is open."""
+    """What is not what the index says is fetched twice and refused; nothing stays, nothing is open."""
     url = server.add("/a.tar", A, *faults)
     with pytest.raises(kind) as caught:
         opened(described(url, A, **facts))
     assert url in str(caught.value)
     assert len(server.requests) == 2
     assert events.names() == ["Retried"]
-    assert cached_files(cache) == ["a.tar.lock"]
+    assert cached_files(cache) == []
     assert shards.files_open_in(cache) == []
 
 
@@ -489,15 +491,15 @@ def test_a_shard_that_nobody_could_read_is_final(server, cache, opened):
         with pytest.raises(kind):
             opened(described(server.add("/a.tar", data), data))
         assert len(server.requests) == 1
-    assert cached_files(cache) == ["a.tar.lock"]
+    assert cached_files(cache) == []
 
 
 def test_what_cannot_be_fetched_leaves_nothing(server, cache, opened):
-    """After a download that failed for good only the lock file is there."""
+    """After a download that failed for good nothing is there."""
     for fault in (status(404), status(403), status(503)):
         with pytest.raises(FetchError):
             opened(described(server.add("/a.tar", A, fault), A))
-    assert cached_files(cache) == ["a.tar.lock"]
+    assert cached_files(cache) == []
 
 
 # --- stale
@@ -603,10 +605,10 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
     age(path)
     if harm == "table of another shard":
         opened(described(server.add("/b.tar", B), B))
-        os.replace(cached_path(cache, server.url("/b.tar")) + ".widx", path + ".widx")
+        os.replace(table_of(cached_path(cache, server.url("/b.tar"))), table_of(path))
         server.requests.pop()
     elif harm == "table overwritten":
-        shards.write(path + ".widx", b"\x89WIDX\r\n\x1a" + bytes(300))
+        shards.write(table_of(path), b"\x89WIDX\r\n\x1a" + bytes(300))
     assert opened(shard) == texts_of()
     is_whole = harm in ("touched", "table of another shard", "table overwritten")
     can_be_proved = is_whole and has_md5  # and then it need not come over the wire again
@@ -614,7 +616,7 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
     assert [event for event in events if isinstance(event, Rejected)] == [] if can_be_proved else [events[0]]
     assert opened(shard) == texts_of()
     assert events.names() == ["Hit", "Opened"]
-    assert cached_files(cache)[:3] == ["a.tar", "a.tar.lock", "a.tar.widx"]
+    assert cached_files(cache)[:2] == [".wids/tables/a.tar.widx", "a.tar"]
 
 
 @pytest.mark.parametrize("has_md5", [True, False], ids=["md5", "no md5"])
@@ -624,7 +626,7 @@ def test_a_cached_shard_without_its_table(server, cache, opened, events, harm, h
     url = server.add("/a.tar", A)
     opened(described(url, A))
     path = cached_path(cache, url)
-    os.unlink(path + ".widx")
+    os.unlink(table_of(path))
     if harm:
         HARMS[harm](path)
     assert opened(described(url, A, filesize=None, **({} if has_md5 else {"md5sum": None}))) == texts_of()
@@ -662,7 +664,7 @@ def test_a_cached_shard_on_a_bad_disk(server, cache, opened, events, monkeypatch
     url = server.add("/a.tar", A)
     opened(described(url, A))
     path = cached_path(cache, url)
-    os.unlink(path + ".widx")
+    os.unlink(table_of(path))
     inode = os.stat(path).st_ino
     real = os.pread
 
@@ -695,7 +697,7 @@ def test_a_shard_deleted_while_the_lock_was_awaited(server, cache, opened, monke
     url = server.add("/a.tar", A)
     opened(described(url, A))
     path = cached_path(cache, url)
-    os.unlink(path + ".widx")
+    os.unlink(table_of(path))
     prove = Store._prove
 
     def late(self, shard, path):
@@ -784,11 +786,11 @@ def test_a_table_that_cannot_be_saved_is_done_without(server, cache, opened, mon
     caplog.set_level(logging.DEBUG, logger="wids")
     shard = described(server.add("/a.tar", A), A)
     opened(shard)
-    os.unlink(cached_path(cache, shard.url) + ".widx")
+    os.unlink(table_of(cached_path(cache, shard.url)))
     monkeypatch.setattr(os, "replace", full)
     assert opened(shard) == texts_of()
     assert "cannot be saved" in caplog.text
-    assert cached_files(cache) == ["a.tar", "a.tar.lock"]
+    assert cached_files(cache) == ["a.tar"]
 
 
 def full(*args):
@@ -805,7 +807,7 @@ def test_a_disk_that_is_full_at_the_end(server, cache, opened, monkeypatch, call
         with pytest.raises(CacheError, match="free space"):
             opened(shard)
     assert len(server.requests) == (call != "ftruncate")  # no room is seen before anything is asked for
-    assert cached_files(cache) == ["a.tar.lock"]
+    assert cached_files(cache) == []
     assert shards.files_open_in(cache) == []
     assert opened(shard) == texts_of()
 
@@ -848,7 +850,7 @@ def test_another_version_published_meanwhile_is_no_matter(server, cache, monkeyp
     def replace(source, target):
         real(source, target)
         if target == path:
-            files.write_atomically(path + ".widx", b"of another")
+            files.write_atomically(table_of(path), b"of another")
             shards.write(path + ".other", B)
             real(path + ".other", path)
 
@@ -915,7 +917,7 @@ def test_a_hook_that_stops_the_program(server, cache):
         Store(cache_dir=str(cache), hooks=[stop]).open(shard)
     assert shards.files_open_in(cache) == []
     assert texts(Store(cache_dir=str(cache)).open(shard)) == texts_of()
-    assert cached_files(cache) == ["a.tar", "a.tar.lock", "a.tar.widx"]
+    assert cached_files(cache) == [".wids/tables/a.tar.widx", "a.tar"]
 
 
 def test_a_store_that_reads_through_maps(tmp_path, server, cache):

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests import cache_shards as shards
-from tests.cache_dirs import put_file, put_garbage
+from tests.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.cache_shards import described, files_open_in
 from tests.conftest import Events
-from wids.cache import fetch, files, system
-from wids.cache import room as rooms
+from wids.cache import contents, fetch, files, system
+from wids.cache import space as spaces
+from wids.cache.directory import CacheDirectory
 from wids.cache.plans import Plan
-from wids.cache.room import Room, evict_from, table_allowance
+from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.store import Store
 from wids.errors import CacheFull, FetchError, ShardError
 from wids.index import table as tables
@@ -134,8 +135,8 @@ class Directory(RuleBasedStateMachine):
         self.cache = os.path.join(self.home, "cache")
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
-        self.patch.setattr(rooms, "WAIT_SECONDS", -1.0)
-        self.patch.setattr(rooms, "_GRACE_SECONDS", 0.0)
+        self.patch.setattr(spaces, "WAIT_SECONDS", -1.0)
+        self.patch.setattr(spaces, "_GRACE_SECONDS", 0.0)
         self.patch.setattr(os, "fsync", lambda fd: None)
         if not self.has_locks:
             self.patch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
@@ -144,6 +145,7 @@ class Directory(RuleBasedStateMachine):
         self.server, self.files = dict.fromkeys(KEYS, 0), {}
         self.users, self.events = [], Events()
         self.held, self.downloads, self.garbage, self.strangers = [], [], set(), {}
+        self.left_locks, self.is_always_listed = set(), False
         self.plan, self.uses = None, {}
         for key in KEYS:
             self.serve(key, 0)
@@ -182,15 +184,27 @@ class Directory(RuleBasedStateMachine):
 
     def note_use(self, key):
         """What was just used is the last used, however fast the test is."""
-        os.utime(self.path(key) + ".widx", (self.next_tick(),) * 2)
+        os.utime(self.file(key, "table"), (self.next_tick(),) * 2)
 
-    def has(self, key, suffix=""):
+    def note_outside(self):
+        """Somebody has changed the directory: its time tells, however fast the test is, so that it is listed again.
+
+        Where it always is, the change need not be one of the directory itself.
+        """
+        if not self.is_always_listed and os.path.isdir(self.cache):
+            os.utime(self.cache, (self.next_tick(),) * 2)
+
+    def file(self, key, what):
+        """Where a shard, its table, its lock or its mark is."""
+        return getattr(CacheDirectory(self.cache), what)(os.path.basename(self.path(key)))
+
+    def has(self, key, what="shard"):
         """Whether a shard, its table, its lock or its mark is there."""
-        return os.path.exists(self.path(key) + suffix)
+        return os.path.exists(self.file(key, what))
 
     def is_ours(self, key):
         """Whether a cleaner would take it for a cached shard."""
-        return self.has(key) and self.has(key, ".widx") and self.has(key, ".lock")
+        return self.has(key) and self.has(key, "table")
 
     def is_leased(self, key):
         """Whether anybody has just this file open, and others can see that."""
@@ -199,15 +213,15 @@ class Directory(RuleBasedStateMachine):
 
     def size(self, key):
         """Bytes of a shard and its table."""
-        return os.path.getsize(self.path(key)) + os.path.getsize(self.path(key) + ".widx")
+        return os.path.getsize(self.path(key)) + os.path.getsize(self.file(key, "table"))
 
     def last_use(self, key):
         """When a cleaner thinks that it was used."""
-        return max(os.stat(self.path(key) + suffix).st_mtime_ns for suffix in ("", ".widx"))
+        return os.stat(self.file(key, "table")).st_mtime_ns
 
     def in_order(self):
         """The cached shards that may go if nobody has them open, those that go first in front."""
-        ours = [key for key in KEYS if self.is_ours(key) and not self.has(key, ".keep")]
+        ours = [key for key in KEYS if self.is_ours(key) and not self.has(key, "keep_mark")]
         return sorted(ours, key=lambda key: (-self.uses.get(key, math.inf), self.last_use(key)))
 
     def used(self):
@@ -258,7 +272,7 @@ class Directory(RuleBasedStateMachine):
         for key in keys:
             del self.files[key]
             assert not self.has(key)
-            assert not self.has(key, ".widx")
+            assert not self.has(key, "table")
 
     # --- programs
 
@@ -266,9 +280,16 @@ class Directory(RuleBasedStateMachine):
         limits=st.lists(st.sampled_from(LIMITS), min_size=2, max_size=2),
         knows=st.sampled_from(list(KNOWN)),
         there=st.lists(st.sampled_from(KEYS), unique=True),
+        is_always_listed=st.booleans(),
     )
-    def begin(self, limits, knows, there):
-        """Two programs, one of which knows all; some shards are there from before."""
+    def begin(self, limits, knows, there, is_always_listed):
+        """Two programs, one of which knows all; some shards are there from before.
+
+        What has changed is read from the log of changes, or the directory is listed each time.
+        """
+        self.is_always_listed = is_always_listed
+        if is_always_listed:
+            self.patch.setattr(contents, "_LISTED_AGAIN_SECONDS", -1.0)
         self.start(limits[0], is_keeping=False, knows="all")
         self.start(limits[1], is_keeping=False, knows=knows)
         for key in there:
@@ -328,7 +349,7 @@ class Directory(RuleBasedStateMachine):
             assert version == user.index[key]
         assert reader.is_leased
         assert os.path.samestat(os.fstat(reader._fd), os.stat(self.path(key)))
-        assert self.has(key, ".keep") or not user.is_keeping
+        assert self.has(key, "keep_mark") or not user.is_keeping
         self.note_use(key)
         if is_held and len(self.held) < 3:
             serial = self.files[key].serial
@@ -346,9 +367,6 @@ class Directory(RuleBasedStateMachine):
     def fetch(self, user, key, after, act):
         """What ``act``, which fetches a shard, gives; None if it cannot."""
         was_there = key in self.files
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(self.cache, exist_ok=True)
-            os.close(os.open(self.path(key) + ".lock", os.O_CREAT | os.O_EXCL))  # it is taken first of all
         served, wanted = data_of(key, self.server[key]), data_of(key, user.index[key])
         size = len(wanted) if self.knows(user, "filesize") else len(served)
         needed = size + table_allowance(size, NSAMPLES if self.knows(user, "nsamples") else None)
@@ -376,8 +394,9 @@ class Directory(RuleBasedStateMachine):
             self.serial += 1
             self.files[key] = File(self.server[key], self.serial, has_md5=self.knows(user, "md5sum"))
             self.note_use(key)
+        assert not self.has(key, "lock")
         if user.limit is not None:
-            self.note_sweep()
+            self.note_sweep(has_listed=self.is_always_listed)
             self.check_bound(user, key, result is not None and needed > user.limit)
         return result
 
@@ -427,7 +446,7 @@ class Directory(RuleBasedStateMachine):
     def clean(self, limit, most):
         """A cleaner takes what is beyond its bounds, in order, as far as it may go; or what killed processes left."""
         if limit is None:
-            Room(self.cache, limit=None).sweep()
+            Space(self.cache, limit=None).sweep()
         else:
             used, count, gone = self.used(), sum(map(self.is_ours, KEYS)), []
             for key in self.in_order():
@@ -435,17 +454,17 @@ class Directory(RuleBasedStateMachine):
                     used, count = used - self.size(key), count - 1
                     gone.append(key)
             expected = [(self.path(key), self.size(key)) for key in gone]
-            assert evict_from([Room(self.cache, limit=None)], limit=limit, most=most) == expected
+            assert evict_from([Space(self.cache, limit=None)], limit=limit, most=most) == expected
             self.forget(gone)
-        self.note_sweep()
+        self.note_sweep(has_listed=True)
 
-    def note_sweep(self):
-        """Garbage and tables without a shard have gone, where locks tell what they are."""
+    def note_sweep(self, *, has_listed):
+        """Garbage has gone, where locks tell what it is; and tables without a shard, where the directory was listed."""
         if self.has_locks:
-            assert not any(map(os.path.exists, self.garbage))
+            assert not any(map(os.path.exists, self.garbage | self.left_locks))
             self.garbage.clear()
         for key in KEYS:
-            assert self.has(key) or not (self.has(key, ".widx") and self.has(key, ".lock"))
+            assert self.has(key) or not (has_listed and (self.has(key, "table") or self.has(key, "keep_mark")))
 
     # --- killed processes, and those that are at work
 
@@ -462,29 +481,31 @@ class Directory(RuleBasedStateMachine):
             self.crash_in_publishing(key, has_md5=has_md5)
         else:
             self.garbage.add(put_garbage(self.path(key) + (".widx" if point == "table" else ""), size))
+        self.left_locks.add(put_file(self.cache, self.file(key, "lock")))
 
     def crash_in_publishing(self, key, *, has_md5):
         """The new table is there, and the old shard, or none."""
         data = data_of(key, self.server[key])
-        garbage = put_garbage(self.path(key))
-        self.garbage.add(garbage)
+        before = self.size(key) if self.is_ours(key) else None
+        self.garbage.add(put_garbage(self.path(key)))
         put_file(self.home, "new", data)
         fd, facts = files.open_file(os.path.join(self.home, "new"))
         md5 = shards.md5(data) if has_md5 else None
         facts = tables.Identity(size=facts.size, mtime_ns=self.next_tick() * 1_000_000_000, md5=md5)
-        files.save_table(self.path(key), files.scan_table(fd, self.url(key), facts))
+        files.write_atomically(self.file(key, "table"), files.scan_table(fd, self.url(key), facts).to_bytes())
         os.close(fd)
-        put_file(self.cache, os.path.basename(self.path(key)) + ".lock")
         if key in self.files:
             self.files[key].is_tied = False
             self.note_use(key)
+            if self.size(key) != before:  # it was damaged
+                self.note_outside()
 
     @precondition(lambda self: os.path.isdir(self.cache))
     @rule(key=keys, size=st.integers(0, 2 * ONE), is_killed=st.booleans())
     def download(self, key, size, is_killed):
         """Another process begins on a shard of its own, for which it has room; or it gives up, or is killed."""
         if not self.downloads:
-            part, fd = files.make_part(self.path(key) + "-other")
+            part, fd = files.make_part(staging_of(self.path(key) + "-other"))
             os.truncate(fd, size)
             self.downloads.append((part, fd))
             return
@@ -510,15 +531,16 @@ class Directory(RuleBasedStateMachine):
 
     # --- from outside
 
-    @rule(key=keys, suffix=st.sampled_from(["", ".widx", ".lock", ".keep"]))
-    def delete(self, key, suffix):
+    @rule(key=keys, what=st.sampled_from(["shard", "table", "lock", "keep_mark"]))
+    def delete(self, key, what):
         """Somebody deletes a file of the cache."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(key) + suffix)
-        if suffix == "":
+            os.unlink(self.file(key, what))
+        if what == "shard":
             self.files.pop(key, None)
-        elif suffix == ".widx" and key in self.files:
+        elif what == "table" and key in self.files:
             self.files[key].is_tied = False
+        self.note_outside()
 
     @precondition(lambda self: self.files)
     @rule(key=keys, how=st.sampled_from(["use", "table", *HARMS]))
@@ -526,8 +548,8 @@ class Directory(RuleBasedStateMachine):
         """Somebody writes to a file of the cache; its time tells, as with any writer. Or a pool lets go of it."""
         if how == "use":
             self.users[0].store.touch(self.path(key))
-        elif how == "table" and self.has(key, ".widx"):
-            put_file(self.cache, os.path.basename(self.path(key)) + ".widx", b"\x89WIDX\r\n\x1a" + bytes(200))
+        elif how == "table" and self.has(key, "table"):
+            put_file(self.cache, self.file(key, "table"), b"\x89WIDX\r\n\x1a" + bytes(200))
         if key in self.files and how in HARMS:
             HARMS[how](self.path(key))
             os.utime(self.path(key), (self.next_tick(),) * 2)
@@ -538,17 +560,19 @@ class Directory(RuleBasedStateMachine):
                     held.is_harmed = held.is_harmed or (held.key, held.serial) == (key, self.files[key].serial)
         if key in self.files and how != "use":
             self.files[key].is_tied = False
-        if self.has(key, ".widx"):
+        if self.has(key, "table"):
             self.note_use(key)
+        if how != "use":
+            self.note_outside()
 
     @rule()
     def wipe(self):
         """Somebody deletes the directory with all that is in it."""
         shutil.rmtree(self.cache, ignore_errors=True)
-        self.files, self.garbage, self.strangers, self.uses = {}, set(), {}, {}
+        self.files, self.garbage, self.left_locks, self.strangers, self.uses = {}, set(), set(), {}, {}
 
     @precondition(lambda self: os.path.isdir(self.cache))
-    @rule(name=st.sampled_from(["mine.tar", "mine.tar.widx", "x.lock", "x.part", "y.keep", "n.wids-plan"]))
+    @rule(name=st.sampled_from(["mine.tar", "mine.tar.widx", "x.lock", "x.part", "y.keep", "n.plan"]))
     def put_stranger(self, name):
         """Somebody keeps files of their own in the directory."""
         self.strangers[name] = b"%d" % self.next_tick()
@@ -575,15 +599,16 @@ class Directory(RuleBasedStateMachine):
         if not os.path.isdir(self.cache):
             assert self.files == {}
             return
-        found = set(os.listdir(self.cache)) - {".room.lock", ".room.bell"} - set(self.strangers)
         assert {key for key in KEYS if self.has(key)} == set(self.files)
-        known = {
-            os.path.basename(self.path(key)) + suffix for key in KEYS for suffix in ("", ".widx", ".lock", ".keep")
-        }
-        parts = {os.path.basename(part) for part in [*self.garbage, *(part for part, _ in self.downloads)]}
-        own = {os.path.basename(self.plan.path)} if self.plan is not None else set()
+        found = {os.path.join(self.cache, name) for name in files_in(self.cache)}
+        known = {self.file(key, what) for key in KEYS for what in ("shard", "table", "keep_mark")}
+        known |= {os.path.join(self.cache, name) for name in self.strangers}
+        parts = self.garbage | {part for part, _ in self.downloads}
+        own = {self.plan.path} if self.plan is not None else set()
         assert found <= known | parts | own
         self.garbage = {part for part in self.garbage if os.path.exists(part)}
+        assert {self.file(key, "lock") for key in KEYS if self.has(key, "lock")} <= self.left_locks
+        self.left_locks = set(filter(os.path.exists, self.left_locks))
 
     def what_is_open_stays(self):
         """A leased file has its name as long as nobody deleted it from outside or published another one."""

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tests import cache_shards as shards
+from tests.cache_dirs import files_in
 from tests.cache_shards import described, texts, texts_of
 from tests.children import (
     PATIENCE_SECONDS,
@@ -22,6 +23,7 @@ from tests.children import (
 )
 from tests.servers import whole
 from wids.cache import fetch, files
+from wids.cache.directory import CacheDirectory
 from wids.cache.store import Store
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -49,7 +51,7 @@ def path_of(cache, url):
 
 def garbage(cache):
     """Part files, which must be free to be swept: their writers are dead."""
-    found = [name for name in os.listdir(cache) if name.endswith(".part")]
+    found = [name for name in files_in(cache) if name.endswith(".part")]
     for name in found:
         with open(os.path.join(cache, name), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +83,7 @@ def test_processes_fetch_a_shard_once(server, cache, method):
         gate.go.set()
         assert [receive(connection) for connection in connections] == [texts_of()] * 3
     assert server.requests == ["/a.tar"]
-    assert os.path.exists(path_of(cache, url) + ".lock")
+    assert CacheDirectory(cache).transients().locks == []
     assert garbage(cache) == []
 
 

@@ -19,6 +19,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.registry import _registry
 
 from tests import cache_shards as shards
+from tests.cache_dirs import files_in
 from tests.children import PATIENCE_SECONDS
 from tests.range_faults import (
     held,
@@ -509,8 +510,7 @@ def cancelled_later(tmp_path, monkeypatch):
         thread.join(PATIENCE_SECONDS / 2)
         assert not thread.is_alive()
         assert [type(error) for error in caught] == [CancelledTransferError]
-        left = [name for name in os.listdir(cache) if not name.endswith((".lock", ".bell"))]
-        assert left == []
+        assert files_in(cache) == []
 
     return run
 
@@ -649,7 +649,7 @@ def test_a_page_instead_of_a_shard(ranges, tmp_path):
     cache = tmp_path / "cache"
     with pytest.raises(WrongContentError, match="web page came instead"):
         Store(cache_dir=str(cache)).open(shards.described(ranges.add(PATH, page), page, md5sum=None, filesize=None))
-    assert all(name.endswith(".lock") for name in os.listdir(cache))
+    assert files_in(cache) == []
 
 
 # --- other asynchronous file systems

@@ -26,7 +26,7 @@ class Ours(WidsBatches, WidsApi):
             # A link, so that the saved tables do not come between the other rows and the shards.
             path = os.path.join(directory, os.path.basename(shard["url"]))
             os.symlink(shard["url"], path)
-            files.save_table(path, _build(path))
+            files.save_table(f"{path}.widx", _build(path))
             shards.append(Shard(url=path, nsamples=shard["nsamples"], filesize=shard["filesize"]))
         Store(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
         if not [event for event in opened if isinstance(event, Opened) and event.has_saved_table]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from wids.cache.room import Room, evict_from
+from wids.cache.space import Space, evict_from
 from wids.events import Swept, logger
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def keep_most_recent_files(
     else:
         matches = glob.glob(text)
         directories, wanted = sorted({os.path.dirname(path) for path in matches}), frozenset(matches)
-    rooms = [Room(directory or ".", limit=None, hooks=[_log_swept]) for directory in directories]
-    evict = partial(evict_from, rooms, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
-    before = [room.bell_time() for room in rooms]
+    spaces = [Space(directory, limit=None, hooks=[_log_swept]) for directory in directories]
+    evict = partial(evict_from, spaces, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
+    before = [space.release_request_time() for space in spaces]
     gone = evict()
     end = time.monotonic() + _HEARD_SECONDS
-    while (rung := [room.bell_time() for room in rooms]) != before and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)  # others let go of what they have open and do not read
-        before = rung
+    while (requested := [space.release_request_time() for space in spaces]) != before and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)  # other processes release what they have open and do not read
+        before = requested
         gone += evict()
     for path, size in gone:
         logger.info("cleanup: %s %s (%d bytes)", "would delete" if debug else "deleted", path, size)

@@ -33,20 +33,23 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def victims(entries: Iterable[Entry], uses: Mapping[str, float], *, after: float = -math.inf) -> Iterator[Entry]:
-    """The shards that may go, in the order in which they should.
+    """The shards that may be evicted, in the order in which they should; looks at no more of them than it has to.
 
     Args:
-        entries: what is there.
+        entries: the cached shards, least recently used first.
         uses: name -> when a live job will use it next, in seconds of one clock; absent: no job will.
         after: only shards whose next use is later than this.
     """
-
-    def rank(entry: Entry) -> tuple[float, int]:
-        return -uses.get(entry.name, math.inf), entry.used_ns
-
-    for entry in sorted((entry for entry in entries if not entry.is_kept), key=rank):
-        if uses.get(entry.name, math.inf) > after:
+    planned: list[Entry] = []
+    for entry in entries:
+        if entry.is_kept or uses.get(entry.name, math.inf) <= after:
+            continue
+        if uses.get(entry.name, math.inf) < math.inf:
+            planned.append(entry)
+        else:
             yield entry
+    planned.sort(key=lambda entry: -uses[entry.name])
+    yield from planned
 
 
 def missing_bytes(*, used: int, wanted: int, limit: int | None, free: int, floor: int) -> int:

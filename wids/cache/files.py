@@ -28,6 +28,7 @@ from wids.index import table as tables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wids.cache.directory import CacheDirectory
     from wids.index.table import Group, Identity, KeyRule, MemberTable
     from wids.index.tar import Member
 
@@ -174,9 +175,9 @@ def most_table_bytes(shard_bytes: int) -> int:
 
 
 def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
-    """The table saved beside ``path``; None when there is none, or none that can be used."""
+    """The table saved in the file ``path``; None when there is none, or none that can be used."""
     try:
-        fd, facts = open_file(path + tables.SUFFIX)
+        fd, facts = open_file(path)
         with open(fd, "rb", buffering=0) as file:
             if facts.size > most_table_bytes(shard_bytes):
                 logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
@@ -192,11 +193,11 @@ def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
 
 
 def save_table(path: str, table: MemberTable) -> None:
-    """Save a table beside ``path``; a directory that cannot be written just goes without."""
+    """Save a table as the file ``path``; a directory that cannot be written just goes without."""
     try:
-        write_atomically(path + tables.SUFFIX, table.to_bytes())
+        write_atomically(path, table.to_bytes())
     except OSError as error:
-        logger.debug("%s: its member table cannot be saved (%s)", path, error)
+        logger.debug("%s: the member table cannot be saved (%s)", path, error)
 
 
 def write_atomically(path: str, data: bytes) -> None:
@@ -249,9 +250,21 @@ def make_part(path: str) -> tuple[str, int]:
         os.close(fd)
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file was fetched to where it is: lock and table stay beside it. What else is there is the user's."""
-    return os.path.exists(path + locks.SUFFIX) and os.path.exists(path + tables.SUFFIX)
+def open_shared(directory: CacheDirectory, path: str) -> int:
+    """Open one of a cache directory's own files for writing, made if need be; the caller closes.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    flags = system.WRITE_FLAGS | os.O_NONBLOCK
+    try:
+        # Not made in the same step: in a sticky directory that is refused for another user's file.
+        return os.open(path, flags)
+    except FileNotFoundError:
+        fd = os.open(path, flags | os.O_CREAT, 0o666)
+    with closing_on_error(fd):
+        directory.share(fd)
+    return fd
 
 
 def private_dir() -> str:
@@ -265,7 +278,7 @@ def private_dir() -> str:
 
 
 def make_directory(path: str, *, is_private: bool) -> None:
-    """Make a cache directory; a private one is the user's alone.
+    """Make a directory; a private one is the user's alone.
 
     Raises:
         OSError: it cannot be made. PermissionError: a private one belongs to someone else.

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache import inventory, plans, system
-from wids.cache.room import Room
+from wids.cache import plans, system
+from wids.cache.directory import CacheDirectory
+from wids.cache.space import Space
 from wids.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wids.cache.inventory import Inventory
+    from wids.cache.directory import Inventory
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +88,10 @@ def take_listing(directory: str) -> Listing:
     directory = os.path.abspath(os.path.expanduser(directory))
     try:
         found, unknown = _take(directory), ""
-        if not (found.entries or found.parts or found.plans):
+        if not os.path.isdir(CacheDirectory(directory).own):
             return _describe(directory, found, is_known=True)
         try:
-            with Room(directory, limit=None).lock():
+            with Space(directory, limit=None).lock():
                 return _describe(directory, _take(directory), is_known=True)
         except CacheError as error:
             unknown = str(error)
@@ -105,20 +106,24 @@ def _take(directory: str) -> Inventory:
     if not os.path.isdir(directory):
         what = "is not a directory" if os.path.lexists(directory) else "there is no such directory"
         raise CacheError(f"{directory}: {what}; name a cache directory, or set WIDS_CACHE", path=directory)
-    return inventory.take(directory)
+    return CacheDirectory(directory).inventory()
 
 
 def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str = "") -> Listing:
-    now, uses = time.time(), plans.read(directory, found.plans)
-    sizes = dict(_sizes_of(directory, [*found.parts, *found.orphans, *found.plans]))
-    left = [name for name in [*found.parts, *found.plans] if is_known and _is_locked(directory, name) is False]
-    gone = {*left, *found.orphans} & sizes.keys()
+    here, transients = CacheDirectory(directory), found.transients
+    parts = [here.staging(name) for name in transients.parts]
+    planned = [here.staging(name) for name in transients.plans]
+    orphans = [os.path.join(here.tables, name) for name in found.orphans]
+    now, uses = time.time(), plans.read(here.own, transients.plans)
+    sizes = dict(_sizes_of([*parts, *orphans, *planned]))
+    left = [path for path in [*parts, *planned] if is_known and _is_locked(path) is False]
+    gone = {*left, *orphans} & sizes.keys()
     shards = [
         ListedShard(
             name=entry.name,
             size_bytes=entry.size_bytes,
             used_seconds=entry.used_ns / 1e9,
-            is_open=_is_locked(directory, entry.name) if is_known else None,
+            is_open=_is_locked(here.shard(entry.name)) if is_known else None,
             is_kept=entry.is_kept,
             coming_seconds=max(uses[entry.name] - now, 0.0) if entry.name in uses else None,
         )
@@ -129,10 +134,10 @@ def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str 
         directory=directory,
         shards=shards,
         used_bytes=found.used_bytes,
-        under_way=_count(size for name, size in sizes.items() if name in found.parts and name not in gone),
-        left_behind=_count(sizes[name] for name in gone),
+        under_way=_count(sizes[path] for path in parts if path in sizes and path not in gone),
+        left_behind=_count(sizes[path] for path in gone),
         strangers=Count(files=found.strangers, bytes=found.stranger_bytes),
-        jobs=sum(name in sizes and name not in gone for name in found.plans),
+        jobs=sum(path in sizes and path not in gone for path in planned),
         free_bytes=free,
         disk_bytes=total,
         unknown=unknown,
@@ -144,16 +149,15 @@ def _count(sizes: Iterable[int]) -> Count:
     return Count(files=len(found), bytes=sum(found))
 
 
-def _sizes_of(directory: str, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """(name, bytes) of those files that are still there: their writers publish them, or give up."""
-    for name in names:
+def _sizes_of(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """(path, bytes) of those files that are still there: their writers publish them, or give up."""
+    for path in paths:
         with contextlib.suppress(OSError):
-            yield name, os.stat(os.path.join(directory, name), follow_symlinks=False).st_size
+            yield path, os.stat(path, follow_symlinks=False).st_size
 
 
-def _is_locked(directory: str, name: str) -> bool | None:
-    """Whether somebody holds a lock on a file; None: that cannot be told."""
-    path = os.path.join(directory, name)
+def _is_locked(path: str) -> bool | None:
+    """Whether a process holds a lock on a file; None: that cannot be told."""
     for flags in (system.WRITE_FLAGS, system.READ_FLAGS):  # NFS locks only what is open for writing
         try:
             fd = os.open(path, flags)

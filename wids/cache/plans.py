@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.cache import files, system
-from wids.cache.inventory import PLAN_SUFFIX
+from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import CacheError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Plan:
     """The plan of one job in one directory; the job closes it."""
 
     def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, f".{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}")
+        self._directory = CacheDirectory(directory)
+        self.path = self._directory.staging(f"{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}")
         self._pid = os.getpid()
         self._fd = -1
 
@@ -55,8 +56,10 @@ class Plan:
         data = msgspec.json.encode({"uses": _what_can_be_told(uses), "busy": _what_can_be_told(busy or {})})
         try:
             # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
+            self._directory.make()
             part, fd = files.make_part(self.path)
-        except CacheError:
+            self._directory.share(fd)
+        except (CacheError, OSError):
             return
         try:
             system.write_all(fd, data, 0)

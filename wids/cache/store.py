@@ -1,14 +1,10 @@
 """From a shard's URL to an open reader: in place, or through the cache directory.
 
 Rules: local shards are read where they are, never copied or deleted. A cached shard is used only when its size, its
-modification time and what the index says agree with the member table saved beside it when it was verified, or an md5
-in the index proves it; else it is fetched again. Publishing is one ``os.replace``: nobody sees half a shard. Only files
-that this cache made are replaced. What is open is leased, and room is made before bytes come (see `wids.cache.room`).
-
-In the cache directory: ``NAME`` the shard (see `wids.index.urls.cache_name`), ``NAME.widx`` its member table,
-``NAME.lock`` its lock (kept for good), ``NAME.keep`` a mark that it is not to be evicted, ``NAME.<pid>-<random>.part``
-a download under way, locked by its writer; ``.room.lock``, ``.room.bell`` and ``.<pid>-<random>.wids-plan`` as in
-`wids.cache.room` and `wids.cache.plans`.
+modification time and what the index says agree with the member table that was saved when it was verified, or an md5
+in the index proves it; else it is downloaded again. Publishing is one ``os.replace``: readers never see half a shard.
+Only files that a cache downloaded are replaced. Open shards are leased, and space is made before bytes come (see
+`wids.cache.space`). Which file lies where: `wids.cache.directory`.
 """
 
 from __future__ import annotations
@@ -22,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import fetch, files, locks, system
+from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.failures import forget_frames
-from wids.cache.inventory import KEEP_SUFFIX
 from wids.cache.range_store import RangeStore
 from wids.cache.reader import Reader, ShardReader
 from wids.cache.remembered import Remembered
-from wids.cache.room import Room, table_allowance
+from wids.cache.space import Space, table_allowance
 from wids.cache.verify import find_difference, find_difference_in_size
 from wids.errors import CacheError, ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError, WidsError
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys, emit, logger
@@ -115,10 +111,10 @@ class Store:
         # Of shards that have no saved one, so that reopening is free.
         self._tables: Remembered[MemberTable] = Remembered(_size_of)
         self._miscounted: dict[str, Identity] = {}
-        self._rooms: dict[str, Room] = {}
+        self._spaces: dict[str, Space] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_rooms": {}, "let_go": None}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_spaces": {}, "let_go": None}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -126,7 +122,8 @@ class Store:
         if self.localname is not None:
             path = os.fspath(self.localname(url))
             path = self._absolute(urls.local_path(path) if urls.is_local(path) else path)
-            return path, path == own or (os.path.exists(path) and not files.is_ours(path))
+            directory, name = directory_of(path)
+            return path, path == own or (os.path.exists(path) and not directory.is_fetched(name))
         if own is not None and not self.cache_local:
             return own, True
         if self.cache_dir is None:
@@ -176,10 +173,8 @@ class Store:
             if found is not None:
                 files.close(found[0])
                 return None
-        if self.access == "auto" and os.path.exists(path + locks.SUFFIX):
-            with locks.try_hold(path) as is_free:
-                if not is_free:
-                    return None
+        if self.access == "auto" and self.is_downloading(path):
+            return None
         return self.ranges.open(shard)
 
     def _absolute(self, path: str) -> str:
@@ -204,7 +199,8 @@ class Store:
                     found=facts.size,
                 )
             is_standard = tables.is_standard(self.rule, self.group)
-            saved = files.load_table(path, shard.url, shard_bytes=facts.size) if is_standard else None
+            beside = path + tables.SUFFIX
+            saved = files.load_table(beside, shard.url, shard_bytes=facts.size) if is_standard else None
             if saved is not None and saved.identity.is_same(facts):
                 table = saved
             else:
@@ -240,14 +236,15 @@ class Store:
         shard = self._as_grouped(shard)
         found, cause = self._begin_look(shard, path)
         if found is None:
-            with locks.try_hold(path) as is_held:
-                if not is_held:
+            directory, name = directory_of(path)
+            with locks.try_hold(directory.lock(name), mode=directory.lock_mode()) as held:
+                if held is None:
                     return False
                 found, cause = self._look(shard, path)
                 if found is None and not (cause and shard.md5sum):  # whether the md5 is right is found out when asked
                     if cause:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
-                    (fd, _), event = self._fetch(shard, path, after=after, is_cancelled=is_cancelled)
+                    (fd, _), event = self._fetch(shard, path, held, after=after, is_cancelled=is_cancelled)
                     files.close(fd)
                     if self.keep:
                         _keep(path)
@@ -261,21 +258,31 @@ class Store:
         """Whether there is a file for the shard; `open` finds out what it is worth."""
         return os.path.exists(self.place(url)[0])
 
+    def is_downloading(self, path: str) -> bool:
+        """Whether a process downloads the shard to ``path`` at this moment."""
+        directory, name = directory_of(path)
+        lock = directory.lock(name)
+        if not os.path.exists(lock):
+            return False
+        with locks.try_hold(lock, mode=directory.lock_mode()) as held:
+            return held is None
+
     def touch(self, path: str) -> None:
-        """Note that a cached shard was used: what was used longest ago goes first."""
+        """Note that a cached shard was used: the least recently used one is evicted first."""
+        directory, name = directory_of(path)
         with contextlib.suppress(OSError):  # another user's directory, a read-only one
-            os.utime(path + tables.SUFFIX)
+            os.utime(directory.table(name))
 
     def bell_time(self, directory: str) -> int:
-        """When somebody last waited for room in a directory; see `wids.cache.room.Room.bell_time`."""
-        return self._room(directory).bell_time()
+        """When a process last waited for space; see `wids.cache.space.Space.release_request_time`."""
+        return self._space(directory).release_request_time()
 
-    def _room(self, directory: str) -> Room:
-        room = self._rooms.get(directory)
-        if room is None:
-            room = Room(directory, limit=self.cache_size, hooks=self.hooks, let_go=self._let_go)
-            room = self._rooms.setdefault(directory, room)
-        return room
+    def _space(self, directory: str) -> Space:
+        space = self._spaces.get(directory)
+        if space is None:
+            space = Space(directory, limit=self.cache_size, hooks=self.hooks, release_idle=self._let_go)
+            space = self._spaces.setdefault(directory, space)
+        return space
 
     def _let_go(self) -> None:
         if self.let_go is not None:
@@ -304,7 +311,8 @@ class Store:
         event: Event = Hit(url=shard.url, path=path)
         has_saved = found is not None
         if found is None:
-            with locks.hold(path, hooks=self.hooks):
+            directory, name = directory_of(path)
+            with locks.hold(directory.lock(name), mode=directory.lock_mode(), hooks=self.hooks) as held:
                 found, cause = self._look(shard, path)
                 has_saved = found is not None
                 if cause and shard.md5sum:
@@ -312,7 +320,7 @@ class Store:
                 if found is None:
                     if cause:
                         emit(self.hooks, Rejected(url=shard.url, path=path, cause=cause))
-                    found, event = self._fetch(shard, path)
+                    found, event = self._fetch(shard, path, held)
         fd, table = found
         with files.closing_on_error(fd):
             if self.keep:
@@ -333,6 +341,7 @@ class Store:
             found, cause = self._look(shard, path)
             if found is None:
                 files.make_directory(directory, is_private=is_private)
+                CacheDirectory(directory).make()
         except WidsError:
             raise
         except OSError as error:
@@ -351,7 +360,8 @@ class Store:
             if locks.lease(fd) is False:  # it is being evicted
                 files.close(fd)
                 return None, ""
-            table = files.load_table(path, shard.url, shard_bytes=facts.size)
+            directory, name = directory_of(path)
+            table = files.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
             cause = self._find_difference(shard, path, facts, table)
         if table is None or cause:
             files.close(fd)
@@ -395,26 +405,36 @@ class Store:
         if cause:
             files.close(fd)
             return None, cause
-        files.save_table(path, table)
+        self._space(os.path.dirname(path)).adopt(os.path.basename(path), table)
         return (fd, table), ""
 
     def _fetch(
         self,
         shard: Shard,
         path: str,
+        held: locks.Held,
         *,
         after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> tuple[Found, Fetched]:
-        """Make room, download, verify, index and publish; the caller holds the lock. ``after``: see `fetch_ahead`."""
+        """Make space, download, verify, index and publish, with the lock held. ``after``: see `fetch_ahead`."""
         start = time.perf_counter()
         arrived: list[Found] = []
-        room = self._room(os.path.dirname(path))
-        with files.part_file(path) as (part, part_fd), files.part_file(path + tables.SUFFIX) as (table_part, table_fd):
+        space = self._space(os.path.dirname(path))
+        directory, name = directory_of(path)
+        staging = directory.staging(name)
+        with (
+            files.part_file(staging) as (part, part_fd),
+            files.part_file(staging + tables.SUFFIX) as (table_part, table_fd),
+        ):
 
             def reserve(size: int) -> None:
                 allowance = table_allowance(size, shard.nsamples)
-                room.reserve([(part_fd, size), (table_fd, allowance)], url=shard.url, after=after)
+                space.reserve([(part_fd, size), (table_fd, allowance)], url=shard.url, after=after)
+
+            def is_ended() -> bool:  # asked all the time while bytes come, or are waited for
+                held.touch()
+                return is_cancelled is not None and is_cancelled()
 
             def check() -> None:
                 # By name: a pipe: program may replace the part file instead of filling it.
@@ -423,8 +443,8 @@ class Store:
                     fetch.check_content(shard.url, system.pread(fd, 512, 0))
                     fetch.check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum)
                     reserve(facts.size)
-                    # A name that survives a power cut must not name bytes that did not.
-                    os.fsync(fd if system.RENAMES_OPEN_FILES else part_fd)
+                    held.touch()
+                    os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
                     arrived.append((fd, files.scan_table(fd, shard.url, self._identify(fd, shard))))
 
             if shard.filesize is not None:
@@ -435,7 +455,7 @@ class Store:
                 check=check,
                 size=shard.filesize,
                 reserve=reserve,
-                is_cancelled=is_cancelled,
+                is_cancelled=is_ended,
                 storage_options=self.storage_options,
                 allow_pipe=self.allow_pipe,
                 hooks=self.hooks,
@@ -443,10 +463,14 @@ class Store:
             fd, table = arrived.pop()
             with files.closing_on_error(fd):
                 data = table.to_bytes()
-                room.reserve([(part_fd, table.identity.size), (table_fd, len(data))], url=shard.url, after=after)
-                _fill(path + tables.SUFFIX, table_fd, data)
-                with room.lock():
-                    _publish(fd, (part, part_fd, path), (table_part, table_fd, path + tables.SUFFIX))
+                space.reserve([(part_fd, table.identity.size), (table_fd, len(data))], url=shard.url, after=after)
+                _fill(path, table_fd, data)
+                directory.share_for_reading(fd)
+                directory.share(table_fd)
+                with space.publishing(name, table.identity.size + len(data)):
+                    _publish([(table_part, directory.table(name)), (part, path)])
+                    locks.unmark(part_fd)  # else it would be locked against our own lease
+                    locks.lease(fd)
         if shard.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To fetch the shard again for each sample would never end.
             self._miscounted[path] = table.identity
@@ -466,7 +490,7 @@ def _size_of(table: MemberTable) -> int:
 
 
 def _fill(path: str, fd: int, data: bytes) -> None:
-    """Make ``data`` all that the part file of ``path`` holds."""
+    """Make ``data`` all that the part file of the member table of ``path`` holds."""
     try:
         system.write_all(fd, data, 0)
         os.ftruncate(fd, len(data))
@@ -474,41 +498,21 @@ def _fill(path: str, fd: int, data: bytes) -> None:
         raise CacheError(f"{path}: cannot be written ({error}); free space or move cache_dir") from error
 
 
-def _publish(fd: int, shard: tuple[str, int, str], table: tuple[str, int, str]) -> None:
-    """Give a shard and its table their names, and lease the shard; nobody can evict it meanwhile.
-
-    Args:
-        fd: the shard, open for reading.
-        shard: the part file's name, its descriptor, which is closed afterwards by whoever made it, and the final name.
-        table: likewise.
-    """
-    part, part_fd, path = shard
-    table_part, table_fd, table_path = table
-    try:
-        if not system.RENAMES_OPEN_FILES:
-            null = os.open(os.devnull, os.O_RDONLY)
-            for number in (fd, part_fd, table_fd):  # which stay taken: their owners close them, whatever happens here
-                os.dup2(null, number, inheritable=False)
-            os.close(null)
-        # The table first: a table without its shard is inert, a shard without one would have to be proved.
-        os.replace(table_part, table_path)
-        os.replace(part, path)
-        if not system.RENAMES_OPEN_FILES:
-            published, _ = files.open_file(path)
-            os.dup2(published, fd, inheritable=False)
-            os.close(published)
-    except OSError as error:
-        raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
-    locks.unmark(part_fd)  # else it would be locked against our own lease
-    locks.lease(fd)
+def _publish(names: Sequence[tuple[str, str]]) -> None:
+    """Give files their names. The table first: alone it is inert, and a shard without one would have to be proved."""
+    for part, path in names:
+        try:
+            os.replace(part, path)
+        except OSError as error:
+            raise CacheError(f"{path}: cannot be published ({error}); free space or move cache_dir") from error
 
 
 def _keep(path: str) -> None:
     """Mark a cached shard as not to be evicted."""
-    mark = path + KEEP_SUFFIX
-    if not os.path.exists(mark):
+    directory, name = directory_of(path)
+    if not directory.is_kept(name):
         with contextlib.suppress(OSError):
-            os.close(os.open(mark, system.WRITE_FLAGS | os.O_CREAT, 0o666))
+            os.close(files.open_shared(directory, directory.keep_mark(name)))
 
 
 def _endpoint(storage_options: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import files, locks, plans
+from wids.cache import files, plans
 from wids.cache.failures import CancelledTransferError
 from wids.cache.store import Store
 from wids.errors import CacheError, CacheFull, WidsError
@@ -197,9 +197,7 @@ class Warming:
             try:
                 if self.store.fetch_ahead(shard, after=after, is_cancelled=self._cancelled.is_set):
                     return
-                with locks.try_hold(path) as is_free:
-                    pass
-                if is_free:
+                if not self.store.is_downloading(path):
                     break
             except CacheFull:
                 if time.monotonic() - self._succeeded > _FULL_SECONDS:

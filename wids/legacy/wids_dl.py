@@ -42,7 +42,7 @@ def download_and_open(
 ) -> IO[Any]:
     """``local`` opened, fetched first if it is not there; the caller closes."""
     path = _own_path(local)
-    with locks.hold(path):
+    with locks.hold(path + ".lock"):
         if not os.path.exists(path):
             download_file(remote, path, verbose=verbose, allow_pipe=allow_pipe)
         return open(path, mode)

@@ -73,7 +73,7 @@ class Fleet:
         self._tell_gone(number)
 
     def _finds_room(self, number: int, shard: int, since: float) -> bool:
-        """Whether there is room for what somebody has waited for since then; see `wids.cache.room.Room.reserve`."""
+        """Whether there is room for what somebody has waited for since then; see `wids.cache.space.Space.reserve`."""
         node, has_leases = self._nodes[number], self._waits is None
         if self._now < since + pace.GRACE_SECONDS:
             soon = self._position + pace.SOON_SECONDS * self._rate

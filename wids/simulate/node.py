@@ -178,7 +178,7 @@ class Node:
         self.coming.add(shard)
 
     def _evict(self, missing: int, now: int, after: float, *, is_let_in: bool, has_leases: bool) -> tuple[int, bool]:
-        """As `wids.cache.room.Room` does; returns how many bytes are still missing, and whether a lease was met."""
+        """As `wids.cache.space.Space` does; returns how many bytes are still missing, and whether a lease was met."""
         leased = self.open if has_leases else {}
         entries, uses = self._candidates(missing, now, leased)
         going = list(victims(entries, uses, after=after))
@@ -214,7 +214,7 @@ class Node:
                 if shard in self.there:
                     entries[shard] = self._entry(shard)
                     uses[str(shard)] = max(min(positions), now)
-        return entries.values(), uses
+        return sorted(entries.values(), key=lambda entry: entry.used_ns), uses
 
     def _drop(self, shard: int) -> None:
         del self.there[shard]

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from wids.cache.cleanup import keep_most_recent_files
-from wids.cache.inventory import KEEP_SUFFIX
+from wids.cache.directory import CacheDirectory
 from wids.cache.listing import take_listing
 from wids.cli.cache.show import short_name
 from wids.cli.words import count_of, format_size, print_json, printable
@@ -76,7 +76,7 @@ def _unkeep(listing: Listing) -> int:
         if shard.is_kept:
             with contextlib.suppress(FileNotFoundError):
                 try:
-                    os.unlink(os.path.join(listing.directory, shard.name + KEEP_SUFFIX))
+                    os.unlink(CacheDirectory(listing.directory).keep_mark(shard.name))
                 except PermissionError as error:
                     raise CacheError(
                         f"{listing.directory}: a mark cannot be removed ({error})", path=listing.directory

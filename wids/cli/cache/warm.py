@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import inventory, system
-from wids.cache.room import table_allowance
+from wids.cache import system
+from wids.cache.directory import CacheDirectory
 from wids.cache.source import load_shards
+from wids.cache.space import table_allowance
 from wids.cache.warming import Warming
 from wids.cli.options import check_index
 from wids.cli.progress import progress, quiet
@@ -102,7 +103,7 @@ def _check_fits(warming: Warming, index: str, cache_size: int | None, *, start: 
         return
     missing = sum(shard.filesize or 0 for shard in warming.missing)
     try:
-        found, (free, _) = inventory.take(warming.directory), system.free_bytes(warming.directory)
+        found, (free, _) = CacheDirectory(warming.directory).inventory(), system.free_bytes(warming.directory)
     except OSError as error:
         raise CacheError(
             f"{warming.directory}: cannot be listed ({error}); choose another --cache-dir", path=warming.directory

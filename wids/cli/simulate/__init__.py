@@ -180,7 +180,7 @@ def run_simulate(
     """
     import numpy as np
 
-    from wids.cache.room import table_allowance
+    from wids.cache.space import table_allowance
     from wids.cli.simulate.report import build, show
     from wids.simulate.job import Job
 

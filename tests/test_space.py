@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import logging
 import math
 import os
 import tempfile
@@ -14,15 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import cache_shards as shards
-from tests.cache_dirs import files_in, names_in, put_file, put_garbage, put_shard
+from tests.cache_dirs import (
+    files_in,
+    keep_mark_of,
+    names_in,
+    put_file,
+    put_garbage,
+    put_shard,
+    put_table,
+    staging_of,
+    table_of,
+)
 from tests.cache_shards import described, files_open_in, texts, texts_of
 from tests.children import child, receive
-from wids.cache import files, inventory, locks, plans, system
-from wids.cache import room as rooms
+from wids.cache import files, locks, plans, system
+from wids.cache import space as spaces
+from wids.cache.directory import CacheDirectory
 from wids.cache.evict import Entry
 from wids.cache.plans import Plan
 from wids.cache.pool import OpenShards
-from wids.cache.room import Room, evict_from, table_allowance
+from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.store import Store
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom
@@ -48,10 +58,10 @@ class Clock:
         self.on_sleep = lambda: None
 
     def rule(self, monkeypatch):
-        """Be the clock of whoever waits for room, for at most seven seconds, and of plans."""
-        monkeypatch.setattr(rooms, "time", self)
+        """Be the clock of whoever waits for space, for at most seven seconds, and of plans."""
+        monkeypatch.setattr(spaces, "time", self)
         monkeypatch.setattr(plans, "time", self)
-        monkeypatch.setattr(rooms, "WAIT_SECONDS", 7.0)
+        monkeypatch.setattr(spaces, "WAIT_SECONDS", 7.0)
 
     def time(self):
         """Seconds since 1970."""
@@ -68,7 +78,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of `wids.cache.room` and of plans, which stands still until somebody sleeps."""
+    """The clock of `wids.cache.space` and of plans, which stands still until somebody sleeps."""
     clock = Clock()
     clock.rule(monkeypatch)
     return clock
@@ -81,7 +91,7 @@ def disk(monkeypatch, home):
 
     def free_bytes(directory):
         assert directory == home
-        taken = sum(os.stat(os.path.join(home, name)).st_size for name in os.listdir(home) if ".part" not in name)
+        taken = sum(os.stat(os.path.join(home, name)).st_size for name in os.listdir(home) if name != ".wids")
         return disk.size - disk.others - taken, disk.size
 
     monkeypatch.setattr(system, "free_bytes", free_bytes)
@@ -105,10 +115,11 @@ def planned(home, **uses):
     plan.close()
 
 
-def reserve(room, size, **options):
+def reserve(space, size, **options):
     """Make room for a shard of ``size`` bytes, and give it up again; how large its part file was."""
-    with files.part_file(os.path.join(room.directory, "new.tar")) as (_, fd):
-        room.reserve([(fd, size)], url="u://new.tar", **options)
+    space.directory.make()
+    with files.part_file(space.directory.staging("new.tar")) as (_, fd):
+        space.reserve([(fd, size)], url="u://new.tar", **options)
         return os.fstat(fd).st_size
 
 
@@ -131,25 +142,26 @@ def left(home):
 def test_just_as_many_go_as_have_to(home, events, limit, stays):
     """The bound holds to the byte, with what is coming; what was used longest ago goes first, with its table."""
     paths = fill(home)
-    assert reserve(Room(home, limit=limit, hooks=[events]), 12) == 12
+    assert reserve(Space(home, limit=limit, hooks=[events]), 12) == 12
     assert left(home) == stays
     gone = paths[: 4 - len(stays)]
     assert events == [Evicted(path=path, size_bytes=10) for path in gone]
-    assert not any(os.path.exists(f"{path}.widx") for path in gone)
-    assert all(os.path.exists(f"{path}.lock") for path in gone)
+    assert not any(os.path.exists(table_of(path)) for path in gone)
 
 
 def test_several_files_at_once(home):
     """A shard and its table get their room together; files that are long enough already want none."""
     fill(home)
-    room = Room(home, limit=50)
-    with files.part_file(f"{home}/n.tar") as (_, one), files.part_file(f"{home}/n.tar.widx") as (_, other):
-        room.reserve([(one, 12), (other, 8)], url="u")
+    space = Space(home, limit=50)
+    staging = space.directory.staging("n.tar")
+    space.directory.make()
+    with files.part_file(staging) as (_, one), files.part_file(f"{staging}.widx") as (_, other):
+        space.reserve([(one, 12), (other, 8)], url="u")
         assert left(home) == "bcd"
         assert (os.fstat(one).st_size, os.fstat(other).st_size) == (12, 8)
-        room.reserve([(one, 10), (other, 8)], url="u")
+        space.reserve([(one, 10), (other, 8)], url="u")
         assert (left(home), os.fstat(one).st_size) == ("bcd", 12)
-        room.reserve([(one, 13)], url="u")
+        space.reserve([(one, 13)], url="u")
         assert (left(home), os.fstat(one).st_size) == ("cd", 13)
 
 
@@ -157,11 +169,11 @@ def test_what_weighs_and_what_does_not(home):
     """Downloads of others count with the size they will have; strangers, locks, marks and plans do not count."""
     fill(home, "ab")
     put_file(home, "mine.tar", bytes(1000))
-    with files.part_file(f"{home}/other.tar") as (_, fd), planned(home, a=5.0):
+    with files.part_file(staging_of(f"{home}/other.tar")) as (_, fd), planned(home, a=5.0):
         os.truncate(fd, 100)
-        reserve(Room(home, limit=131), 11)
+        reserve(Space(home, limit=131), 11)
         assert left(home) == "ab"
-        reserve(Room(home, limit=130), 11)
+        reserve(Space(home, limit=130), 11)
         assert left(home) == "a"
     assert os.path.getsize(f"{home}/mine.tar") == 1000
 
@@ -170,12 +182,11 @@ def test_what_was_left_behind_goes_before_any_shard(home, events):
     """Part files of killed downloads and tables without shards make room first."""
     fill(home)
     put_garbage(f"{home}/x.tar", 1000)
-    put_file(home, "y.tar.widx", bytes(1000))
-    put_file(home, "y.tar.lock")
-    reserve(Room(home, limit=50, hooks=[events]), 10)
+    put_table(f"{home}/y.tar", 1000)
+    reserve(Space(home, limit=50, hooks=[events]), 10)
     assert left(home) == "abcd"
     assert [(type(event), event.size_bytes) for event in events] == [(Swept, 1000)]
-    assert not os.path.exists(f"{home}/y.tar.widx")
+    assert not os.path.exists(table_of(f"{home}/y.tar"))
 
 
 def test_a_bound_below_one_shard_lets_it_in(home, clock, caplog):
@@ -183,8 +194,8 @@ def test_a_bound_below_one_shard_lets_it_in(home, clock, caplog):
     fill(home)
     for limit in (0, 4):
         caplog.clear()
-        room = Room(home, limit=limit)
-        assert [reserve(room, 12) for _ in range(3)] == [12] * 3
+        space = Space(home, limit=limit)
+        assert [reserve(space, 12) for _ in range(3)] == [12] * 3
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert f"cache_size is {limit}, and a shard needs 12 bytes" in caplog.text
     assert left(home) == ""
@@ -195,7 +206,7 @@ def test_a_bound_below_one_shard_while_others_are_read(home, clock):
     """What is being read stays, and is no reason to wait for ever: what no bound could hold is let in beside it."""
     paths = fill(home, "ab")
     with leased(paths[0]):
-        assert reserve(Room(home, limit=5), 12) == 12
+        assert reserve(Space(home, limit=5), 12) == 12
         assert left(home) == "a"
     assert clock.sleeps == 0
 
@@ -206,10 +217,10 @@ def test_a_table_that_is_longer_than_was_kept_free(tmp_path, home, clock, caplog
     url = shards.write(tmp_path / "a.tar", data)
     store = Store(cache_dir=home, cache_local=True, cache_size=len(data) // 2)
     reader = store.open(Shard(url=url, nsamples=3, filesize=len(data)))
-    table_size = os.path.getsize(f"{reader.path}.widx")
+    table_size = os.path.getsize(table_of(reader.path))
     assert table_size > table_allowance(len(data), 3)
     assert len(reader) == 3
-    assert caplog.text.count("let in all the same") == 1
+    assert caplog.text.count("admitted over the limit") == 1
 
 
 def test_a_table_for_which_a_shard_must_go(tmp_path, home, events):
@@ -217,7 +228,7 @@ def test_a_table_for_which_a_shard_must_go(tmp_path, home, events):
     data = shards.pack([(f"{row:05d}.{member:03d}", b"") for row in range(3) for member in range(200)])
     url = shards.write(tmp_path / "a.tar", data)
     reader = Store(cache_dir=str(tmp_path / "other"), cache_local=True).open(described(url, data))
-    limit = len(data) + os.path.getsize(f"{reader.path}.widx")
+    limit = len(data) + os.path.getsize(table_of(reader.path))
     paths = fill(home, "a", limit - len(data) - table_allowance(len(data), 3))
     events.clear()
     reader = Store(cache_dir=home, cache_local=True, cache_size=limit, hooks=[events]).open(described(url, data))
@@ -232,10 +243,10 @@ def test_a_hundredth_of_the_disk_stays_free(home, disk):
     """Without a bound, shards go only so that a hundredth of the disk is free afterwards."""
     fill(home)
     disk.size, disk.others = 10_000, 10_000 - 40 - 100 - 12
-    reserve(Room(home, limit=None), 12)
+    reserve(Space(home, limit=None), 12)
     assert left(home) == "abcd"
     disk.others += 1
-    reserve(Room(home, limit=None), 12)
+    reserve(Space(home, limit=None), 12)
     assert left(home) == "bcd"
 
 
@@ -244,10 +255,10 @@ def test_at_most_one_gigabyte_stays_free(home, disk):
     fill(home)
     disk.size = 1 << 50
     disk.others = disk.size - (1 << 30) - 52
-    reserve(Room(home, limit=None), 12)
+    reserve(Space(home, limit=None), 12)
     assert left(home) == "abcd"
     disk.others += 1
-    reserve(Room(home, limit=None), 12)
+    reserve(Space(home, limit=None), 12)
     assert left(home) == "bcd"
 
 
@@ -255,10 +266,10 @@ def test_a_bound_needs_no_floor_but_the_disk_has_an_end(home, disk):
     """With a bound the disk may be filled up; beyond its end, shards go although the bound allows them."""
     fill(home)
     disk.size, disk.others = 10_000, 10_000 - 40 - 12
-    reserve(Room(home, limit=1000), 12)
+    reserve(Space(home, limit=1000), 12)
     assert left(home) == "abcd"
     disk.others += 15
-    reserve(Room(home, limit=1000), 12)
+    reserve(Space(home, limit=1000), 12)
     assert left(home) == "cd"
 
 
@@ -266,11 +277,11 @@ def test_bytes_that_are_promised_to_downloads_are_not_free(home, disk):
     """A part file that is still empty will fill the disk: its bytes are not promised twice."""
     fill(home)
     disk.size, disk.others = 100_000, 100_000 - 40 - 1000 - 5000
-    with files.part_file(f"{home}/other.tar") as (_, fd):
+    with files.part_file(staging_of(f"{home}/other.tar")) as (_, fd):
         os.truncate(fd, 4995)
-        reserve(Room(home, limit=None), 5)
+        reserve(Space(home, limit=None), 5)
         assert left(home) == "abcd"
-        reserve(Room(home, limit=None), 6)
+        reserve(Space(home, limit=None), 6)
         assert left(home) == "bcd"
 
 
@@ -278,26 +289,26 @@ def test_a_disk_that_others_have_filled(home, disk, clock, caplog):
     """Where nothing of ours is left to go, a shard is let in below the floor, with one warning; not beyond the end."""
     fill(home)
     disk.size, disk.others = 10_000, 10_000 - 20
-    room = Room(home, limit=None)
-    assert [reserve(room, 15) for _ in range(2)] == [15, 15]
+    space = Space(home, limit=None)
+    assert [reserve(space, 15) for _ in range(2)] == [15, 15]
     assert left(home) == ""
     assert [record.getMessage().count("the disk is nearly full") for record in caplog.records] == [1]
     with pytest.raises(CacheFull, match=r"2 bytes too few|the disk has 20 free"):
-        reserve(room, 22)
+        reserve(space, 22)
     assert clock.now > 0
 
 
 def test_a_large_disk_is_not_looked_through_for_each_shard(home, disk, monkeypatch):
-    """Without a bound and with plenty of room, a directory is looked at once for each process: to sweep it."""
+    """Without a bound and with plenty of space, a directory is looked at once for each process: to sweep it."""
     put_garbage(f"{home}/x.tar", 10)
     looks = []
-    real = inventory.take
-    monkeypatch.setattr(inventory, "take", lambda directory: looks.append(directory) or real(directory))
-    room = Room(home, limit=None)
+    real = CacheDirectory.inventory
+    monkeypatch.setattr(CacheDirectory, "inventory", lambda self: looks.append(self.path) or real(self))
+    space = Space(home, limit=None)
     for _ in range(5):
-        reserve(room, 12)
-    assert 1 <= len(looks) <= 2
-    assert not any(name.endswith(".part") for name in os.listdir(home))
+        reserve(space, 12)
+    assert looks == []
+    assert not any(name.endswith(".part") for name in files_in(home))
 
 
 # --- who stays
@@ -307,12 +318,12 @@ def test_what_is_kept_stays(home, clock):
     """A mark keeps a shard whatever the bound, and is no reason to ring: nobody can let go of it."""
     fill(home, "ac")
     put_shard(home, "b.tar", 10, used=5, is_kept=True)
-    room = Room(home, limit=20)
-    reserve(room, 10)
+    space = Space(home, limit=20)
+    reserve(space, 10)
     assert left(home) == "b"
     with pytest.raises(CacheFull):
-        reserve(room, 11)
-    assert (left(home), room.bell_time()) == ("b", 0)
+        reserve(space, 11)
+    assert (left(home), space.release_request_time()) == ("b", 0)
 
 
 def test_what_jobs_are_coming_to_goes_last(home):
@@ -321,21 +332,21 @@ def test_what_jobs_are_coming_to_goes_last(home):
     now = time.time()
     with planned(home, a=now + 100, c=now + 200, d=now + 50):
         for limit, stays in ((40, "acd"), (30, "ad"), (20, "d"), (10, "")):
-            reserve(Room(home, limit=limit), 10)
+            reserve(Space(home, limit=limit), 10)
             assert left(home) == stays
 
 
 def test_a_plan_without_a_job_protects_nothing(home):
     """A job that was killed does not come to its shards any more."""
     fill(home, "ab")
-    put_file(home, ".1-0123abcd.wids-plan", b'{"uses": {"a.tar": 1e12}, "busy": {}}')
-    reserve(Room(home, limit=20), 10)
+    plan = put_file(CacheDirectory(home).own, "1-0123abcd.plan", b'{"uses": {"a.tar": 1e12}, "busy": {}}')
+    reserve(Space(home, limit=20), 10)
     assert left(home) == "b"
-    assert not os.path.exists(f"{home}/.1-0123abcd.wids-plan")
+    assert not os.path.exists(plan)
 
 
 def test_strangers_stay_whatever_is_missing(home, clock):
-    """Files that no cache put there are never deleted, and are no reason for more than to say that there is no room."""
+    """Files that no cache put there are never deleted, and are no reason to make more of them."""
     mine = {
         "mine.tar": b"1",
         "mine.tar.widx": b"2",
@@ -348,7 +359,7 @@ def test_strangers_stay_whatever_is_missing(home, clock):
         put_file(home, name, data)
     os.mkdir(f"{home}/sub.tar")
     os.symlink("mine.tar", f"{home}/link.tar")
-    reserve(Room(home, limit=0), 10)
+    reserve(Space(home, limit=0), 10)
     for name, data in mine.items():
         with open(f"{home}/{name}", "rb") as file:
             assert file.read() == data
@@ -363,10 +374,10 @@ def test_who_finds_no_room_waits_and_then_says_what_is_missing(home, clock, even
     """All leased: it rings, lets go of its own, waits as long as it may, and raises with the numbers."""
     paths = fill(home, "ab")
     let_go = []
-    room = Room(home, limit=25, hooks=[events], let_go=lambda: let_go.append(clock.now))
+    space = Space(home, limit=25, hooks=[events], release_idle=lambda: let_go.append(clock.now))
     began = clock.now
     with leased(paths[0]), leased(paths[1]), pytest.raises(CacheFull) as caught:
-        reserve(room, 12)
+        reserve(space, 12)
     error = caught.value
     assert (error.url, error.path, error.expected, error.found) == ("u://new.tar", home, 12, 5)
     assert f"{home}: 7 bytes too few for u://new.tar, which needs 12: the cache may have 25 bytes and has 20" in str(
@@ -374,16 +385,16 @@ def test_who_finds_no_room_waits_and_then_says_what_is_missing(home, clock, even
     )
     assert 7.0 < clock.now - began < 8.0
     assert clock.sleeps == len(let_go) > 20
-    assert room.bell_time() > 0
+    assert space.release_request_time() > 0
     assert (left(home), events) == ("ab", [])
-    assert files_in(home) == ["a.tar", "a.tar.widx", "b.tar", "b.tar.widx"]
+    assert files_in(home) == [".wids/tables/a.tar.widx", ".wids/tables/b.tar.widx", "a.tar", "b.tar"]
 
 
 def test_nobody_waits_where_there_is_room(home, clock, events):
     """No pause, no bell, no word."""
-    room = Room(home, limit=100, hooks=[events])
-    reserve(room, 12)
-    assert (clock.sleeps, room.bell_time(), events) == (0, 0, [])
+    space = Space(home, limit=100, hooks=[events])
+    reserve(space, 12)
+    assert (clock.sleeps, space.release_request_time(), events) == (0, 0, [])
 
 
 def test_who_waits_goes_on_when_another_lets_go(home, clock, events):
@@ -391,16 +402,16 @@ def test_who_waits_goes_on_when_another_lets_go(home, clock, events):
     [path] = fill(home, "a")
     reader = contextlib.ExitStack()
     reader.enter_context(leased(path))
-    room = Room(home, limit=15, hooks=[events])
+    space = Space(home, limit=15, hooks=[events])
 
     def hear():
         if clock.sleeps == 3:
-            assert room.bell_time() > 0
+            assert space.release_request_time() > 0
             reader.close()
 
     clock.on_sleep = hear
     began = clock.now
-    assert reserve(room, 12) == 12
+    assert reserve(space, 12) == 12
     assert left(home) == ""
     assert clock.sleeps == 3
     assert events == [
@@ -414,14 +425,14 @@ def test_who_waits_lets_go_of_its_own(home, clock):
     [path] = fill(home, "a")
     reader = contextlib.ExitStack()
     reader.enter_context(leased(path))
-    assert reserve(Room(home, limit=15, let_go=reader.close), 12) == 12
+    assert reserve(Space(home, limit=15, release_idle=reader.close), 12) == 12
     assert clock.sleeps == 1
 
 
 def test_who_waits_goes_on_when_a_download_ends(home, clock):
     """A download of another process takes the room for now: no bell, for nobody can let go of it, but a wait."""
-    room = Room(home, limit=25)
-    part = files.part_file(f"{home}/other.tar")
+    space = Space(home, limit=25)
+    part = files.part_file(staging_of(f"{home}/other.tar"))
     _, fd = part.__enter__()
     os.truncate(fd, 20)
 
@@ -430,8 +441,8 @@ def test_who_waits_goes_on_when_a_download_ends(home, clock):
             part.__exit__(None, None, None)
 
     clock.on_sleep = end
-    assert reserve(room, 12) == 12
-    assert (clock.sleeps, room.bell_time()) == (5, 0)
+    assert reserve(space, 12) == 12
+    assert (clock.sleeps, space.release_request_time()) == (5, 0)
 
 
 def hold_open(connection, home, url, data):
@@ -448,7 +459,7 @@ def hold_open(connection, home, url, data):
 
 
 def test_other_processes_hear_the_bell(tmp_path, home):
-    """A shard that another process has open and does not read goes when somebody needs its room."""
+    """A shard that another process has open and does not read goes when somebody needs its space."""
     url, other = shards.write(tmp_path / "a.tar", A), shards.write(tmp_path / "b.tar", B)
     with child(hold_open, home, url, A) as (_, connection):
         assert receive(connection) == "open"
@@ -470,7 +481,7 @@ def test_what_is_used_at_once_stays_while_something_else_may_go(home, clock):
     reader.enter_context(leased(paths[1]))
     clock.on_sleep = reader.close
     with planned(home, a=clock.now + 0.3):
-        assert reserve(Room(home, limit=22), 12) == 12
+        assert reserve(Space(home, limit=22), 12) == 12
     assert (left(home), clock.sleeps) == ("a", 1)
 
 
@@ -478,7 +489,7 @@ def test_what_is_used_at_once_goes_if_nothing_else_will(home, clock):
     """When what is open stays open, the grace ends."""
     paths = fill(home, "ab")
     with leased(paths[1]), planned(home, a=clock.now + 0.3):
-        assert reserve(Room(home, limit=22), 12) == 12
+        assert reserve(Space(home, limit=22), 12) == 12
     assert left(home) == "b"
     assert clock.sleeps > 1
 
@@ -487,7 +498,7 @@ def test_what_is_used_at_once_goes_if_there_is_nothing_to_wait_for(home, clock):
     """Nothing is open: there is no grace."""
     fill(home, "a")
     with planned(home, a=clock.now + 0.3):
-        assert reserve(Room(home, limit=15), 12) == 12
+        assert reserve(Space(home, limit=15), 12) == 12
     assert (left(home), clock.sleeps) == ("", 0)
 
 
@@ -497,12 +508,12 @@ def test_what_is_used_at_once_goes_if_there_is_nothing_to_wait_for(home, clock):
 def test_who_fetches_ahead_never_waits(home, clock):
     """No room now: it says so at once, whether shards are open or kept."""
     paths = fill(home, "a")
-    room = Room(home, limit=15)
+    space = Space(home, limit=15)
     with leased(paths[0]), pytest.raises(CacheFull):
-        reserve(room, 12, after=0.0)
-    put_file(home, "a.tar.keep")
+        reserve(space, 12, after=0.0)
+    put_file(home, keep_mark_of(f"{home}/a.tar"))
     with pytest.raises(CacheFull):
-        reserve(room, 12, after=0.0)
+        reserve(space, 12, after=0.0)
     assert (left(home), clock.sleeps) == ("a", 0)
 
 
@@ -512,25 +523,25 @@ def test_who_fetches_ahead_takes_nothing_that_is_used_sooner(home, clock):
     now = clock.now
     with planned(home, a=now + 10, b=now + 20, c=now + 30):
         with pytest.raises(CacheFull):
-            reserve(Room(home, limit=40), 21, after=now + 30)
+            reserve(Space(home, limit=40), 21, after=now + 30)
         assert left(home) == "abcd"  # one would have been too few
-        assert reserve(Room(home, limit=40), 20, after=now + 20) == 20
+        assert reserve(Space(home, limit=40), 20, after=now + 20) == 20
         assert left(home) == "ab"
-        assert reserve(Room(home, limit=40), 20, after=now + 20) == 20
+        assert reserve(Space(home, limit=40), 20, after=now + 20) == 20
         with pytest.raises(CacheFull):
-            reserve(Room(home, limit=40), 21, after=now + 20)
+            reserve(Space(home, limit=40), 21, after=now + 20)
     assert (left(home), clock.sleeps) == ("ab", 0)
 
 
 def test_who_fetches_ahead_does_not_exceed_a_bound(home, clock, caplog):
     """A bound below one shard lets in what is being read, not what may be needed."""
     with pytest.raises(CacheFull):
-        reserve(Room(home, limit=5), 12, after=0.0)
+        reserve(Space(home, limit=5), 12, after=0.0)
     assert caplog.records == []
 
 
 def test_a_table_that_comes_ahead_is_not_worth_a_wait(tmp_path, home, clock):
-    """Where the table of a shard that is fetched ahead has no room, the fetch ends, and takes nothing used sooner."""
+    """Where the table of a shard that is fetched ahead has no space, the fetch ends, and takes nothing used sooner."""
     data = shards.pack([(f"{row:05d}.{member:03d}", b"") for row in range(3) for member in range(200)])
     url = shards.write(tmp_path / "a.tar", data)
     fill(home, "a", 1000)
@@ -539,7 +550,7 @@ def test_a_table_that_comes_ahead_is_not_worth_a_wait(tmp_path, home, clock):
     with planned(home, a=clock.now + 10), pytest.raises(CacheFull):
         store.fetch_ahead(described(url, data), after=clock.now + 20, is_cancelled=lambda: False)
     assert (left(home), clock.sleeps) == ("a", 0)
-    assert not any(name.endswith(".part") for name in os.listdir(home))
+    assert not any(name.endswith(".part") for name in files_in(home))
 
 
 # --- against a simulation
@@ -616,20 +627,19 @@ def test_room_is_made_as_a_simulation_makes_it(scene):
         for size in scene.garbage:
             put_garbage(f"{home}/g.tar", size)
         for size in scene.live:
-            os.truncate(stack.enter_context(files.part_file(f"{home}/l.tar"))[1], size)
+            os.truncate(stack.enter_context(files.part_file(staging_of(f"{home}/l.tar")))[1], size)
         if scene.orphan is not None:
-            put_file(home, "o.tar.widx", bytes(scene.orphan))
-            put_file(home, "o.tar.lock")
+            put_table(f"{home}/o.tar", scene.orphan)
         put_file(home, "mine.tar", b"mine")
         uses = {name: shard.use for name, shard in scene.shards.items() if shard.use is not None}
         stack.enter_context(planned(home, **uses))
         gone, has_room = simulate(scene)
         with contextlib.nullcontext() if has_room else pytest.raises(CacheFull):
-            assert reserve(Room(home, limit=scene.limit), scene.wanted, after=scene.after) == scene.wanted
+            assert reserve(Space(home, limit=scene.limit), scene.wanted, after=scene.after) == scene.wanted
         assert set(left(home)) == set(scene.shards) - gone
         assert os.path.exists(f"{home}/mine.tar")
-        assert not os.path.exists(f"{home}/o.tar.widx")
-        assert len(inventory.take(home).parts) == len(scene.live)
+        assert not os.path.exists(table_of(f"{home}/o.tar"))
+        assert len(CacheDirectory(home).transients().parts) == len(scene.live)
 
 
 # --- deleting
@@ -643,15 +653,15 @@ def entry_of(path):
 def test_deleting_says_whether_the_shard_is_gone(home, events):
     """Gone already: yes. Open anywhere, a directory by now: no, and nothing of it is touched."""
     paths = fill(home, "abc")
-    room = Room(home, limit=None, hooks=[events])
-    assert room.delete(entry_of(paths[0]))
-    assert room.delete(entry_of(paths[0]))
+    space = Space(home, limit=None, hooks=[events])
+    assert space.delete(entry_of(paths[0]))
+    assert space.delete(entry_of(paths[0]))
     with leased(paths[1]):
-        assert not room.delete(entry_of(paths[1]))
-    assert os.path.exists(f"{paths[1]}.widx")
+        assert not space.delete(entry_of(paths[1]))
+    assert os.path.exists(table_of(paths[1]))
     os.unlink(paths[2])
     os.mkdir(paths[2])
-    assert not room.delete(entry_of(paths[2]))
+    assert not space.delete(entry_of(paths[2]))
     assert events == [Evicted(path=paths[0], size_bytes=10)]
     assert files_open_in(home) == []
 
@@ -667,7 +677,7 @@ def test_a_shard_that_cannot_be_deleted(home, monkeypatch, caplog):
         real(path, **options)
 
     monkeypatch.setattr(os, "unlink", refusing)
-    reserve(Room(home, limit=20), 10)
+    reserve(Space(home, limit=20), 10)
     assert left(home) == "a"
     assert f"{paths[0]}: cannot be deleted" in caplog.text
 
@@ -683,7 +693,7 @@ def test_a_shard_that_cannot_be_written_is_deleted_all_the_same(home, monkeypatc
         return real(name, flags, *args, **options)
 
     monkeypatch.setattr(os, "open", read_only)
-    assert Room(home, limit=None).delete(entry_of(path))
+    assert Space(home, limit=None).delete(entry_of(path))
     assert left(home) == ""
 
 
@@ -691,17 +701,17 @@ def test_sweeping_takes_nothing_that_is_alive(home, events):
     """Part files that are locked, plans of live jobs, tables of shards: all stay; garbage goes, and is told."""
     fill(home, "a")
     garbage = put_garbage(f"{home}/x.tar", 7)
-    with files.part_file(f"{home}/y.tar") as (part, _), planned(home, a=5.0):
+    with files.part_file(staging_of(f"{home}/y.tar")) as (part, _), planned(home, a=5.0):
         before = files_in(home)
-        Room(home, limit=None, hooks=[events]).sweep()
-        assert files_in(home) == [name for name in before if name != os.path.basename(garbage)]
+        Space(home, limit=None, hooks=[events]).sweep()
+        assert files_in(home) == [name for name in before if name != os.path.relpath(garbage, home)]
         assert os.path.exists(part)
     assert events == [Swept(path=garbage, size_bytes=7)]
 
 
 def test_a_part_file_that_was_published_while_others_sweep(home, events, monkeypatch):
     """Where nobody can lock the directory, a download may get its name between the look at it and its deletion."""
-    part, fd = files.make_part(f"{home}/a.tar")
+    part, fd = files.make_part(staging_of(f"{home}/a.tar"))
     real = plans.is_left
 
     def late(other, **options):
@@ -710,7 +720,7 @@ def test_a_part_file_that_was_published_while_others_sweep(home, events, monkeyp
         return real(other, **options)
 
     monkeypatch.setattr(plans, "is_left", late)
-    Room(home, limit=None, hooks=[events]).sweep()
+    Space(home, limit=None, hooks=[events]).sweep()
     os.close(fd)
     assert os.path.exists(f"{home}/a.tar")
 
@@ -722,14 +732,14 @@ def test_a_shard_that_was_proved_by_its_md5_is_leased(tmp_path, home, lost):
     shard = described(shards.write(tmp_path / "a.tar", A), A)
     if lost == "the table":
         path = store.open(shard).path
-        os.unlink(f"{path}.widx")
+        os.unlink(table_of(path))
     else:
         path = store.open(described(shard.url, A, md5sum=None)).path
     reader = store.open(shard)
-    assert not Room(home, limit=None).delete(entry_of(path))
+    assert not Space(home, limit=None).delete(entry_of(path))
     assert texts(reader) == texts_of()
     reader.close()
-    assert Room(home, limit=None).delete(entry_of(path))
+    assert Space(home, limit=None).delete(entry_of(path))
 
 
 # --- from outside: evict_from
@@ -742,7 +752,7 @@ def test_cleaning_keeps_both_bounds_over_several_directories(tmp_path):
         os.mkdir(home)
         for place, name in enumerate("abc"):
             put_shard(home, f"{name}.tar", 10, used=1000 + 2 * place + number)
-    cleaned = [Room(home, limit=None) for home in reversed(homes)]
+    cleaned = [Space(home, limit=None) for home in reversed(homes)]
     assert evict_from(cleaned, limit=50, most=99) == [(f"{homes[0]}/a.tar", 10)]
     assert evict_from(cleaned, limit=99, most=3) == [(f"{homes[1]}/a.tar", 10), (f"{homes[0]}/b.tar", 10)]
     assert evict_from(cleaned, limit=0, most=0, is_dry=True) == [
@@ -757,30 +767,29 @@ def test_cleaning_does_not_count_what_it_sweeps(home):
     """The garbage of killed downloads, and tables without shards, go first: no shard goes for their bytes."""
     fill(home)
     put_garbage(f"{home}/x.tar", 1000)
-    put_file(home, "y.tar.widx", bytes(1000))
-    put_file(home, "y.tar.lock")
-    assert evict_from([Room(home, limit=None)], limit=40, most=99) == []
+    put_table(f"{home}/y.tar", 1000)
+    assert evict_from([Space(home, limit=None)], limit=40, most=99) == []
     assert left(home) == "abcd"
 
 
 def test_cleaning_counts_downloads_under_way(home):
     """What others are fetching is within the bound, too."""
     fill(home)
-    with files.part_file(f"{home}/x.tar") as (_, fd):
+    with files.part_file(staging_of(f"{home}/x.tar")) as (_, fd):
         os.truncate(fd, 15)
-        evict_from([Room(home, limit=None)], limit=40, most=99)
+        evict_from([Space(home, limit=None)], limit=40, most=99)
     assert left(home) == "cd"
 
 
 def test_cleaning_goes_round_what_is_open_and_rings(home):
     """An open shard is passed over, the next one goes; if that is not enough, the bell is rung."""
     paths = fill(home)
-    room = Room(home, limit=None)
+    space = Space(home, limit=None)
     with leased(paths[0]):
-        assert evict_from([room], limit=30, most=99) == [(paths[1], 10)]
-        assert room.bell_time() == 0
-        assert len(evict_from([room], limit=5, most=99)) == 2
-        assert room.bell_time() > 0
+        assert evict_from([space], limit=30, most=99) == [(paths[1], 10)]
+        assert space.release_request_time() == 0
+        assert len(evict_from([space], limit=5, most=99)) == 2
+        assert space.release_request_time() > 0
     assert left(home) == "a"
 
 
@@ -795,12 +804,12 @@ def test_a_directory_that_cannot_be_looked_at(home, monkeypatch, limit, trouble)
     def failing(*args):
         raise PermissionError(errno.EACCES, "Permission denied", home)
 
-    room = Room(home, limit=limit)
-    reserve(room, 5)
+    space = Space(home, limit=limit)
+    reserve(space, 5)
     monkeypatch.setattr(*((os, "scandir") if "listed" in trouble else (system, "free_bytes")), failing)
-    monkeypatch.setattr(room, "_has_swept", trouble != "it cannot be listed")
+    monkeypatch.setattr(space, "_has_swept", trouble != "it cannot be listed")
     with pytest.raises(CacheError, match="choose another cache_dir") as caught:
-        reserve(room, 12)
+        reserve(space, 12)
     assert not isinstance(caught.value, CacheFull)
     assert isinstance(caught.value.__cause__, PermissionError)
 
@@ -810,7 +819,7 @@ def test_a_directory_that_goes_while_room_is_made(tmp_path, home):
     url = shards.write(tmp_path / "a.tar", A)
     store = Store(cache_dir=home, cache_local=True)
     store.open(described(shards.write(tmp_path / "b.tar", B), B))
-    real = Room.reserve
+    real = Space.reserve
     wiped = []
 
     def late(self, *args, **options):
@@ -820,7 +829,7 @@ def test_a_directory_that_goes_while_room_is_made(tmp_path, home):
         real(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Room, "reserve", late)
+        patch.setattr(Space, "reserve", late)
         assert texts(store.open(described(url, A))) == texts_of()
     assert wiped == [home]
 
@@ -833,7 +842,7 @@ def test_a_disk_that_refuses_the_bytes(home, monkeypatch):
 
     monkeypatch.setattr(os, "ftruncate", failing)
     with pytest.raises(CacheError, match="free space"):
-        reserve(Room(home, limit=100), 12)
+        reserve(Space(home, limit=100), 12)
 
 
 # --- without locks
@@ -845,7 +854,7 @@ def test_without_locks_what_is_open_may_go(home, monkeypatch, clock):
     paths = fill(home, "ab")
     with open(paths[0], "rb") as reader:
         assert locks.lease(reader.fileno()) is None
-        reserve(Room(home, limit=20), 10)
+        reserve(Space(home, limit=20), 10)
         assert left(home) == "b"
         assert reader.read() == bytes(10)
     assert clock.sleeps == 0
@@ -856,8 +865,8 @@ def test_without_locks_downloads_go_by_their_age(home, monkeypatch):
     monkeypatch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
     young, old = put_garbage(f"{home}/a.tar", 5), put_garbage(f"{home}/b.tar", 5)
     os.utime(old, (time.time() - 90_000,) * 2)
-    Room(home, limit=None).sweep()
-    assert files_in(home) == [os.path.basename(young)]
+    Space(home, limit=None).sweep()
+    assert files_in(home) == [os.path.relpath(young, home)]
 
 
 @pytest.mark.parametrize("limit", [None, 3 * len(A)])
@@ -875,95 +884,4 @@ def test_a_store_without_locks(tmp_path, home, monkeypatch, limit):
         reader = store.open(described(urls[tag], shards.shard(tag)))
         assert texts(reader) == texts_of(tag)
     assert len(names_in(home)) == (3 if limit is None else 2)
-    assert not any(name.endswith(".part") for name in os.listdir(home))
-
-
-# --- the Windows way
-
-
-@pytest.fixture
-def windows(monkeypatch):
-    """Nothing that this process has open can be renamed, replaced or deleted, and nothing can be locked."""
-
-    def opened():
-        found = set()
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(f"/proc/self/fd/{number}")
-                found.add((status.st_dev, status.st_ino))
-        return found
-
-    def refusing(call):
-        def checked(*paths):
-            for path in paths:
-                if os.path.exists(path):
-                    status = os.stat(path)
-                    if (status.st_dev, status.st_ino) in opened():
-                        raise PermissionError(errno.EACCES, "it is being used by another process", path)
-            return call(*paths)
-
-        return checked
-
-    for name in ("unlink", "replace", "rename"):
-        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
-    monkeypatch.setattr(system, "RENAMES_OPEN_FILES", False)
-    monkeypatch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
-
-
-@pytest.mark.usefixtures("windows")
-def test_on_windows_what_is_open_stays(home, clock, caplog):
-    """The system itself keeps it: it is passed over, and goes when it is closed."""
-    paths = fill(home, "ab")
-    room = Room(home, limit=20)
-    with open(paths[0], "rb"):
-        reserve(room, 10)
-        assert left(home) == "a"
-        assert os.path.exists(f"{paths[0]}.widx")
-        with pytest.raises(CacheFull):
-            reserve(room, 15, after=0.0)
-    assert reserve(room, 15) == 15
-    assert left(home) == ""
-    assert "cannot be deleted" in caplog.text
-
-
-@pytest.mark.usefixtures("windows")
-def test_on_windows_garbage_goes(home, events):
-    """Part files of killed downloads are deleted once they are old; those under way are not."""
-    garbage = put_garbage(f"{home}/x.tar", 7)
-    os.utime(garbage, (5.0, 5.0))
-    with files.part_file(f"{home}/y.tar") as (part, _):
-        Room(home, limit=None, hooks=[events]).sweep()
-        assert files_in(home) == [os.path.basename(part)]
-    assert events == [Swept(path=garbage, size_bytes=7)]
-    assert files_in(home) == []
-
-
-@pytest.mark.usefixtures("windows")
-def test_on_windows_a_store_keeps_its_bound(tmp_path, home, caplog):
-    """Fetch, read, evict and fetch again; what is held open stays, and nothing is left or open at the end."""
-    caplog.set_level(logging.CRITICAL, logger="wids")  # a record that is kept would keep readers open by its error
-    urls = {tag: shards.write(tmp_path / f"{tag}.tar", shards.shard(tag)) for tag in "abc"}
-    store = Store(cache_dir=home, cache_local=True, cache_size=2 * len(A) + 5000)
-    held = store.open(described(urls["a"], A))
-    for tag in "bcbc":
-        assert texts(store.open(described(urls[tag], shards.shard(tag)))) == texts_of(tag)
-        assert len(names_in(home)) == 2
-    assert texts(held) == texts_of("a")
-    assert files_open_in(home) == [held.path]
-    held.close()
-    assert evict_from([Room(home, limit=None)], limit=0, most=0) != []
-    assert files_in(home) == []
-
-
-@pytest.mark.usefixtures("windows")
-def test_on_windows_a_shard_that_cannot_be_published(tmp_path, home):
-    """Somebody has the old shard open: an error of the cache, and no descriptor is closed twice."""
-    url = shards.write(tmp_path / "a.tar", A)
-    store = Store(cache_dir=home, cache_local=True)
-    held = store.open(described(url, A))
-    shards.write(url, B)
-    with pytest.raises(CacheError, match="cannot be published"):
-        store.open(described(url, B))
-    assert texts(held) == texts_of("a")
-    held.close()
-    assert files_open_in(home) == []
+    assert not any(name.endswith(".part") for name in files_in(home))

@@ -1,0 +1,205 @@
+"""Which shards a cache directory holds, kept up to date from a log, so that a download need not list the directory.
+
+Rules: the truth is the directory. Every process that publishes or deletes a shard appends a line to the log, with the
+directory's modification time afterwards. While the last line's time is the directory's own, the log tells everything
+that happened since the directory was listed. When it is not (files were made or deleted by others, or a process died
+in between), and every ten minutes, the directory is listed again. All of it under the lock of `wids.cache.space`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote_to_bytes
+
+from wids.cache import files, system
+from wids.cache.evict import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from wids.cache.directory import CacheDirectory
+
+_LISTED_AGAIN_SECONDS = 600.0
+_MAX_LOG_BYTES = 4 << 20
+
+
+class Contents:
+    """The shards of one cache directory, with their sizes, and in the order of their last use."""
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self._directory = directory
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._sizes: dict[str, int] = {}
+        self.used_bytes = 0
+        # (when it was used last, name); a shard that was used since is found again at its new time.
+        self._by_use: list[tuple[int, str]] = []
+        self._generation, self._offset, self._listed = b"", 0, -1.0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def refresh(self) -> None:
+        """Bring this up to date.
+
+        Raises:
+            OSError: the directory cannot be listed.
+        """
+        if self._pid != os.getpid():  # a copy that was forked while another thread changed it
+            self._begin()
+        with _open_log(self._directory) as log:
+            lines = log.read(self._generation, self._offset)
+            now = time.monotonic()
+            is_told = log.is_current() and log.size <= _MAX_LOG_BYTES
+            if not is_told:
+                log.begin()
+            if is_told and lines is not None and 0 <= self._listed >= now - _LISTED_AGAIN_SECONDS:
+                for size, name in lines:
+                    self._take(name, size)
+            else:
+                self._list()
+                self._listed = now
+            self._generation, self._offset = log.generation, log.size
+
+    def _list(self) -> None:
+        found = self._directory.inventory()
+        self._directory.remove_orphans(found)
+        self._sizes = {entry.name: entry.size_bytes for entry in found.entries}
+        self.used_bytes = sum(self._sizes.values())
+        self._by_use = [(entry.used_ns, entry.name) for entry in found.entries]
+        heapq.heapify(self._by_use)
+
+    def _take(self, name: str, size: int) -> None:
+        """Note that a shard was published; with a size of 0, that it was deleted."""
+        self.used_bytes += size - self._sizes.pop(name, 0)
+        if size:
+            self._sizes[name] = size
+            heapq.heappush(self._by_use, (0, name))  # its time is looked up when its turn comes
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Callable[[str, int], None]]:
+        """Publish or delete shards in the block; it calls what this gives with (name, bytes, 0: deleted) of each."""
+        with _open_log(self._directory) as log:
+            if log.is_current():
+                yield log.append
+            else:  # a line now would hide that the directory has to be listed
+                yield _note_nothing
+
+    def oldest_first(self) -> Generator[Entry, None, None]:
+        """The shards, least recently used first; looks at no more of them than are asked for."""
+        passed: list[tuple[int, str]] = []
+        seen: set[str] = set()
+        try:
+            while self._by_use:
+                used, name = heapq.heappop(self._by_use)
+                if name not in self._sizes or name in seen:
+                    continue
+                try:
+                    last = os.stat(self._directory.table(name)).st_mtime_ns
+                except FileNotFoundError:  # deleted by others, or no longer the cache's own
+                    self._take(name, 0)
+                    continue
+                if last > used:
+                    heapq.heappush(self._by_use, (last, name))
+                    continue
+                seen.add(name)
+                passed.append((used, name))
+                yield Entry(
+                    name=name,
+                    size_bytes=self._sizes[name],
+                    used_ns=last,
+                    is_kept=self._directory.is_kept(name),
+                )
+        finally:
+            for item in passed:
+                heapq.heappush(self._by_use, item)
+
+
+def _note_nothing(name: str, size: int) -> None:
+    """In place of a line in the log."""
+
+
+class _Log:
+    """The log of changes: a first line with a random name for it, then ``<directory mtime> <bytes> <name>`` a line."""
+
+    def __init__(self, directory: CacheDirectory, fd: int) -> None:
+        self._directory, self._fd = directory, fd
+        data = system.pread(fd, _HEAD_BYTES, 0) if fd >= 0 else b""
+        self.generation = data if len(data) == _HEAD_BYTES and data.endswith(b"\n") else b""
+        self.size = os.fstat(fd).st_size if self.generation else 0
+
+    def read(self, generation: bytes, offset: int) -> list[tuple[int, str]] | None:
+        """(bytes, name) of each change since ``offset``; None if this is another log, or damaged."""
+        if not generation or generation != self.generation or not _HEAD_BYTES <= offset <= self.size:
+            return None
+        try:
+            return [
+                (int(size), os.fsdecode(unquote_to_bytes(name)))
+                for _, size, name in map(bytes.split, self._lines(offset))
+                if name != b"/"
+            ]
+        except ValueError:
+            return None
+
+    def _lines(self, offset: int) -> list[bytes]:
+        data = system.pread(self._fd, self.size - offset, offset)
+        if data and not data.endswith(b"\n"):
+            raise ValueError("the last line was cut short")
+        return data.splitlines()
+
+    def is_current(self) -> bool:
+        """Whether the directory is as it was after the last line."""
+        if not self.generation:
+            return False
+        lo = max(self.size - _MAX_LINE_BYTES, _HEAD_BYTES)
+        try:
+            *_, last = self._lines(lo)
+            return int(last.partition(b" ")[0]) == os.stat(self._directory.path).st_mtime_ns
+        except (ValueError, FileNotFoundError):  # it is damaged, or the directory was deleted just now
+            return False
+
+    def begin(self) -> None:
+        """Begin a new log, with the directory as it is now."""
+        self.generation, self.size = b"", 0
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):  # a full disk
+            generation = secrets.token_hex(_HEAD_BYTES // 2).encode() + b"\n"
+            os.ftruncate(self._fd, 0)
+            system.write_all(self._fd, generation, 0)
+            self.generation, self.size = generation, _HEAD_BYTES
+            self._append(0, "/")
+
+    def append(self, name: str, size: int) -> None:
+        """Note that a shard of ``size`` bytes has just been published, or (0) deleted."""
+        self._append(size, quote(os.fsencode(name)))
+
+    def _append(self, size: int, quoted: str) -> None:
+        # A full disk, or the directory was deleted just now: without the line, it is listed again.
+        with contextlib.suppress(OSError):
+            line = b"%d %d %s\n" % (os.stat(self._directory.path).st_mtime_ns, size, quoted.encode())
+            system.write_all(self._fd, line, self.size)
+            self.size += len(line)
+
+
+_HEAD_BYTES, _MAX_LINE_BYTES = 33, 1024
+
+
+@contextlib.contextmanager
+def _open_log(directory: CacheDirectory) -> Iterator[_Log]:
+    try:
+        fd = files.open_shared(directory, directory.changes)
+    except OSError:  # another user's, or a full disk: every use lists the directory
+        yield _Log(directory, -1)
+        return
+    try:
+        yield _Log(directory, fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,242 @@
+"""One cache directory: where its files lie, and what one look at it finds.
+
+    NAME                                  a cached shard
+    .wids/tables/NAME.widx                its member table, written by the download
+    .wids/tables/NAME.keep                present: the shard is not to be evicted
+    .wids/NAME.<pid>-<random>.part        a download, or a member table, under way; locked by its writer
+    .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
+    .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it
+    .wids/space                           locked while files appear or go
+    .wids/release-request                 touched by a process that needs space
+    .wids/changes                         which shards came and went (`wids.cache.contents`)
+
+Rules: a shard belongs to the cache if its member table lies in ``.wids/tables``, which only a download puts there;
+everything else in the directory belongs to the user. The files of ``.wids`` have the permissions of the directory:
+users who share the one share the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.cache.evict import Entry
+from wids.index import table as tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OWN, _TABLES = ".wids", "tables"
+LOCK_SUFFIX, KEEP_SUFFIX, PLAN_SUFFIX = ".lock", ".keep", ".plan"
+# The whole name: one that ends in a line feed, or has the digits of another script, was made by somebody else.
+_PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
+_PLAN = re.compile(r"[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
+_SPACE, _RELEASE_REQUEST, _CHANGES = "space", "release-request", "changes"
+_CLEANUP_LOCK = ".cleanup.lock"
+_WRITABLE_BY_OTHERS = 0o022
+
+
+class Transients(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that are there while something runs; a process that was killed leaves its own behind.
+
+    Attributes:
+        parts: names of part files in ``.wids``. plans, locks: likewise.
+        used_bytes: of the part files.
+        promised_bytes: bytes that the part files will have and have not yet taken from the file system.
+    """
+
+    parts: list[str]
+    plans: list[str]
+    locks: list[str]
+    used_bytes: int
+    promised_bytes: int
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in a cache directory.
+
+    Attributes:
+        entries: the cached shards.
+        transients: downloads and the like.
+        orphans: names of member tables, and of marks, whose shard is gone.
+        used_bytes: of shards with their tables, of part files and of orphans.
+        strangers: files that the cache did not make.
+        stranger_bytes: of those.
+    """
+
+    entries: list[Entry]
+    transients: Transients
+    orphans: list[str]
+    used_bytes: int
+    strangers: int
+    stranger_bytes: int
+
+
+class CacheDirectory:
+    """Paths in one cache directory. Nothing is opened or made until a method says so.
+
+    Attributes:
+        path: the directory.
+    """
+
+    __slots__ = ("own", "path", "tables")
+
+    def __init__(self, path: str) -> None:
+        self.path = path or "."
+        self.own = os.path.join(self.path, _OWN)
+        self.tables = os.path.join(self.own, _TABLES)
+
+    def shard(self, name: str) -> str:
+        """The path of a cached shard."""
+        return os.path.join(self.path, name)
+
+    def table(self, name: str) -> str:
+        """The path of its member table."""
+        return os.path.join(self.tables, name + tables.SUFFIX)
+
+    def keep_mark(self, name: str) -> str:
+        """The path of the mark that it is not to be evicted."""
+        return os.path.join(self.tables, name + KEEP_SUFFIX)
+
+    def staging(self, name: str) -> str:
+        """What the path of its part file begins with."""
+        return os.path.join(self.own, name)
+
+    def lock(self, name: str) -> str:
+        """The path of the lock file of its download."""
+        return os.path.join(self.own, name + LOCK_SUFFIX)
+
+    @property
+    def space_lock(self) -> str:
+        """The path of the lock file under which files appear and go."""
+        return os.path.join(self.own, _SPACE)
+
+    @property
+    def release_request(self) -> str:
+        """The path of the file that asks processes to release idle shards."""
+        return os.path.join(self.own, _RELEASE_REQUEST)
+
+    @property
+    def changes(self) -> str:
+        """The path of the log of changes."""
+        return os.path.join(self.own, _CHANGES)
+
+    def make(self) -> None:
+        """Make the folders for the cache's own files, in a directory that exists.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        for folder in (self.own, self.tables):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+                os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
+
+    def is_fetched(self, name: str) -> bool:
+        """Whether a file is a shard that a download put there."""
+        return os.path.exists(self.table(name)) and os.path.exists(self.shard(name))
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a cached shard is not to be evicted."""
+        return os.path.exists(self.keep_mark(name))
+
+    def transients(self) -> Transients:
+        """The files that are there while something runs.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        parts: list[str] = []
+        plans: list[str] = []
+        locks: list[str] = []
+        used = promised = 0
+        for name, status in _list(self.own):
+            if _PART.fullmatch(name):
+                parts.append(name)
+                used += status.st_size
+                promised += max(status.st_size - status.st_blocks * 512, 0)
+            elif _PLAN.fullmatch(name):
+                plans.append(name)
+            elif name.endswith(LOCK_SUFFIX):
+                locks.append(name)
+        return Transients(parts=parts, plans=plans, locks=locks, used_bytes=used, promised_bytes=promised)
+
+    def inventory(self) -> Inventory:
+        """Everything in the directory; one that does not exist is empty.
+
+        Raises:
+            OSError: it cannot be listed.
+        """
+        transients = self.transients()
+        found = dict(_list(self.tables))
+        entries, strangers, stranger_bytes = [], 0, 0
+        for name, status in _list(self.path):
+            table, keep_mark = found.pop(name + tables.SUFFIX, None), found.pop(name + KEEP_SUFFIX, None)
+            if table is not None:
+                is_kept = keep_mark is not None
+                size = status.st_size + table.st_size
+                entries.append(Entry(name=name, size_bytes=size, used_ns=table.st_mtime_ns, is_kept=is_kept))
+            elif name != _CLEANUP_LOCK:
+                strangers += 1
+                stranger_bytes += status.st_size
+        orphans = [name for name in found if name.endswith((tables.SUFFIX, KEEP_SUFFIX))]
+        used = sum(entry.size_bytes for entry in entries) + sum(found[name].st_size for name in orphans)
+        return Inventory(
+            entries=entries,
+            transients=transients,
+            orphans=orphans,
+            used_bytes=used + transients.used_bytes,
+            strangers=strangers,
+            stranger_bytes=stranger_bytes,
+        )
+
+    def remove_orphans(self, found: Inventory) -> None:
+        """Delete member tables, and marks, whose shard is gone; under the lock of `wids.cache.space`."""
+        for name in found.orphans:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.tables, name))
+
+    # --- permissions
+
+    def share(self, fd: int) -> None:
+        """Let those who may write to the directory read and write one of the cache's own files, whatever the umask."""
+        self._widen(fd, 0o666)
+
+    def share_for_reading(self, fd: int) -> None:
+        """Let those who may write to the directory read a shard."""
+        self._widen(fd, 0o444)
+
+    def _widen(self, fd: int, most: int) -> None:
+        with contextlib.suppress(OSError):  # another user's file, who has done so; a directory that is gone
+            mode = stat.S_IMODE(os.stat(self.path).st_mode)
+            if mode & _WRITABLE_BY_OTHERS:
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode & most)
+
+    def lock_mode(self) -> int:
+        """The permissions of lock files, which every process that locks them opens for writing."""
+        try:
+            mode = stat.S_IMODE(os.stat(self.path).st_mode)
+        except OSError:
+            return 0o644
+        return 0o600 | mode & 0o666 if mode & _WRITABLE_BY_OTHERS else 0o644
+
+
+def directory_of(path: str) -> tuple[CacheDirectory, str]:
+    """The cache directory of a shard's path, and the shard's name in it."""
+    directory, name = os.path.split(path)
+    return CacheDirectory(directory), name
+
+
+def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    """(name, status) of each regular file; nothing if there is no such directory."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
+        for item in found:
+            with contextlib.suppress(FileNotFoundError):
+                status = item.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield item.name, status
