@@ -76,6 +76,10 @@ class Room:
         """
         return locks.hold(os.path.join(self.directory, _LOCK_NAME))
 
+    def is_used(self) -> bool:
+        """Whether anything was ever published or deleted here under the lock."""
+        return os.path.exists(os.path.join(self.directory, _LOCK_NAME + locks.SUFFIX))
+
     def reserve(self, sizes: Sequence[tuple[int, int]], *, url: str, after: float | None = None) -> None:
         """Extend part files of our own to the sizes they will have, once there is room.
 
