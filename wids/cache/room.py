@@ -23,7 +23,7 @@ from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
 from wids.index import table as tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from wids.cache.evict import Entry
     from wids.cache.inventory import Inventory
@@ -287,9 +287,7 @@ class Room:
         )
 
 
-def evict_from(
-    rooms: Sequence[Room], *, limit: int, most: int, among: Collection[str] | None = None, is_dry: bool = False
-) -> list[tuple[str, int]]:
+def evict_from(rooms: Sequence[Room], *, limit: int, most: int, is_dry: bool = False) -> list[tuple[str, int]]:
     """Delete what is beyond ``limit`` bytes or ``most`` shards in some directories together, as far as it may go.
 
     If that is not far enough the bell is rung, and another call a little later gets further.
@@ -298,7 +296,6 @@ def evict_from(
         rooms: of the directories.
         limit: bytes to keep.
         most: shards to keep.
-        among: only these paths count, and may go; None: all.
         is_dry: only say what would go.
 
     Returns:
@@ -319,13 +316,11 @@ def evict_from(
             if not is_dry and room.clear_left(found):
                 found = inventory.take(room.directory)  # nothing goes for the bytes of what went just now
             here = [
-                msgspec.structs.replace(entry, name=path)
-                for entry in found.entries
-                if (path := os.path.join(room.directory, entry.name)) and (among is None or path in among)
+                msgspec.structs.replace(entry, name=os.path.join(room.directory, entry.name)) for entry in found.entries
             ]
             entries += here
             home.update((entry.name, room) for entry in here)
-            used += found.used_bytes if among is None else sum(entry.size_bytes for entry in here)
+            used += found.used_bytes
             planned = plans.read(room.directory, found.plans)
             uses.update((os.path.join(room.directory, name), when) for name, when in planned.items())
         gone = []
