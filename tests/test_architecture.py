@@ -43,7 +43,7 @@ LAYERS = {
         "packing",
         "simulate",
     },
-    "legacy": {"errors", "events", "index", "order", "cache", "decode", "dataset", "samplers"},
+    "legacy": {"errors", "events", "index", "order", "cache", "decoders", "decode", "dataset", "samplers"},
 }
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.

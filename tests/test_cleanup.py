@@ -89,7 +89,7 @@ def test_use_counts_and_not_age(tmp_path):
 
 
 def test_what_no_cache_put_there_stays(tmp_path):
-    """Whatever the pattern: a user's tars, tables, directories, links, locks; a shard takes its table along."""
+    """In a directory: a user's tars, tables, directories, links, locks; a shard takes its table along."""
     paths = fill(tmp_path, ["a.tar", "b.tar"])
     put_table(paths[0], 10)
     date(paths[0], 1_000_000)
@@ -98,11 +98,80 @@ def test_what_no_cache_put_there_stays(tmp_path):
         (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "sub.tar").mkdir()
     (tmp_path / "link.tar").symlink_to(tmp_path / "mine.tar")
-    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=29) == paths[:1]
+    assert cleanup.keep_most_recent_files(tmp_path, maxsize=29) == paths[:1]
     assert not os.path.exists(table_of(paths[0]))
-    assert cleanup.keep_most_recent_files(str(tmp_path / "*"), maxsize=0) == paths[1:]
+    assert cleanup.keep_most_recent_files(tmp_path, maxsize=0) == paths[1:]
     assert mine < set(os.listdir(tmp_path))
     assert (tmp_path / "link.tar").read_bytes() == b"mine"
+
+
+def write_files(directory, names, *, size=10):
+    """Files that no cache made, each newer than the one before; returns their paths."""
+    paths = [directory / name for name in names]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes(size))
+        os.utime(path, (1_000_000 + number, 1_000_000 + number))
+    return [str(path) for path in paths]
+
+
+def test_a_glob_deletes_the_oldest_files_that_it_matches(tmp_path):
+    """Whoever put them there, and no others; nothing is made in a directory that is not a cache."""
+    paths = write_files(tmp_path, ["c.bin", "a.bin", "b.bin", "other.txt"])
+    assert cleanup.keep_most_recent_files(tmp_path / "*.bin", maxsize=20) == paths[:1]
+    assert cleanup.keep_most_recent_files(str(tmp_path / "*.bin"), maxfiles=0) == paths[1:3]
+    assert os.listdir(tmp_path) == ["other.txt"]
+    assert cleanup.keep_most_recent_files(paths[3], maxfiles=0) == paths[3:]
+    assert cleanup.keep_most_recent_files(tmp_path, maxfiles=0) == []
+
+
+def test_a_glob_without_a_directory_is_of_this_one(tmp_path, monkeypatch):
+    """A bare ``*`` is taken in the working directory."""
+    write_files(tmp_path, ["a", "b"])
+    monkeypatch.chdir(tmp_path)
+    assert cleanup.keep_most_recent_files("*", maxfiles=1) == ["a"]
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def test_what_a_glob_matches_and_does_not_delete(tmp_path):
+    """What is leased, kept or locked, and directories, FIFOs, lock files and marks; others go for the bound."""
+    names = ["leased", "flocked", "kept", "kept.keep", "locked", "locked.lock", "free.lock", "dangling", "free", "new"]
+    paths = dict(zip(names, write_files(tmp_path, names), strict=True))
+    os.unlink(paths["dangling"])
+    os.symlink(tmp_path / "gone", paths["dangling"])
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "directory")
+    os.mkfifo(tmp_path / "fifo")
+    before = set(os.listdir(tmp_path))
+    with (
+        open(paths["leased"], "rb") as reader,
+        open(paths["flocked"], "rb+") as writer,
+        FileLock(paths["locked.lock"], preserve_lock_file=True),
+    ):
+        assert locks.lease(reader.fileno())
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        # Six files count: the two free ones go for those that stay.
+        assert cleanup.keep_most_recent_files(tmp_path / "*", maxfiles=5) == [paths["free"]]
+        assert cleanup.keep_most_recent_files(tmp_path / "*", maxfiles=0) == [paths["new"]]
+        assert set(os.listdir(tmp_path)) == before - {"free", "new"}
+    gone = cleanup.keep_most_recent_files(tmp_path / "*", maxfiles=0)
+    assert gone == [paths[name] for name in ("leased", "flocked", "locked")]
+
+
+def test_a_glob_deletes_a_link_and_not_what_it_leads_to(tmp_path):
+    """As the original's unlink did."""
+    [target] = write_files(tmp_path, ["target.bin"])
+    (tmp_path / "link").symlink_to(target)
+    assert cleanup.keep_most_recent_files(tmp_path / "l*", maxfiles=0) == [str(tmp_path / "link")]
+    assert os.listdir(tmp_path) == ["target.bin"]
+
+
+def test_a_glob_on_a_cache_takes_tables_along(tmp_path):
+    """Last use counts there, not age; a table counts with its shard and goes with it, and is not matched by itself."""
+    paths = fill(tmp_path, ["a.tar", "b.tar"])
+    [mine] = write_files(tmp_path, ["mine.tar"])
+    os.utime(table_of(paths[0]), (3_000_000, 3_000_000))
+    assert cleanup.keep_most_recent_files(tmp_path / "*", maxfiles=1) == [mine, paths[1]]
+    assert left(tmp_path) == [".wids/tables/a.tar.widx", "a.tar"]
 
 
 def test_what_is_open_kept_or_coming_stays(tmp_path):
@@ -132,13 +201,24 @@ def test_what_killed_processes_left_is_swept(tmp_path):
     assert not (tmp_path / ".wids" / "gone.tar.lock").exists()
 
 
-def test_debug_only_says_what_would_go(tmp_path, caplog):
+def test_debug_says_what_goes(tmp_path, caplog):
+    """As in the original, files are deleted with ``debug`` too; each is a warning, which is seen by default."""
+    paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
+    for given, path in ((tmp_path / "*.tar", paths[0]), (tmp_path, paths[1])):
+        assert cleanup.keep_most_recent_files(given, maxfiles=2 - paths.index(path), debug=True) == [path]
+        assert f"deleted {path}" in caplog.records[-1].getMessage()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_a_dry_run_only_says_what_would_go(tmp_path, caplog):
     """Nothing is deleted; the paths come back and are logged."""
     caplog.set_level(logging.INFO, logger="wids")
     paths = fill(tmp_path, ["a.tar", "b.tar"])
-    assert cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxfiles=1, debug=True) == paths[:1]
+    for given in (tmp_path / "*.tar", tmp_path):
+        assert cleanup.keep_most_recent_files(given, maxfiles=1, dry_run=True) == paths[:1]
     assert left(tmp_path) == ["a.tar", "b.tar"]
-    assert [f"would delete {paths[0]} (10 bytes)" in record.getMessage() for record in caplog.records] == [True]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [f"would delete {paths[0]} (10 bytes)" in message for message in messages] == [True, True]
 
 
 @pytest.mark.parametrize("form", ["str", "path", "home", "magic name"])
@@ -191,14 +271,15 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_rest(tmp_path, monkeypa
     assert any("a.tar: cannot be deleted" in record.getMessage() for record in caplog.records)
 
 
-def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("pattern", ["c", "c/*"])
+def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, monkeypatch, pattern):
     """A shard that is open and not being read is given up for the cleaner; read again, it is fetched again."""
     monkeypatch.setattr(cleanup, "_HEARD_SECONDS", 60.0)  # as long as it takes on this machine
     write_index(tmp_path / "data", (2, 2))
     with serve(tmp_path / "data") as server:
         dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)
         assert dataset[0][".cls"] == 0
-        assert len(cleanup.keep_most_recent_files(tmp_path / "c", maxsize=0)) == 1
+        assert len(cleanup.keep_most_recent_files(tmp_path / pattern, maxsize=0)) == 1
         assert not list((tmp_path / "c").rglob("*.widx"))
         assert dataset[1][".cls"] == 1
         assert [dataset[i][".cls"] for i in (3, 0)] == [3, 0]

@@ -852,7 +852,7 @@ def test_daemon_outlives_its_directory(full):
 
 
 def test_daemon_with_a_pattern(full):
-    """A pattern says which shards count, and may go."""
+    """A pattern says which files count, and may go."""
     with Daemon(full / "[cd].tar", "--max-files", 1, "--every", 3600) as daemon:
         daemon.until("d.tar (")
         assert daemon.end() == (0, "", ["cleanup: ended by SIGTERM"])

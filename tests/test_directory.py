@@ -114,7 +114,7 @@ def is_mark(text):
 
 def is_part(name):
     """Whether a name is ``NAME.<pid>-<random>.part``."""
-    stem, dot, mark = name.removesuffix(".part").rpartition(".")
+    stem, _, mark = name.removesuffix(".part").rpartition(".")
     return name.endswith(".part") and stem != "" and is_mark(mark)
 
 
@@ -185,7 +185,7 @@ def test_an_inventory_is_what_the_definitions_say(tree):
 
 
 def test_a_shard_with_its_table_and_mark(tmp_path):
-    """Its size is that of the shard and its table; it was used when the table was touched last; a mark weighs nothing."""
+    """Its size is that of the shard and its table; it was used when the table was touched last."""
     put_shard(tmp_path, "a.tar", 10, table_size=3, used=5, is_kept=True)
     os.utime(CacheDirectory(str(tmp_path)).table("a.tar"), ns=(0, 7_000_000_001))
     put_shard(tmp_path, "b.tar", 20, used=9)
@@ -198,7 +198,7 @@ def test_a_shard_with_its_table_and_mark(tmp_path):
 
 
 def test_a_shard_with_the_user_s_own_table_and_lock_beside_it_is_the_user_s(tmp_path):
-    """``x.tar.widx`` and ``x.tar.lock`` beside ``x.tar`` are what other programs make; only a download makes it ours."""
+    """``x.tar.widx`` and ``x.tar.lock`` beside ``x.tar`` are what other programs make; only a download marks it."""
     for suffix in ("", ".widx", ".lock", ".keep"):
         put_file(tmp_path, f"x.tar{suffix}", b"mine")
     found = CacheDirectory(str(tmp_path)).inventory()

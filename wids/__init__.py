@@ -57,11 +57,13 @@ _SUBMODULES = {
     "wids",
     "wids_cleanup",
     "wids_decode",
+    "wids_dir",
     "wids_dl",
     "wids_index",
     "wids_lru",
     "wids_mmtar",
     "wids_specs",
+    "wids_tar",
 }
 
 

@@ -271,12 +271,12 @@ def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """(world, rank), each by itself: as given, else of the process group, else of the launcher's environment."""
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is not None:
-        world = parse_int("num_replicas", num_replicas, least=1)
+        world = parse_int("num_replicas", num_replicas)
     else:
         world = torch.distributed.get_world_size() if has_group else _environ_int("WORLD_SIZE", default=1)
     if rank is not None:
         mine = parse_int("rank", rank)
-    elif world == 1:
+    elif world <= 1:
         mine = 0
     else:
         # -1: of several replicas this is one, and nothing says which; each reading lane 0 would go unnoticed.
@@ -284,7 +284,11 @@ def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if mine < 0:
             raise ValueError(f"rank is not given: num_replicas is {world}, without a process group or $RANK")
     if not 0 <= mine < world:
-        raise ValueError(f"rank is {mine} and num_replicas {world}; rank is at least 0 and below num_replicas")
+        # It begins as torch's own samplers have it: programs and their tests look for these words.
+        raise ValueError(
+            f"Invalid rank {mine} where num_replicas is {world}: a rank is at least 0 and below num_replicas, which is "
+            "at least 1"
+        )
     return world, mine
 
 

@@ -1,7 +1,8 @@
 """Bounding a cache directory from outside of the jobs that fill it: once, or from a background process.
 
-Rules: what goes is what `wids.cache.room` would evict, and nothing else: shards that a cache fetched, that nobody has
-open, that are not kept; those that no live job is coming to first. All other files stay, whatever the pattern says. A
+Rules: of a directory, only what `wids.cache.space` would evict is deleted: shards that a cache fetched, unused and not
+kept; those that no live job is coming to first. An explicit glob is the caller's own choice: the files that it matches
+are deleted, oldest first, whoever put them there. Neither deletes what is open under a lease, kept or locked. A
 background process is the only one in its directory; another one waits for its turn, and takes over when the first is
 gone. It ends with its parent, however that ends.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import multiprocessing
 import os
 import signal
+import stat
 import time
 from functools import partial
 from multiprocessing.connection import wait
@@ -20,11 +23,15 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from wids.cache import system
+from wids.cache.directory import KEEP_SUFFIX, LOCK_SUFFIX, directory_of
+from wids.cache.evict import Entry
 from wids.cache.space import Space, evict_from
 from wids.events import Swept, logger
+from wids.index import table as tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.process import BaseProcess
 
     from wids.events import Event
@@ -39,42 +46,136 @@ def keep_most_recent_files(
     maxsize: int = int(1e12),
     maxfiles: int = 1000,
     debug: bool = False,  # noqa: FBT001, FBT002 - the original's signature
+    *,
+    dry_run: bool = False,
 ) -> list[str]:
-    """Delete cached shards until the rest fits, those that were not used for longest first.
+    """Delete files until the rest fits, those that were not used for longest first.
 
-    A shard's saved member table counts with it and goes with it. So do files that killed processes left behind. What is
-    open in any process, marked to be kept, or was not put there by a cache, stays.
+    Which files count and may go depends on ``pattern``:
+
+    - a directory: the shards that a cache fetched into it, those that a live job is coming to last, and what killed
+      processes left behind. Any other file stays.
+    - a glob pattern, or the path of a file: every file that it matches, whoever put it there.
+
+    A shard's saved member table counts with it and goes with it. What is leased by a process that reads it, is marked
+    to be kept (``.keep`` beside it) or is locked stays, as do directories, lock files and marks.
 
     Args:
-        pattern: a cache directory, or a glob pattern for shards in one or several of them.
+        pattern: a cache directory, or a glob pattern.
         maxsize: bytes to keep at most.
-        maxfiles: shards to keep at most.
-        debug: only log what would go.
+        maxfiles: files to keep at most.
+        debug: log each deletion as a warning, which is seen without setting up logging.
+        dry_run: delete nothing, only log and return what would go.
 
     Returns:
-        The paths deleted (with ``debug``: that would be), in that order.
+        The paths deleted (with ``dry_run``: that would be), in that order.
 
     Raises:
         CacheError: a directory cannot be written.
     """
     text = os.path.expanduser(os.fspath(pattern))
     if os.path.isdir(text):
-        directories, wanted = [text], None
+        spaces = [Space(text, limit=None, hooks=[_log_swept])]
+        delete = partial(evict_from, spaces, limit=maxsize, most=maxfiles, is_dry=dry_run)
     else:
-        matches = glob.glob(text)
-        directories, wanted = sorted({os.path.dirname(path) for path in matches}), frozenset(matches)
-    spaces = [Space(directory, limit=None, hooks=[_log_swept]) for directory in directories]
-    evict = partial(evict_from, spaces, limit=maxsize, most=maxfiles, among=wanted, is_dry=debug)
+        spaces = [Space(directory, limit=None) for directory in sorted(_find(text))]
+        delete = partial(_delete_matches, text, spaces, limit=maxsize, most=maxfiles, is_dry=dry_run)
     before = [space.release_request_time() for space in spaces]
-    gone = evict()
+    gone = delete()
     end = time.monotonic() + _HEARD_SECONDS
     while (requested := [space.release_request_time() for space in spaces]) != before and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)  # other processes release what they have open and do not read
         before = requested
-        gone += evict()
+        gone += delete()
     for path, size in gone:
-        logger.info("cleanup: %s %s (%d bytes)", "would delete" if debug else "deleted", path, size)
+        level = logging.WARNING if debug else logging.INFO
+        logger.log(level, "cleanup: %s %s (%d bytes)", "would delete" if dry_run else "deleted", path, size)
     return [path for path, _ in gone]
+
+
+def _find(pattern: str) -> dict[str, dict[str, str]]:
+    """What a glob matches: directory without links in it -> name -> path as matched, each file once."""
+    found: dict[str, dict[str, str]] = {}
+    directories: dict[str, str] = {}
+    for path in sorted(glob.glob(pattern)):
+        parent, name = os.path.split(path)
+        if parent not in directories:
+            directories[parent] = os.path.realpath(parent)
+        found.setdefault(directories[parent], {}).setdefault(name, path)
+    return found
+
+
+def _delete_matches(
+    pattern: str, spaces: Sequence[Space], *, limit: int, most: int, is_dry: bool
+) -> list[tuple[str, int]]:
+    """Delete what a glob matches beyond ``limit`` bytes or ``most`` files; as `wids.cache.space.evict_from`.
+
+    In directories that no cache uses, nothing is made, not even a lock.
+    """
+    caches = [space for space in spaces if space.is_used()]
+    with contextlib.ExitStack() as locked:
+        for space in caches:  # in the order of their names, or two cleaners wait for each other
+            locked.enter_context(space.lock())
+        paths = (path for names in _find(pattern).values() for path in names.values())
+        matches = {path: entry for path in paths if (entry := _look(path)) is not None}
+        used, count = sum(entry.size_bytes for entry in matches.values()), len(matches)
+        gone = []
+        for path, entry in sorted(matches.items(), key=lambda match: match[1].used_ns):
+            if used <= limit and count <= most:
+                break
+            if not entry.is_kept and (is_dry or _delete(path, entry)):
+                used, count = used - entry.size_bytes, count - 1
+                gone.append((path, entry.size_bytes))
+    if not is_dry and (used > limit or count > most):
+        for space in caches:
+            space.request_release()
+    return gone
+
+
+def _look(path: str) -> Entry | None:
+    """A file that a glob matches; None for what is none, and for locks, marks and member tables beside shards."""
+    if path.endswith((LOCK_SUFFIX, KEEP_SUFFIX)):
+        return None
+    if path.endswith(tables.SUFFIX) and os.path.lexists(path.removesuffix(tables.SUFFIX)):
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:  # deleted meanwhile, or a link to nothing
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    size, used_ns = status.st_size, status.st_mtime_ns
+    directory, name = directory_of(path)
+    for table in (directory.table(name), path + tables.SUFFIX):
+        with contextlib.suppress(OSError):  # opening a cached shard dates its table
+            found = os.stat(table)
+            size, used_ns = size + found.st_size, max(used_ns, found.st_mtime_ns)
+    is_kept = directory.is_kept(name) or os.path.exists(path + KEEP_SUFFIX)
+    return Entry(name=name, size_bytes=size, used_ns=used_ns, is_kept=is_kept)
+
+
+def _delete(path: str, entry: Entry) -> bool:
+    """Delete a file and its table, unless it is leased or locked."""
+    directory, name = directory_of(path)
+    if _is_locked(directory.lock(name)) or _is_locked(path + LOCK_SUFFIX):
+        return False
+    if not Space(directory.path, limit=None).delete(entry):
+        return False
+    with contextlib.suppress(OSError):
+        os.unlink(path + tables.SUFFIX)
+    return True
+
+
+def _is_locked(lock_path: str) -> bool:
+    """Whether a process holds a lock file; one that another user made needs only be readable."""
+    try:
+        fd = os.open(lock_path, system.READ_FLAGS)
+    except OSError:
+        return False
+    try:
+        return system.try_lock(fd, is_shared=True) is False
+    finally:
+        os.close(fd)
 
 
 def _log_swept(event: Event) -> None:

@@ -26,7 +26,7 @@ from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wids.cache.directory import Transients
     from wids.cache.evict import Entry
@@ -86,6 +86,10 @@ class Space:
         mode = self.directory.lock_mode()
         with locks.hold(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS):
             yield
+
+    def is_used(self) -> bool:
+        """Whether a cache has ever used the directory."""
+        return os.path.isdir(self.directory.own) or not os.path.isdir(self.directory.path)
 
     def reserve(self, sizes: Sequence[tuple[int, int]], *, url: str, after: float | None = None) -> None:
         """Extend part files of our own to the sizes they will have, once there is space.
@@ -345,9 +349,7 @@ def _take_bytes(entries: Iterator[Entry], wanted: int) -> tuple[list[Entry], boo
     return taken, False
 
 
-def evict_from(
-    spaces: Sequence[Space], *, limit: int, most: int, among: Collection[str] | None = None, is_dry: bool = False
-) -> list[tuple[str, int]]:
+def evict_from(spaces: Sequence[Space], *, limit: int, most: int, is_dry: bool = False) -> list[tuple[str, int]]:
     """Delete what is beyond ``limit`` bytes or ``most`` shards in some directories together, as far as it may go.
 
     If that is not far enough, idle shards are requested, and another call a little later gets further.
@@ -356,7 +358,6 @@ def evict_from(
         spaces: of the directories.
         limit: bytes to keep.
         most: shards to keep.
-        among: only these paths count, and may go; None: all.
         is_dry: only say what would go.
 
     Returns:
@@ -372,22 +373,18 @@ def evict_from(
         used = 0
         # In one order, or two cleaners wait for each other; and each once, or this one waits for itself.
         for _, space in sorted({os.path.realpath(space.directory.path): space for space in spaces}.items()):
-            if os.path.isdir(space.directory.path) and not os.path.isdir(space.directory.own):
-                continue  # no cache has ever used it
+            if not space.is_used():
+                continue
             locked.enter_context(space.lock())
             found = space.directory.inventory()
             if not is_dry:
                 space.clear_left(found.transients)
                 space.directory.remove_orphans(found)
                 found = space.directory.inventory()  # nothing is evicted for the bytes of what was swept just now
-            here = [
-                msgspec.structs.replace(entry, name=path)
-                for entry in found.entries
-                if (path := space.directory.shard(entry.name)) and (among is None or path in among)
-            ]
+            here = [msgspec.structs.replace(entry, name=space.directory.shard(entry.name)) for entry in found.entries]
             entries += here
             home.update((entry.name, space) for entry in here)
-            used += found.used_bytes if among is None else sum(entry.size_bytes for entry in here)
+            used += found.used_bytes
             planned = plans.read(space.directory.own, found.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         gone = []

@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from wids.cache import fetch, store
-from wids.cache.pool import OpenShards
+from wids.cache.pool import LRUCache, OpenShards
 from wids.cache.reader import ShardReader
 from wids.dataset import ShardListDataset
+from wids.decode import SampleDecoder
 from wids.errors import CountMismatchError, DigestMismatchError
 from wids.index import table, urls
 from wids.index.spec import Shard
+from wids.legacy import refuse
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-from wids.wids_mmtar import MMIndexedTar  # the name it has for users; wids.legacy.wids_mmtar would be a second module
+
+# By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
+from wids.wids_decode import default_decoder
+from wids.wids_dl import download_and_open
+from wids.wids_mmtar import MMIndexedTar
+from wids.wids_specs import load_dsdesc_and_resolve, urldir
+from wids.wids_tar import TarFileReader, find_index_file
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    Range = tuple[int, int]
+
+__getattr__ = refuse(__name__, {"open_itfs": "nothing was ever in it; dataset.cache.lru holds the open shards"})
 __all__ = [
     "CacheLocalname",
     "ChunkedSampler",
     "DefaultLocalname",
     "DistributedChunkedSampler",
     "IndexedTarSamples",
+    "LRUCache",
     "LRUShards",
+    "MMIndexedTar",
     "ShardListDataset",
     "ShardListSampler",
     "ShardedSampler",
+    "TarFileReader",
     "cache_localname",
     "compute_file_md5sum",
     "compute_num_samples",
+    "default_decoder",
     "default_localname",
+    "download_and_open",
+    "find_index_file",
     "group_by_key",
+    "hash_dataset_name",
     "hash_localname",
+    "interpret_transformations",
+    "intersect_range",
+    "intersect_ranges",
     "iterate_ranges",
     "lengths_to_ranges",
+    "load_dsdesc_and_resolve",
     "splitname",
+    "urldir",
 ]
 
 
@@ -82,6 +106,7 @@ class IndexedTarSamples:
         *,
         stream: BinaryIO | None = None,
         use_mmap: bool = True,  # noqa: ARG002 - programs pass it; what is read is the same either way
+        index_file: object = find_index_file,  # noqa: ARG002 - programs pass it; it was a pickle, and is not used
     ) -> None:
         if path is None and stream is None:
             raise TypeError("IndexedTarSamples needs a path or a stream")
@@ -115,7 +140,7 @@ class IndexedTarSamples:
     @property
     def samples(self) -> list[list[int]]:
         """Of each sample, the positions of its members in ``reader.by_index``."""
-        return group_by_key(self.reader.names())
+        return group_by_key(name for name, _, _ in self.reader.by_index)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -145,10 +170,16 @@ def compute_num_samples(fname: str | os.PathLike[str]) -> int:
 
 
 def splitname(fname: str) -> tuple[str, str]:
-    parts = table.first_dot(table.encode_name(fname))
-    if parts is None:
+    """Cut a name at the first dot of its last component that has a dot in or after it: (key, extension).
+
+    Any name with a dot has a key here, as in the original: ``.`` gives ``("", ".")``. Which members are part of a
+    sample is said by `group_by_key` and by the datasets.
+    """
+    last = fname.rfind(".")
+    if last < 0:
         raise ValueError(f"{fname!r} has no extension, so it belongs to no sample")
-    return table.decode_name(parts[0]), table.decode_name(parts[1])
+    dot = fname.index(".", fname.rfind("/", 0, last) + 1)
+    return fname[:dot], fname[dot:]
 
 
 def group_by_key(names: Iterable[str]) -> list[list[int]]:
@@ -165,12 +196,38 @@ def group_by_key(names: Iterable[str]) -> list[list[int]]:
     return groups
 
 
-def lengths_to_ranges(lengths: Iterable[int]) -> list[tuple[int, int]]:
+def interpret_transformations(transformations: Any) -> list[Callable[[Any], Any]]:
+    """The functions that ``transformations=`` of a dataset stands for: a name of a format, a function, or a list."""
+    if transformations is None:
+        return []
+    steps = transformations if isinstance(transformations, (list, tuple)) else [transformations]
+    found = [SampleDecoder(cast("Any", step)) if isinstance(step, str) else step for step in steps]
+    for step in found:
+        if not callable(step):
+            raise TypeError(f"transformation {step!r} is neither the name of a format nor callable")
+    return found
+
+
+def hash_dataset_name(input_string: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(input_string.encode()).digest())[:16].decode()
+
+
+def lengths_to_ranges(lengths: Iterable[int]) -> list[Range]:
     return ShardListSampler(None, lengths=list(lengths)).ranges
 
 
+def intersect_range(a: Range, b: Range) -> Range | None:
+    """What two half-open ranges have in common; None if that is nothing."""
+    lo, hi = max(a[0], b[0]), min(a[1], b[1])
+    return (lo, hi) if lo < hi else None
+
+
+def intersect_ranges(rangelist: Iterable[Range], r: Range) -> list[Range]:
+    return [both for each in rangelist if (both := intersect_range(each, r)) is not None]
+
+
 def iterate_ranges(
-    ranges: Sequence[tuple[int, int]], rng: random.Random, indexshuffle: bool = True, shardshuffle: bool = True
+    ranges: Sequence[Range], rng: random.Random, indexshuffle: bool = True, shardshuffle: bool = True
 ) -> Iterator[int]:
     order = list(range(len(ranges)))
     if shardshuffle:

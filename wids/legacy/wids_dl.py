@@ -6,11 +6,31 @@ import logging
 import os
 import time
 from collections import deque
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from wids.cache import fetch, files, locks
+from wids.errors import FetchError
 from wids.events import logger
 from wids.index import urls
+from wids.legacy import refuse
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SCHEMES = "no shell commands are run for URLs; fsspec reads them, and ShardListDataset(storage_options=) configures it"
+_OPEN = "files are the caller's to close, and are not listed"
+__getattr__ = refuse(
+    __name__,
+    {
+        "pipe_download": "download_file(url, local, allow_pipe=True) runs the command of a pipe: URL without a shell, "
+        "and takes what it writes to its standard output",
+        "download_file_no_log": "use download_file",
+        **dict.fromkeys(("default_cmds", "vcmd", "verbose_cmd"), _SCHEMES),
+        **dict.fromkeys(("open_objects", "max_open_objects"), _OPEN),
+    },
+)
 
 # (remote, local, time, seconds) of the downloads of this process, newest last.
 recent_downloads: deque[tuple[str, str, float, float]] = deque(maxlen=1000)
@@ -46,6 +66,28 @@ def download_and_open(
         if not os.path.exists(path):
             download_file(remote, path, verbose=verbose, allow_pipe=allow_pipe)
         return open(path, mode)
+
+
+def copy_file(remote: str, local: str | os.PathLike[str]) -> None:
+    """Copy a local file (a path or ``file:`` URL) to ``local``."""
+    if not urls.is_local(remote):
+        raise FetchError(f"{remote} is not a local file; use download_file", url=remote)
+    download_file(remote, urls.local_path(os.fspath(local)))
+
+
+class ULockFile:
+    """Hold the lock file ``path`` within the ``with`` block, waiting for it. It is never unlinked, as in `locks`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.lockfile_path = os.fspath(path)
+        self.lockfile = FileLock(self.lockfile_path, fallback_to_soft=False, preserve_lock_file=True)
+
+    def __enter__(self) -> Self:
+        self.lockfile.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.lockfile.release()
 
 
 def _own_path(local: str | os.PathLike[str]) -> str:

@@ -14,9 +14,23 @@ from wids.cache.rewriting import read_index
 from wids.cache.survey import Task, survey
 from wids.errors import SpecError, WidsError
 from wids.index import urls, writing
+from wids.index.writing import shorten_name
+from wids.legacy import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_OUTPUT = "shardindex.json"
+_RAW = "ShardListDataset(index, transformations='raw') gives bytes"
+__getattr__ = refuse(
+    __name__,
+    {
+        "print_long_info": "main_info prints it; `wids info INDEX` says more",
+        "urlfile": "use wids.index.urls.basename_of",
+        "urldirbase": "use wids.index.urls.directory_of",
+        **dict.fromkeys(("maybe_read", "maybe_decode"), _RAW),
+    },
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _create(args: argparse.Namespace) -> None:
+def main_create(args: argparse.Namespace) -> None:
     sources = [line.strip() for line in sys.stdin if line.strip()] if args.files == ["-"] else args.files
     names = [name for source in sources for name in urls.expand(source)]
     if not names:
         raise SpecError("no shards to index")
     name = args.name
     if name is None:
-        name = writing.shorten_name(os.path.splitext(names[0])[0])
+        name = shorten_name(os.path.splitext(names[0])[0])
         print("setting name to", name)
     info = None
     if args.info is not None:
@@ -46,33 +60,48 @@ def _create(args: argparse.Namespace) -> None:
     tasks = [Task(url=shard, has_md5=True) for shard in names]
     entries = [found.entry() for _, found in run_in_threads(survey, tasks, jobs=os.cpu_count() or 1)]
     entries.sort(key=lambda entry: str(entry["url"]))
-    _write(args.output, writing.make_index(entries, name=name or None, info=info, base=args.base))
+    _write(args.output or _OUTPUT, writing.make_index(entries, name=name or None, info=info, base=args.base))
 
 
-def _update(args: argparse.Namespace) -> None:
-    index = read_index(args.filename)
-    for key in ("name", "info", "base"):
-        if getattr(args, key):
-            index[key] = getattr(args, key)
-    if args.keep or args.nokeep:
-        index["keep"] = args.keep
-    shards = index["shardlist"]
-    if args.rebase:
-        bases = {urls.directory_of(shard["url"]) for shard in shards}
-        if len(bases) != 1:
-            raise SpecError(f"{args.filename}: --rebase needs shards in one directory, they are in {sorted(bases)}")
-        index["base"] = bases.pop()
-        print(f"rebasing to {index['base']}")
-    if args.dir or args.nodir or args.rebase:
-        for shard in shards:
-            shard["url"] = os.path.join("" if args.nodir else args.dir, urls.basename_of(shard["url"]))
-        shards.sort(key=lambda shard: str(shard["url"]))
-    index.setdefault("name", os.path.splitext(os.path.basename(args.filename))[0])
-    write_atomically(f"{args.filename}.bak", read_bytes(args.filename))  # a copy: at no moment is there no index
-    _write(args.filename, index)
+def main_update(args: argparse.Namespace) -> None:
+    with AtomicJsonUpdate(args.filename) as index:
+        for key in ("name", "info", "base"):
+            if getattr(args, key):
+                index[key] = getattr(args, key)
+        if args.keep or args.nokeep:
+            index["keep"] = args.keep
+        shards = index["shardlist"]
+        if args.rebase:
+            bases = {urls.directory_of(shard["url"]) for shard in shards}
+            if len(bases) != 1:
+                raise SpecError(f"{args.filename}: --rebase needs shards in one directory, they are in {sorted(bases)}")
+            index["base"] = bases.pop()
+            print(f"rebasing to {index['base']}")
+        if args.dir or args.nodir or args.rebase:
+            for shard in shards:
+                shard["url"] = os.path.join("" if args.nodir else args.dir, urls.basename_of(shard["url"]))
+            shards.sort(key=lambda shard: str(shard["url"]))
+        index.setdefault("name", os.path.splitext(os.path.basename(args.filename))[0])
 
 
-def _info(args: argparse.Namespace) -> None:
+class AtomicJsonUpdate:
+    """An index to change within the ``with`` block, written when that ends well; the old one stays as ``.bak``."""
+
+    def __init__(self, filename: str) -> None:
+        self.filename = filename
+
+    def __enter__(self) -> dict[str, Any]:
+        self.data = read_index(self.filename)
+        return self.data
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            # A copy, not a rename: at no moment is there no index.
+            write_atomically(f"{self.filename}.bak", read_bytes(self.filename))
+            _write(self.filename, self.data)
+
+
+def main_info(args: argparse.Namespace) -> None:
     if args.table:
         print("file\tname\tnbytes\tnsamples\tbase\tlast\tdatasets")
     for filename in args.filenames:
@@ -88,10 +117,10 @@ def _info(args: argparse.Namespace) -> None:
             "name": index.get("name"),
             "info": index.get("info"),
             "base": f"{index.get('base')} (assumed: {urls.directory_of(filename)})",
-            "total size": _short(nbytes),
-            "total samples": _short(nsamples),
-            "avg sample size": _short(nbytes // max(1, nsamples)),
-            "avg shard size": _short(nbytes // max(1, len(shards))),
+            "total size": format_with_suffix(nbytes),
+            "total samples": format_with_suffix(nsamples),
+            "avg sample size": format_with_suffix(nbytes // max(1, nsamples)),
+            "avg shard size": format_with_suffix(nbytes // max(1, len(shards))),
             "first shard": shards[0]["url"] if shards else "",
             "last shard": last,
         }
@@ -103,7 +132,7 @@ def _info(args: argparse.Namespace) -> None:
         print()
 
 
-def _sample(args: argparse.Namespace) -> None:
+def main_sample(args: argparse.Namespace) -> None:
     from wids.dataset import ShardListDataset
 
     is_raw = args.raw or args.cat is not None
@@ -124,7 +153,7 @@ def _write(filename: str, index: dict[str, Any]) -> None:
     write_atomically(filename, writing.dump_index(index))
 
 
-def _short(number: float) -> str:
+def format_with_suffix(number: float) -> str:
     for suffix in ("", "k", "M", "G", "T"):
         if number < 1000:
             return f"{number:.1f}{suffix}"
@@ -138,11 +167,11 @@ def _parser() -> argparse.ArgumentParser:
 
     create = commands.add_parser("create", help="write the index of a list of shards")
     create.add_argument("files", nargs="+", help="shards: paths, URLs, brace patterns; '-' reads them from stdin")
-    create.add_argument("-o", "--output", default="shardindex.json", help="the index to write")
+    create.add_argument("-o", "--output", default=_OUTPUT, help="the index to write")
     create.add_argument("-n", "--name", help="name of the dataset")
     create.add_argument("-i", "--info", help="file that describes the dataset")
     create.add_argument("-b", "--base", help="what relative URLs are relative to")
-    create.set_defaults(run=_create)
+    create.set_defaults(run=main_create)
 
     update = commands.add_parser("update", help="change an index; the old one stays as .bak")
     update.add_argument("filename")
@@ -154,12 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     update.add_argument("-d", "--dir", default="", help="set the directory of the URLs")
     update.add_argument("-b", "--base", default="", help="set the base")
     update.add_argument("-B", "--rebase", action="store_true", help="move the shards' common directory to base")
-    update.set_defaults(run=_update)
+    update.set_defaults(run=main_update)
 
     info = commands.add_parser("info", help="what an index holds")
     info.add_argument("filenames", nargs="*")
     info.add_argument("-t", "--table", action="store_true", help="one line each")
-    info.set_defaults(run=_info)
+    info.set_defaults(run=main_info)
 
     sample = commands.add_parser("sample", help="one sample of a dataset")
     sample.add_argument("filename")
@@ -167,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("-p", "-r", "--python", "--raw", dest="raw", action="store_true", help="undecoded")
     sample.add_argument("-c", "--cat", help="write the bytes of this field to stdout")
     sample.add_argument("-w", "--width", type=int, default=250, help="characters in a line")
-    sample.set_defaults(run=_sample)
+    sample.set_defaults(run=main_sample)
     return parser
 
 

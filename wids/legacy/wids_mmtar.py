@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, BinaryIO
 from wids.cache import files
 from wids.errors import TruncatedShardError
 from wids.index import table
+from wids.legacy import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, KeysView
+
+_HEADERS = "MMIndexedTar(path).by_index has (name, header offset, size) of each member, whatever its header's form"
+__getattr__ = refuse(__name__, dict.fromkeys(("TarHeader", "parse_tar_header", "next_header"), _HEADERS))
 
 
 class MMIndexedTar:
@@ -21,7 +25,8 @@ class MMIndexedTar:
     def __init__(
         self,
         fname: str | os.PathLike[str] | BinaryIO,
-        *,
+        index_file: object = None,  # noqa: ARG002 - programs pass it; the original ignored it too
+        verbose: bool = True,  # noqa: ARG002 - nothing is printed
         cleanup_callback: Callable[[str | None, int, str], None] | None = None,
     ) -> None:
         is_path = isinstance(fname, (str, os.PathLike))
@@ -46,8 +51,9 @@ class MMIndexedTar:
         if getattr(self, "fname", None) is not None and hasattr(self, "stream"):
             self.stream.close()
 
-    def names(self) -> list[str]:
-        return [name for name, _, _ in self.by_index]
+    def names(self) -> KeysView[str]:
+        """Each name once, as dict keys; as many as ``by_index`` and in its order, unless a name repeats."""
+        return self.by_name.keys()
 
     def get_at_index(self, index: int) -> tuple[str, bytes]:
         _, _, offset, size = self.members[index]

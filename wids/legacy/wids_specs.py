@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import IO, Any
 
 from wids.cache.fetch import read_bytes
-from wids.index.spec import parse_index, parse_json
+from wids.errors import SpecError
+from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.index.urls import directory_of as urldir
 from wids.index.urls import join as urlmerge
 
-__all__ = ["load_dsdesc_and_resolve", "load_remote_dsdesc_raw", "urldir", "urlmerge"]
+__all__ = [
+    "check_shards",
+    "load_dsdesc_and_resolve",
+    "load_remote_dsdesc_raw",
+    "rebase_shardlist",
+    "resolve_dsdesc",
+    "set_all",
+    "urldir",
+    "urlmerge",
+]
 
 
 def load_remote_dsdesc_raw(source: str | os.PathLike[str] | IO[Any]) -> dict[str, Any]:
@@ -24,7 +35,39 @@ def load_dsdesc_and_resolve(
 ) -> dict[str, Any]:
     """The index with its sub-datasets read in and its URLs resolved; ``shardlist`` holds all shards."""
     place, data = _read(source)
-    found = parse_index(data, place=place, load=read_bytes, base=base, options=options)
+    return _describe(parse_index(data, place=place, load=read_bytes, base=base, options=options))
+
+
+def resolve_dsdesc(
+    dsdesc: dict[str, Any], *, options: dict[str, Any] | None = None, base: str | None = None
+) -> dict[str, Any]:
+    """As `load_dsdesc_and_resolve`, of an index that is here already; it is not changed."""
+    return _describe(parse_index(json.dumps(dsdesc), place=None, load=read_bytes, base=base, options=options))
+
+
+def check_shards(l: list[dict[str, Any]]) -> list[dict[str, Any]]:  # noqa: E741 - the original's parameter
+    """The same list, each of whose shards has a ``url`` and ``nsamples``; else `SpecError` names the bad value."""
+    if not isinstance(l, list):
+        raise SpecError(f"the shards are a {type(l).__name__}; they are a list of dicts with url and nsamples")
+    list_shards(l)
+    return l
+
+
+def rebase_shardlist(shardlist: list[dict[str, Any]], base: str | None) -> list[dict[str, Any]]:
+    """The same list, its URLs resolved against ``base`` in place."""
+    for shard in shardlist:
+        shard["url"] = urlmerge(base, shard["url"])
+    return shardlist
+
+
+def set_all(l: list[dict[str, Any]], k: str, v: Any) -> None:  # noqa: E741 - the original's parameter
+    """Set a key in all dicts that lack it; None sets nothing."""
+    if v is not None:
+        for shard in l:
+            shard.setdefault(k, v)
+
+
+def _describe(found: ShardList) -> dict[str, Any]:
     return {**found.header, "shardlist": [found.describe(k) for k in range(len(found))]}
 
 

@@ -119,7 +119,9 @@ def warm_cache(
 
 @cache_app.command("daemon")
 def run_daemon(
-    pattern: Annotated[str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob of shards.")],
+    pattern: Annotated[
+        str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob of files to delete.")
+    ],
     max_size: _MaxSize = None,
     max_files: _MaxFiles = None,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="From one look to the next.")] = 60,

@@ -40,7 +40,7 @@ def clean_once(directory: str, *, max_size: int, max_files: int, unkeep: bool, i
     unkept = _unkeep(before) if unkeep else 0
     gone: list[str] = []
     if has_any:  # in a directory without anything of ours, not even a lock file is made
-        gone = keep_most_recent_files(directory, maxsize=max_size, maxfiles=max_files, debug=is_dry)
+        gone = keep_most_recent_files(directory, maxsize=max_size, maxfiles=max_files, dry_run=is_dry)
     sizes = {os.path.join(directory, shard.name): shard for shard in before.shards}
     went = [sizes[path] for path in gone if path in sizes]
     after = before if is_dry else take_listing(directory)

@@ -34,7 +34,7 @@ def clean_until_told(pattern: str, *, max_size: int | None, max_files: int | Non
     """Clean now and every so many seconds, until a signal comes.
 
     Args:
-        pattern: a directory, or a glob pattern for shards.
+        pattern: a cache directory, or a glob pattern, whose matches may all be deleted.
         max_size: bytes to keep at most; None: any number.
         max_files: shards to keep at most; likewise.
         every: seconds from the start of one round to the next.
