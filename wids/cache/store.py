@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ import msgspec
 from wids.cache import fetch, files, locks, system
 from wids.cache.failures import forget_frames
 from wids.cache.inventory import KEEP_SUFFIX
+from wids.cache.leases import leases
 from wids.cache.range_store import RangeStore
 from wids.cache.reader import Reader, ShardReader
 from wids.cache.remembered import Remembered
@@ -73,8 +75,6 @@ class Store:
             byte ranges, ``"auto"`` does so until a shard has cost as much as fetching it.
     """
 
-    let_go: Callable[[], None] | None = None  # the pool's; closes what is open and not being read
-
     def __init__(
         self,
         *,
@@ -118,7 +118,7 @@ class Store:
         self._rooms: dict[str, Room] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_rooms": {}, "let_go": None}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_rooms": {}}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -273,13 +273,9 @@ class Store:
     def _room(self, directory: str) -> Room:
         room = self._rooms.get(directory)
         if room is None:
-            room = Room(directory, limit=self.cache_size, hooks=self.hooks, let_go=self._let_go)
+            room = Room(directory, limit=self.cache_size, hooks=self.hooks, let_go=partial(leases.release, directory))
             room = self._rooms.setdefault(directory, room)
         return room
-
-    def _let_go(self) -> None:
-        if self.let_go is not None:
-            self.let_go()
 
     def _as_grouped(self, shard: Shard) -> Shard:
         """A shard without its count if this store counts another way; the dataset compares what its grouping gives."""
