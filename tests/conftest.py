@@ -1,10 +1,15 @@
 """Fixtures that several test files use."""
 
+import os
+
 import pytest
 
 from tests.servers import Server
 from tests.shards import serve, write_index
 from wids.cache import fetch
+
+# Programs that tests start buffer what they print, as they do for users, whatever is set where the tests run.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_a_glob_on_a_cache_takes_tables_along(tmp_path):
     [mine] = write_files(tmp_path, ["mine.tar"])
     os.utime(table_of(paths[0]), (3_000_000, 3_000_000))
     assert cleanup.keep_most_recent_files(tmp_path / "*", maxfiles=1) == [mine, paths[1]]
-    assert left(tmp_path) == [".wids/tables/a.tar.widx", "a.tar"]
+    assert files_in(tmp_path) == [".wids/tables/a.tar.widx", "a.tar"]
 
 
 def test_what_is_open_kept_or_coming_stays(tmp_path):

@@ -82,11 +82,11 @@ def test_a_closed_stdout_is_no_error(tmp_path):
     assert (tmp_path / "i.json").exists()
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_on_a_full_disk_is_one_line(option):
+@pytest.mark.parametrize("args", [(), ("--help",), ("--version",)])
+def test_help_on_a_full_disk_is_one_line(args):
     """What is printed before a command runs fails in a line, too."""
     with open("/dev/full", "wb") as full:
-        code, _, told = run(option, stdout=full)
+        code, _, told = run(*args, stdout=full)
     assert code == 1
     assert told.count("\n") == 1
 

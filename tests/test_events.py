@@ -1,5 +1,6 @@
 import logging
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,8 +56,9 @@ def test_events_are_values(event):
 
 
 @pytest.mark.parametrize("event", ALL, ids=lambda event: type(event).__name__)
-def test_events_are_logged(event, caplog):
+def test_events_are_logged(event, caplog, monkeypatch):
     """Each event is one line with all its facts; trouble is a warning, a download is information."""
+    monkeypatch.setattr("wids.events._waits", {})
     caplog.set_level(logging.DEBUG, logger="wids")
     emit((), event)
     [record] = caplog.records
@@ -66,6 +68,27 @@ def test_events_are_logged(event, caplog):
     loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, WaitedForRoom], "WARNING")
     loud |= dict.fromkeys([Fetched, Waited, NotFetchedAhead], "INFO")
     assert record.levelname == loud.get(type(event), "DEBUG")
+
+
+def test_waits_for_space_are_warned_of_rarely(caplog, events, monkeypatch):
+    """Of the waits in one directory the first is a warning, then one in five minutes with the number of the others.
+
+    Hooks are told of each, and at DEBUG each is logged.
+    """
+    now = 10.0
+    monkeypatch.setattr("wids.events._waits", {})
+    monkeypatch.setattr("wids.events.time", SimpleNamespace(monotonic=lambda: now))
+    caplog.set_level(logging.DEBUG, logger="wids")
+    waits = [WaitedForRoom(url=f"u{k}", path="p", seconds=0.5) for k in range(400)]
+    for wait in waits:
+        emit([events], wait)
+        now += 1.0
+    emit([events], WaitedForRoom(url="u", path="q", seconds=0.5))
+    assert events[:-1] == waits
+    assert len(caplog.records) == 401
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.split(", ")[0] for text in warned] == [f"WaitedForRoom: url={url!r}" for url in ("u0", "u300", "u")]
+    assert ["299 more" in text for text in warned] == [False, True, False]
 
 
 def test_a_level_that_nobody_wants_costs_nothing(caplog):

@@ -1,16 +1,20 @@
 import copy
 import errno
 import functools
+import gc
 import operator
 import os
 import pickle
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+import wids
 from tests import cache_shards as shards
 from tests.cache_shards import texts, texts_of
 from tests.children import PATIENCE_SECONDS, call_in_child
@@ -28,6 +32,19 @@ TAGS = "abcdef"
 def paths(tmp_path):
     """Six local shards."""
     return [shards.write(tmp_path / f"{tag}.tar", shards.shard(tag)) for tag in TAGS]
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Twelve local shards, all of the text of shard ``a``."""
+    return [shards.write(tmp_path / "many" / f"{k:02d}.tar", shards.shard("a")) for k in range(12)]
+
+
+@pytest.fixture
+def few_descriptors(monkeypatch):
+    """The process may have 64 descriptors, so that 16 shards may be open; pools that tests left behind are gone."""
+    gc.collect()
+    monkeypatch.setattr(system, "descriptor_limit", lambda: 64)
 
 
 def make_pool(paths, *, capacity=3, hooks=()):
@@ -167,6 +184,103 @@ def test_default_capacity(monkeypatch, limit, capacity):
     assert default_capacity() == capacity
 
 
+def test_pools_share_the_descriptors(many, few_descriptors, events):
+    """Beyond a quarter of the descriptors, the shard used longest ago is closed, in whichever pool it is."""
+    first, second = (make_pool(many, capacity=None, hooks=[events]) for _ in range(2))
+    for path in [*many, *many[:2]]:
+        first.get_shard(path)
+    for path in many:
+        second.get_shard(path)
+    assert list(first.lru.keys()) == [*many[10:], *many[:2]]
+    assert list(second.lru.keys()) == many
+    assert [event.url for event in events if isinstance(event, Closed)] == many[2:10]
+    assert len(shards.files_open_in(os.path.dirname(many[0]))) == 16
+    first.get_shard(many[10])
+    first.get_shard(many[2])
+    assert list(first.lru.keys()) == [*many[:2], many[10], many[2]]
+    second.get_shard(many[0])
+    second.get_shard(many[0])
+    assert (len(first), len(second)) == (4, 12)
+
+
+def test_a_capacity_that_was_given_is_not_shared(many, few_descriptors):
+    """Who says how many shards are to be open gets them, and takes none from pools that share the descriptors."""
+    own, shared = make_pool(many, capacity=12), make_pool(many, capacity=None)
+    for opened in (own, shared, own, shared):
+        read_all_of(opened, many)
+    assert (len(own), len(shared), own.misses, shared.misses) == (12, 12, 12, 12)
+
+
+def test_a_pool_that_is_gone_gives_its_share_back(many, few_descriptors):
+    """What was open in a dataset that is deleted counts no more."""
+    first, second = (make_pool(many, capacity=None) for _ in range(2))
+    read_all_of(first, many)
+    del first
+    read_all_of(second, many)
+    third = make_pool(many, capacity=None)
+    for path in many[:4]:
+        third.get_shard(path)
+    assert (len(second), len(third)) == (12, 4)
+
+
+def test_a_dataset_does_not_keep_a_shard_at_hand_that_is_to_close(many, few_descriptors):
+    """A shard closes for others' sake although its dataset read from it last, and opens again when it is read."""
+    first, *others = (wids.ShardListDataset([(path, 3) for path in many], transformations=[]) for _ in range(3))
+    found = first[0]["__key__"]
+    for dataset in others:
+        assert len(list(dataset)) == 36
+    assert len(first.cache) == 0
+    assert len(shards.files_open_in(os.path.dirname(many[0]))) == 16
+    assert first[0]["__key__"] == found
+
+
+def test_a_copy_shares_as_its_original_does(many, few_descriptors):
+    """A pool that travelled to another process shares that one's descriptors."""
+    first, second = (pickle.loads(pickle.dumps(make_pool(many, capacity=None))) for _ in range(2))
+    read_all_of(first, many)
+    read_all_of(second, many)
+    assert (len(first), len(second)) == (4, 12)
+
+
+def test_threads_share_the_descriptors(many, few_descriptors):
+    """Threads that read through pools of their own close one another's shards, and read the right bytes."""
+    pools = [make_pool(many, capacity=None) for _ in range(4)]
+    barrier = threading.Barrier(4)
+
+    def work(opened):
+        barrier.wait(PATIENCE_SECONDS)
+        return [texts(opened.get_shard(path)) == texts_of("a") for _ in range(25) for path in many]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [all(found) for found in threads.map(work, pools)] == [True] * 4
+    pools[0].get_shard(many[0])
+    assert sum(map(len, pools)) <= 16
+
+
+SIX_DATASETS = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+import torch, wids
+from torch.utils.data import ConcatDataset, DataLoader
+sets = [wids.ShardListDataset([(path, 3) for path in sys.argv[1:]], transformations=[]) for _ in range(6)]
+for dataset in sets:
+    assert sum(1 for _ in dataset) == 210
+print(sum(len(dataset.cache) for dataset in sets))
+loader = DataLoader(ConcatDataset(sets), batch_size=15, shuffle=True, num_workers=3, collate_fn=len)
+for _ in range(2):
+    print(sum(loader))
+"""
+
+
+def test_many_datasets_leave_descriptors_to_the_program(tmp_path):
+    """Six datasets of 70 shards under a limit of 256 open 64 at most, and a loader has what its workers need."""
+    paths = [shards.write(tmp_path / f"{k}.tar", shards.shard("a")) for k in range(70)]
+    done = subprocess.run(
+        [sys.executable, "-c", SIX_DATASETS, *paths], capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["64", "1260", "1260"]), done.stderr
+
+
 # --- open shards
 
 
@@ -302,6 +416,24 @@ def test_more_shards_than_descriptors(tmp_path):
     is_right, count = call_in_child(read_all)
     assert is_right
     assert 1 <= count < 60
+
+
+def test_descriptors_are_taken_from_other_pools(many, few_descriptors):
+    """Where the process has none left, shards of other datasets are closed, too, those used longest ago first."""
+    first, second = make_pool(many, capacity=12), make_pool(many)
+    read_all_of(first, many)
+    second.get_shard(many[0])
+    real, failures = second.store.open, [OSError(errno.EMFILE, "Too many open files")]
+
+    def open_late(shard):
+        if failures:
+            raise failures.pop()
+        return real(shard)
+
+    second.store.open = open_late
+    assert texts(second.get_shard(many[1])) == texts_of("a")
+    assert list(first.lru.keys()) == many[7:]
+    assert list(second.lru.keys()) == many[:2]
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
-from wids.cache import pool
+from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.cache.store import Store
 from wids.events import Evicted, Fetched
@@ -277,8 +277,8 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
         os.utime(path + tables.SUFFIX, ns=(last, last))
 
     monkeypatch.setattr(Store, "touch", touch)
-    # Lets go of what is open a moment after somebody waited for room, for the sake of other processes.
-    monkeypatch.setattr(pool.OpenShards, "_listen", lambda _: None)
+    # It closes what is open a moment after a process waited for space, for the sake of other processes.
+    monkeypatch.setattr(Leases, "_answer", lambda _: False)
     room = measure_room(listed, tmp_path / "one")
     limit = places * room + room // 2
     watch = Watch()

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from wids.cache.lookup import Keys
-from wids.cache.pool import OpenShards, default_capacity
+from wids.cache.pool import OpenShards
 from wids.cache.prefetch import Ahead, Source
 from wids.cache.range_store import parse_access
 from wids.cache.reader import Reader
@@ -87,7 +87,8 @@ class ShardListDataset(Dataset[Any]):
             is exceeded, with a warning. With a ``localname`` it holds for each directory that that chooses.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
             temporary directory. ``~`` expands. Made on the first download.
-        lru_size: shards kept open; default a quarter of the process's file descriptors, at most 512.
+        lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
+            with all datasets that do not say it either: the one used longest ago is closed first.
         dataset_name: default: the index's name, else a digest of ``shards``.
         localname: a function URL -> path that decides where each shard is, or goes. A file that is there already is
             read in place.
@@ -182,8 +183,7 @@ class ShardListDataset(Dataset[Any]):
             hooks=hooks,
             access=access,
         )
-        capacity = default_capacity() if lru_size is None else lru_size
-        self.cache = OpenShards(store, capacity=capacity, find=self._find, hooks=hooks)
+        self.cache = OpenShards(store, capacity=lru_size, find=self._find, hooks=hooks)
         self.cache.add_user(self.leave_shard)
         self.transformations = transformations
         self._here = _NOWHERE
@@ -381,7 +381,7 @@ class ShardListDataset(Dataset[Any]):
             )
 
     def leave_shard(self) -> None:
-        """Let go of the shard that was read last; the pool's request when room is needed in the cache."""
+        """Forget the shard that was read last, so that it can be closed; the pool asks for it."""
         self._here = _NOWHERE
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ logged and goes no further.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -140,13 +141,30 @@ _LEVELS: dict[type[Event], int] = {
     NotFetchedAhead: logging.INFO,
 }
 
+# A cache that is too small for its jobs makes one wait for each shard: a warning each time would bury all others.
+_QUIET_SECONDS = 300.0
+# Directory -> (when its waits were last warned of, how many there were since).
+_waits: dict[str, tuple[float, int]] = {}
+
 
 def log_event(event: Event) -> None:
-    """The hook that is always there: events go to the ``wids`` logger, most at DEBUG."""
-    level = _LEVELS.get(type(event), logging.DEBUG)
+    """The hook that is always there: events go to the ``wids`` logger, most at DEBUG.
+
+    Waits for space in one directory are a warning once, and every five minutes with their number; others are DEBUG.
+    """
+    level, more = _LEVELS.get(type(event), logging.DEBUG), ""
+    if isinstance(event, WaitedForRoom):
+        now = time.monotonic()
+        then, count = _waits.get(event.path, (-_QUIET_SECONDS, 0))
+        if now - then < _QUIET_SECONDS:
+            level = logging.DEBUG
+            _waits[event.path] = then, count + 1
+        else:
+            more = f"; {count} more since the last warning" if count else ""
+            _waits[event.path] = now, 0
     if logger.isEnabledFor(level):
         facts = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
-        logger.log(level, "%s: %s", type(event).__name__, facts)
+        logger.log(level, "%s: %s%s", type(event).__name__, facts, more)
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:

@@ -1,26 +1,30 @@
-"""Open shards, at most ``capacity`` of them.
+"""Open shards: at most ``capacity`` of them in a pool, and over all pools a part of the process's file descriptors.
 
 Rules: no locks, so a fork cannot inherit a held one: each step is one dictionary operation, and two threads that open
-the same shard at once merely open it twice. Letting go of a reader closes it when its last user is done.
+the same shard at once merely open it twice. A reader that leaves its pool closes when its last user is done.
 
-An open cached shard has a lease, which keeps it from being evicted. So that no process sits on shards that it does not
-read, leased readers are let go when somebody waits for room in their directory, which a small thread listens for; and
-a forked child starts without those of its parent.
+Pools whose size nobody chose share a budget of descriptors: beyond it, the shard that was used longest ago is closed,
+in whichever of them it is.
+
+An open cached shard has a lease, which keeps it from being evicted. Pools register for the directories that they lease
+shards in (see `wids.cache.leases`), and close them when space is needed there. A forked child starts without those of
+its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
-import threading
-import time
+import sys
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wids.cache import files, system
 from wids.cache.failures import forget_frames
+from wids.cache.leases import leases
 from wids.cache.reader import Blocks
 from wids.events import Closed, emit
 
@@ -36,15 +40,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _SMALLEST, _LARGEST = 16, 512
-_LISTEN_SECONDS = 0.05
+# When each open shard was used last: a count that all pools share, so that their shards compare.
+_uses = itertools.count()
 
 
 def default_capacity() -> int:
     """A quarter of the process's file descriptors, between 16 and 512: open shards are cheap, descriptors are not."""
+    return min(_LARGEST, _budget())
+
+
+def _budget() -> int:
+    """How many shards may be open in all pools that share the process's descriptors."""
     limit = system.descriptor_limit()
-    if limit < 0:
-        return _LARGEST
-    return max(_SMALLEST, min(_LARGEST, limit // 4))
+    return sys.maxsize if limit < 0 else max(_SMALLEST, limit // 4)
 
 
 class LRUCache(Generic[K, V]):
@@ -63,8 +71,10 @@ class LRUCache(Generic[K, V]):
     def __getitem__(self, key: K) -> V | None:
         value = self.cache.get(key)
         if value is not None:
-            with contextlib.suppress(KeyError):  # another thread evicted it; the value is still good
+            try:  # `contextlib.suppress` takes as long as all else here together
                 self.cache.move_to_end(key)
+            except KeyError:  # another thread evicted it; the value is still good
+                return value
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -99,6 +109,12 @@ class LRUCache(Generic[K, V]):
         """(key, value) pairs, least recently used first."""
         return self.cache.items()
 
+    def oldest(self) -> V | None:
+        """The least recently used value; None if there is none."""
+        while True:
+            with contextlib.suppress(RuntimeError):  # another thread changed it in this moment
+                return next(iter(self.cache.values()), None)
+
     def clear(self) -> None:
         """Release every entry."""
         self.forget(len(self.cache))
@@ -117,20 +133,45 @@ class LRUCache(Generic[K, V]):
             self.release_handler(key, value)
 
 
+class _Readers(LRUCache[str, "Reader"]):
+    """The open shards of a pool; each knows when it was used last."""
+
+    def __getitem__(self, url: str) -> Reader | None:
+        reader = super().__getitem__(url)
+        if reader is not None:
+            reader.used = next(_uses)
+        return reader
+
+    def __setitem__(self, url: str, reader: Reader) -> None:
+        reader.used = next(_uses)
+        super().__setitem__(url, reader)
+
+
 class OpenShards:
     """The pool of open shards of one dataset in one process.
 
+    Args:
+        store: opens them.
+        capacity: how many are open at most; None: 512, and a quarter of the process's descriptors together with all
+            other pools that are given None.
+        find: the shard that has a URL.
+        hooks: told of what is closed.
+
     Attributes:
         lru: URL -> `ShardReader`, least recently used first; ``lru.capacity`` may be changed.
+        is_sharing: no capacity was given: its shards are within the budget of the process.
         accesses: samples asked for. misses: shards opened.
-        users: weak methods, called when readers are to be let go of: who keeps one at hand lets go of it.
+        users: weak methods, called when a reader is to close that a dataset may still have at hand.
     """
 
     users: list[weakref.WeakMethod[Callable[[], None]]]
 
-    def __init__(self, store: Store, *, capacity: int, find: Callable[[str], Shard], hooks: Sequence[Hook]) -> None:
+    def __init__(
+        self, store: Store, *, capacity: int | None, find: Callable[[str], Shard], hooks: Sequence[Hook]
+    ) -> None:
         self.store = store
-        self.lru: LRUCache[str, Reader] = LRUCache(capacity)
+        self.lru = _Readers(default_capacity() if capacity is None else capacity)
+        self.is_sharing = capacity is None
         self.hooks = hooks
         self._find = find
         self._begin()
@@ -139,21 +180,18 @@ class OpenShards:
     def _begin(self) -> None:
         self.users = []
         self._blocks = Blocks()
-        self._listener: threading.Thread | None = None
         # Weakly: the pool is what holds the open files, and must go when its dataset does.
         this = weakref.ref(self)
-        self.store.let_go = lambda: _call(this, OpenShards.let_go)
         self.store.ranges.drop = lambda url: _call(this, OpenShards.drop, url)
         self.listen_to_releases()
-        _pools.add(self)
+        _pools[id(self)] = self
 
     def __len__(self) -> int:
         return len(self.lru)
 
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
-        empty: LRUCache[str, Reader] = LRUCache(self.lru.capacity)
-        own = {"lru": empty, "_blocks": None, "accesses": 0, "misses": 0, "users": None, "_listener": None}
+        own = {"lru": _Readers(self.lru.capacity), "_blocks": None, "accesses": 0, "misses": 0, "users": None}
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,7 +219,9 @@ class OpenShards:
             self.lru[shard.url] = reader
             reader.settle()
             if reader.is_leased:
-                self._listen()
+                leases.register(os.path.dirname(reader.path), self)
+            if self.is_sharing:
+                _keep_budget()
         return reader
 
     def _open(self, shard: Shard) -> Reader:
@@ -189,10 +229,9 @@ class OpenShards:
             try:
                 return self.store.open(shard)
             except OSError as error:
-                if not (_lacks_descriptors(error) and self.lru):
-                    raise
                 # The program needs more descriptors than it left us: go on with half as many shards open.
-                self.lru.forget((len(self.lru) + 1) // 2)
+                if not (_lacks_descriptors(error) and _close_half()):
+                    raise
                 forget_frames(error)
 
     def reset_stats(self) -> None:
@@ -201,19 +240,34 @@ class OpenShards:
         self.misses = 0
 
     def clear(self) -> None:
-        """Let go of every open shard."""
+        """Close every open shard."""
         self.lru.clear()
 
     def drop(self, url: str) -> None:
-        """Let go of one shard; it is opened in another way the next time."""
+        """Close one shard; it is opened in another way the next time."""
         del self.lru[url]
         self._call_users()
 
-    def let_go(self) -> None:
-        """Let go of every leased shard; one that is being read at this moment closes afterwards."""
-        for url in [url for url, reader in list(self.lru.items()) if reader.is_leased]:
-            del self.lru[url]
+    def close_oldest(self) -> None:
+        """Close the shard that was used longest ago."""
+        self.lru.forget(1)
         self._call_users()
+
+    def has_leases(self, directory: str) -> bool:
+        """Whether a cached shard of ``directory``, or of one below it, is open."""
+        start = os.path.join(directory, "")
+        return any(reader.is_leased and reader.path.startswith(start) for reader in list(self.lru.values()))
+
+    def release_idle(self, directory: str | None = None) -> None:
+        """Close the cached shards of ``directory``, or all; one that is being read at this moment closes afterwards."""
+        for url, reader in list(self.lru.items()):
+            if reader.is_leased and directory in (None, os.path.dirname(reader.path)):
+                del self.lru[url]
+        self._call_users()
+
+    def request_time(self, directory: str) -> int:
+        """When space was last asked for in ``directory``; see `wids.cache.space.Space.release_request_time`."""
+        return self.store.release_request_time(directory)
 
     def _call_users(self) -> None:
         for user in self.users:
@@ -222,7 +276,7 @@ class OpenShards:
                 leave()
 
     def add_user(self, leave: Callable[[], None]) -> None:
-        """Call the method ``leave`` when readers are to be let go of, as long as its object lives."""
+        """Call the method ``leave`` when a reader is to close that it may have at hand, as long as its object lives."""
         self.users = [*(user for user in self.users if user() is not None), weakref.WeakMethod(leave)]
 
     def listen_to_releases(self) -> None:
@@ -230,22 +284,42 @@ class OpenShards:
         this = weakref.ref(self)
         self.lru.release_handler = lambda url, reader: _call(this, OpenShards._on_release, url, reader)
 
-    def _listen(self) -> None:
-        """See to it that a thread listens for those who wait for room, as long as anything is leased."""
-        if self._listener is None or not self._listener.is_alive():
-            # A thread that keeps the pool, and so its files, would never end.
-            thread = threading.Thread(target=_listen, args=(weakref.ref(self),), daemon=True, name="wids-leases")
-            self._listener = thread
-            with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
-                thread.start()
-
     def _on_release(self, url: str, reader: Reader) -> None:
         if reader.is_leased:
             self.store.touch(reader.path)
         emit(self.hooks, Closed(url=url))
 
 
-_pools: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+_pools: weakref.WeakValueDictionary[int, OpenShards] = weakref.WeakValueDictionary()
+
+
+def _live() -> list[OpenShards]:
+    """The pools of this process."""
+    # At once, while other threads make pools: a loop over the dictionary itself would fail.
+    return [pool for this in _pools.valuerefs() if (pool := this()) is not None]
+
+
+def _keep_budget() -> None:
+    """Close what pools without a capacity of their own have open beyond the budget of the process."""
+    pools = [pool for pool in _live() if pool.is_sharing]
+    _close_oldest(pools, sum(map(len, pools)) - _budget())
+
+
+def _close_half() -> bool:
+    """Close half of all that is open; False if nothing is."""
+    pools = _live()
+    count = sum(map(len, pools))
+    _close_oldest(pools, (count + 1) // 2)
+    return count > 0
+
+
+def _close_oldest(pools: Sequence[OpenShards], count: int) -> None:
+    """Close the ``count`` shards that were used longest ago, in whichever of the pools they are."""
+    for _ in range(count):
+        found = [(reader.used, n) for n, pool in enumerate(pools) if (reader := pool.lru.oldest()) is not None]
+        if not found:  # other threads closed them meanwhile
+            return
+        pools[min(found)[1]].close_oldest()
 
 
 def _call(this: weakref.ref[OpenShards], method: Callable[..., None], *args: Any) -> None:
@@ -254,32 +328,11 @@ def _call(this: weakref.ref[OpenShards], method: Callable[..., None], *args: Any
         method(pool, *args)
 
 
-def _listen(this: weakref.ref[OpenShards]) -> None:
-    """Let go of the leased shards of a pool when somebody rings; until it has none, or is gone."""
-    heard: dict[str, int] = {}
-    while True:
-        pool = this()
-        if pool is None:
-            return
-        leased = {os.path.dirname(reader.path) for reader in list(pool.lru.values()) if reader.is_leased}
-        if not leased:
-            pool._listener = None  # noqa: SLF001 - this is the listener
-            if any(reader.is_leased for reader in list(pool.lru.values())):  # opened just now, when there was one
-                pool._listen()  # noqa: SLF001 - likewise
-            return
-        rung = {directory: pool.store.bell_time(directory) for directory in leased}
-        if any(heard.get(directory, when) != when for directory, when in rung.items()):
-            pool.let_go()
-        heard = rung
-        del pool
-        time.sleep(_LISTEN_SECONDS)
-
-
 def _start_child() -> None:
     """A forked child has copies of its parent's leases, and would keep them for as long as it lives."""
-    for pool in list(_pools):
+    for pool in _live():
         pool.lru.release_handler = None  # closing a copy is no event
-        pool.let_go()
+        pool.release_idle()
         pool.listen_to_releases()
     files.close_inherited()
 

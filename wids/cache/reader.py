@@ -90,15 +90,17 @@ class Reader:
         path: the local file that is read, or the URL.
         table: its member table.
         is_leased: its file is in the cache, and stays there as long as it is open.
+        used: the pool's note of when it was used last, a count.
     """
 
-    __slots__ = ()
+    __slots__ = ("used",)
 
     if TYPE_CHECKING:
         url: str
         path: str
         table: MemberTable
         is_leased: bool
+        used: int
 
     def __len__(self) -> int:
         return self.table.nsamples

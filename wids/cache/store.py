@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from wids.cache import fetch, files, locks, system
 from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.failures import forget_frames
+from wids.cache.leases import leases
 from wids.cache.range_store import RangeStore
 from wids.cache.reader import Reader, ShardReader
 from wids.cache.remembered import Remembered
@@ -69,8 +71,6 @@ class Store:
             byte ranges, ``"auto"`` does so until a shard has cost as much as fetching it.
     """
 
-    let_go: Callable[[], None] | None = None  # the pool's; closes what is open and not being read
-
     def __init__(
         self,
         *,
@@ -114,7 +114,7 @@ class Store:
         self._spaces: dict[str, Space] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_spaces": {}, "let_go": None}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_miscounted": {}, "_spaces": {}}
 
     def place(self, url: str) -> tuple[str, bool]:
         """Where the shard's bytes are or will be, and whether they are read in place."""
@@ -273,20 +273,18 @@ class Store:
         with contextlib.suppress(OSError):  # another user's directory, a read-only one
             os.utime(directory.table(name))
 
-    def bell_time(self, directory: str) -> int:
+    def release_request_time(self, directory: str) -> int:
         """When a process last waited for space; see `wids.cache.space.Space.release_request_time`."""
         return self._space(directory).release_request_time()
 
     def _space(self, directory: str) -> Space:
         space = self._spaces.get(directory)
         if space is None:
-            space = Space(directory, limit=self.cache_size, hooks=self.hooks, release_idle=self._let_go)
+            space = Space(
+                directory, limit=self.cache_size, hooks=self.hooks, release_idle=partial(leases.release, directory)
+            )
             space = self._spaces.setdefault(directory, space)
         return space
-
-    def _let_go(self) -> None:
-        if self.let_go is not None:
-            self.let_go()
 
     def _as_grouped(self, shard: Shard) -> Shard:
         """A shard without its count if this store counts another way; the dataset compares what its grouping gives."""

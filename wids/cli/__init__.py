@@ -80,7 +80,7 @@ def _show_version(ctx: typer.Context, is_wanted: bool) -> None:
     if is_wanted and not ctx.resilient_parsing:  # a shell that completes a line runs nothing of it
         from wids import __version__
 
-        print(f"wids {__version__}")
+        print(f"wids {__version__}", flush=True)  # while an error of it can still be told
         raise typer.Exit
 
 

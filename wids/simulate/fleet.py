@@ -2,7 +2,7 @@
 
 Rules: a node's link carries one shard at a time, those that somebody waits for first, else the ranks' in turn; waiting
 for a first byte keeps no link busy. A shard that is on its way is not asked for again. What finds no room waits as in
-`wids.cache.room`: at first nothing goes for it that is used soon, then all may that is not being read.
+`wids.cache.space`: at first nothing goes for it that is used soon, then all may that is not being read.
 """
 
 from __future__ import annotations
