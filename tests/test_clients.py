@@ -753,12 +753,25 @@ def test_a_count_that_differs_is_told_at_the_first_touch(tmp_path, touch):
         touch(dataset)
 
 
-def test_a_count_that_differs_hints_at_members_apart(tmp_path):
-    """Where keys come back later in the shard, the message says that group="key" may be what it needs."""
-    path = write_tar(tmp_path / "g.tar", [("a.txt", b""), ("b.txt", b""), ("a.cls", b"0"), ("b.cls", b"1")])
-    with pytest.raises(CountMismatchError, match=r"2 of its keys come back later, so group='key' may be"):
-        wids.ShardListDataset([(path, 2)])[0]
-    assert wids.ShardListDataset([(path, 2)], group="key")[1][".cls"] == 1
+@pytest.mark.parametrize(
+    ("members", "count", "options"),
+    [
+        (["a.txt", "b.txt", "a.cls", "b.cls"], 2, {"group": "key"}),
+        (["v1.0.txt", "v1.1.txt"], 2, {"key_rule": "last-dot"}),
+        (["v1.0.txt", "v1.1.txt", "v1.0.cls"], 2, {"key_rule": "last-dot", "group": "key"}),
+        (["a.txt", "b.txt"], 3, {}),
+    ],
+)
+def test_a_count_that_differs_hints_at_the_grouping_only_where_that_is_why(tmp_path, members, count, options):
+    """The message names the key_rule and group with which the shard holds as many; none, if there are none such."""
+    path = write_tar(tmp_path / "g.tar", [(name, b"1") for name in members])
+    with pytest.raises(CountMismatchError, match=r"wids index create.*on_count_mismatch='warn'") as caught:
+        wids.ShardListDataset([(path, count)])[0]
+    named = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    assert (f"; with {named} it would be as many" in str(caught.value)) == bool(options)
+    assert ("key_rule" in str(caught.value)) == ("key_rule" in options)
+    if options:
+        assert len(list(wids.ShardListDataset([(path, count)], **options))) == count
 
 
 # --- quiet, and what $WIDS_VERBOSE and $WIDS_CACHE do

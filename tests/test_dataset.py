@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -283,10 +284,337 @@ def test_relative_paths_survive_a_change_of_directory(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / "two")
         for dataset in datasets:
             assert labels(dataset) == list(range(TOTAL))
-            assert labels(pickle.loads(pickle.dumps(dataset))) == list(range(TOTAL)) if dataset.localname is None else 1
+            twin = copy.deepcopy(dataset)
+            assert labels(twin) == list(range(TOTAL))
     assert os.listdir(tmp_path / "two") == []
     assert len(list((tmp_path / "one" / "c1").glob("*.tar"))) == 3
     assert len(list((tmp_path / "one" / "c2").glob("*.tar"))) == 3
+
+
+# --- an index that counts wrongly, of somebody else's
+
+
+@pytest.fixture
+def miscounted(tmp_path):
+    """Shards of 3, 4 and 2 samples in an index that says 7, 3 and 2."""
+    shards = write_shards(tmp_path / "data", COUNTS)
+    for shard, count in zip(shards, (7, 3, 2), strict=True):
+        shard["nsamples"] = count
+    return shards
+
+
+WANTED = [0, 1, 2, 0, 1, 2, 0, 3, 4, 5, 7, 8]
+
+
+def test_shards_repeat_or_leave_out_samples_where_the_index_is_wrong(miscounted, caplog):
+    """on_count_mismatch="warn": lengths are the index's; items, batches and keys agree; each shard says so once."""
+    dataset = wids.ShardListDataset(miscounted, on_count_mismatch="warn", lru_size=1)
+    assert (dataset.lengths, len(dataset)) == ([7, 3, 2], 12)
+    assert labels(dataset) == labels(dataset.__getitems__(range(12))) == WANTED
+    order = np.random.default_rng(0).integers(0, 12, 100).tolist()
+    for fields in (None, ".cls"):
+        dataset.fields = None if fields is None else (fields,)
+        for sample, i in zip(dataset.__getitems__(order), order, strict=True):
+            assert (sample[".cls"], sample["__index__"]) == (WANTED[i], i)
+            assert {**dataset[i]}.keys() == sample.keys()
+            assert sample["__shardindex__"] == dataset[i]["__shardindex__"] == dataset.get_shard(i)[1]
+    assert [dataset[i]["__shardindex__"] for i in range(12)] == [0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1]
+    keys = [dataset[i]["__key__"] for i in range(12)]
+    assert list(dataset.keys) == [dataset.keys[i] for i in range(12)] == keys
+    assert [dataset.keys.find(key) for key in ("s0-000", "s0-002", "s1-002", "s1-003")] == [[0, 3, 6], [2, 5], [9], []]
+    told = [record.getMessage() for record in caplog.records if "the index says" in record.getMessage()]
+    assert [text.partition("s0.tar: ")[2] or text.partition("s1.tar: ")[2] for text in told] == [
+        "holds 3 samples, and the index says 7 (shard 0 of 3); they are repeated, from the first one on",
+        "holds 4 samples, and the index says 3 (shard 1 of 3); the last ones are left out",
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_ranks_are_equal_where_the_index_is_wrong(miscounted, world):
+    """Samplers and their states go by the index, whatever has been opened where, as if its counts were right."""
+    right = wids.ShardListDataset([(f"s{k}.tar", count) for k, count in enumerate((7, 3, 2))])
+    orders, plain = [], []
+    for rank in range(world):
+        dataset = wids.ShardListDataset(miscounted, on_count_mismatch="warn")
+        _ = labels(dataset) if rank % 2 else None
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, chunksize=2)
+        orders.append(list(sampler))
+        plain.append(list(wids.DistributedChunkedSampler(right, num_replicas=world, rank=rank, chunksize=2)))
+        assert labels(dataset.__getitems__(orders[-1])) == [WANTED[i] for i in orders[-1]]
+        assert dataset.fingerprint == right.fingerprint
+    assert orders == plain
+    assert len(set(map(len, orders))) == 1
+
+
+def test_workers_agree_where_the_index_is_wrong(web, tmp_path):
+    """Remote shards, two workers, two epochs: every sample as the index counts, and no shard is fetched twice."""
+    pairs = [(f"{web.url}/s{k}.tar", count) for k, count in enumerate((7, 3, 2))]
+    dataset = wids.ShardListDataset(pairs, cache_dir=tmp_path / "c", on_count_mismatch="warn", prefetch=False)
+    for _ in range(2):
+        assert flat(batched(dataset, workers=2, method="fork", batch_size=3)) == WANTED
+    assert sorted(path for path in web.gets if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+
+
+def test_a_shard_without_samples_has_none_to_repeat(tmp_path):
+    """The index says 2 and there is none: an error that says what to do; the other shards are read."""
+    shards = [(write_shard(tmp_path / "e.tar", 0), 2), *write_shards(tmp_path, (1,))]
+    dataset = wids.ShardListDataset(shards, on_count_mismatch="warn")
+    for touch in (
+        dataset.__getitem__,
+        lambda i: dataset.__getitems__([i, 2]),
+        dataset.get_shard,
+        lambda i: dataset.keys[i],
+    ):
+        with pytest.raises(
+            CountMismatchError, match=r"holds 0 samples.*says 2 .*leave the shard out \(dataset.shards ="
+        ):
+            touch(1)
+    assert dataset[2][".cls"] == 0
+    with pytest.raises(ValueError, match="on_count_mismatch is 'ignore'; it is 'error' or 'warn'"):
+        wids.ShardListDataset(shards, on_count_mismatch="ignore")
+
+
+def test_counts_that_are_written_into_the_shards_reach_all_samples(miscounted, caplog):
+    """Who knows better than the index says so: then nothing is repeated, left out or told."""
+    dataset = wids.ShardListDataset(miscounted)
+    for shard, count in zip(dataset.shards, COUNTS, strict=True):
+        shard["nsamples"] = count
+    assert dataset.lengths == list(COUNTS)
+    assert dataset.cum_lengths.tolist() == [3, 7, 9]
+    assert labels(dataset) == list(range(TOTAL))
+    assert not caplog.records
+
+
+# --- shards that a program changes
+
+
+def test_assigned_shards_take_the_place_of_the_others(tmp_path):
+    """Lengths, locate, keys, the pool, fingerprint, pickles and samplers follow; what is left is still right."""
+    dataset = wids.ShardListDataset(write_index(tmp_path, COUNTS, name="i.json", info="kept"))
+    assert labels(dataset) == list(range(TOTAL))
+    before, held = dataset.fingerprint, dataset.shards
+    dataset.shards = dataset.shards[1:]
+    assert (len(dataset), dataset.total_length, dataset.lengths, dataset.cum_lengths.tolist()) == (6, 6, [4, 2], [4, 6])
+    assert labels(dataset) == labels(dataset.__getitems__(range(6))) == [3, 4, 5, 6, 7, 8]
+    assert tuple(dataset.locate(4)) == (1, 0)
+    assert dataset.keys.find("s0-000") == []
+    assert dataset.keys.find("s2-000") == [4]
+    assert list(dataset.cache.lru.keys()) == [shard["url"] for shard in held[1:]]
+    assert dataset.fingerprint != before
+    assert dataset.spec["info"] == "kept"
+    assert dataset.spec["shardlist"] == dataset.shards == held[1:]
+    assert sorted(wids.DistributedChunkedSampler(dataset)) == list(range(6))
+    assert labels(pickle.loads(pickle.dumps(dataset))) == [3, 4, 5, 6, 7, 8]
+    held[0]["url"] = "of the list that was replaced"
+    assert labels(dataset) == [3, 4, 5, 6, 7, 8]
+    dataset.shards = [(held[2]["url"], 2), str(tmp_path / "s1.tar")]
+    assert labels(dataset) == [7, 8, 3, 4, 5, 6]
+    dataset.shards = []
+    assert len(dataset) == 0
+
+
+def test_an_assigned_spec(index):
+    """Its shards and other keys hold, and what is written into it; one without shards is refused."""
+    dataset = wids.ShardListDataset(index)
+    dataset.spec = {**dataset.spec, "shardlist": dataset.shards[:1], "info": "new"}
+    assert labels(dataset) == [0, 1, 2]
+    assert dataset.spec["info"] == "new"
+    dataset.spec["note"] = 7
+    dataset.spec["shardlist"] = dataset.spec["shardlist"] * 2
+    assert labels(dataset) == [0, 1, 2] * 2
+    assert (dataset.spec["info"], dataset.spec["note"]) == ("new", 7)
+    with pytest.raises(SpecError, match="has its shards in 'shardlist'"):
+        dataset.spec = {"wids_version": 1}
+    with pytest.raises(SpecError, match=r"shards\[0\]"):
+        dataset.shards = [7]
+    with pytest.raises(SpecError, match="'shardlist' and no 'datasets'"):
+        dataset.spec.update(datasets=[{"source_url": "more.json"}])
+    assert labels(dataset) == [0, 1, 2] * 2
+    assert "datasets" not in dataset.spec
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
+    """Another URL is read from the next sample on, also by workers; the other keys stay; copies are plain."""
+    paths = [shard["url"] for shard in write_shards(tmp_path / "here", COUNTS)]
+    write_shards(tmp_path / "there", (9, *COUNTS))
+    index = write_json(
+        tmp_path / "i.json",
+        {
+            "wids_version": 1,
+            "name": "whole",
+            "shardlist": [{"url": paths[0], "nsamples": 3}],
+            "datasets": [
+                {"name": "part", "shardlist": [{"url": paths[k], "nsamples": COUNTS[k], "own": k} for k in (1, 2)]}
+            ],
+        },
+    )
+    dataset = wids.ShardListDataset(index)
+    plain = json.loads(json.dumps(dataset.shards))
+    for other in (copy.deepcopy(dataset.shards), copy.copy(dataset.shards), pickle.loads(pickle.dumps(dataset.shards))):
+        assert other == plain
+        assert type(other) is list
+        assert type(copy.copy(other[0])) is type(copy.deepcopy(other[0])) is dict
+    if is_open:
+        assert labels(dataset) == list(range(TOTAL))
+        assert dataset[0][".cls"] == 0
+    for k, shard in enumerate(dataset.shards):
+        shard["url"] = shard["url"].replace("/here/s", "/there/s").replace(f"s{k}", f"s{k + 1}")
+    there = list(range(9, 18))
+    assert dataset[0][".cls"] == 9
+    assert labels(dataset) == labels(dataset.__getitems__(range(TOTAL))) == there
+    assert flat(batched(dataset, workers=1, method="fork")) == labels(pickle.loads(pickle.dumps(dataset))) == there
+    assert dataset.keys.find("s1-000") == [0]
+    assert dataset[0]["__shard__"] == dataset.get_shard(0)[2]["url"] == str(tmp_path / "there" / "s1.tar")
+    assert [sample["__dataset__"] for sample in dataset] == [None] * 3 + ["part"] * 6
+    assert [shard.get("own") for shard in dataset.shards] == [None, 1, 2]
+    dataset.shards[1].update(dataset="mine", filesize=5)
+    with pytest.raises(ChangedShardError, match="filesize 5"):
+        dataset[3]
+    del dataset.shards[1]["filesize"]
+    assert dataset.shards[1].pop("own") == 1
+    dataset.shards[2] |= {"nsamples": 1}
+    dataset.get_shard(0)[2]["nsamples"] = 3
+    assert (dataset[3]["__dataset__"], dataset.lengths) == ("mine", [3, 4, 1])
+    assert pickle.loads(pickle.dumps(dataset)).shards == dataset.shards
+    assert "own" not in dataset.shards[1]
+
+
+def test_what_a_shard_cannot_be_is_refused_and_undone(index):
+    """A change that makes no shard of it raises, and the dict is as before; the list itself cannot be changed."""
+    dataset = wids.ShardListDataset(index)
+    before = json.loads(json.dumps(dataset.shards))
+    for change in (
+        lambda shard: shard.pop("url"),
+        lambda shard: shard.clear(),
+        lambda shard: shard.update(nsamples=-1),
+        lambda shard: shard.setdefault("md5sum", "xyz"),
+        lambda shard: shard.update(nsamples=(1 << 63) - 1),
+    ):
+        with pytest.raises(SpecError, match=r"shards\[1\]|samples in all"):
+            change(dataset.shards[1])
+    for change in (
+        lambda shards: shards.append(before[0]),
+        lambda shards: shards.pop(),
+        lambda shards: shards.sort(key=str),
+        lambda shards: shards.__setitem__(0, shards[1]),
+        lambda shards: shards.__setitem__(slice(1), shards[1:2]),
+        lambda shards: shards.__delitem__(slice(2)),
+        lambda shards: shards.__iadd__(before),
+    ):
+        with pytest.raises(TypeError, match=r"dataset\.shards cannot be changed in place; assign a new list"):
+            change(dataset.shards)
+    assert dataset.shards == before
+    assert labels(dataset) == list(range(TOTAL))
+
+
+def test_prefetching_follows_changed_shards(web, tmp_path):
+    """What is fetched ahead is what the list says now."""
+    write_shards(tmp_path / "data" / "more", (9, *COUNTS))
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    source = dataset.prefetch_source()
+    dataset.shards = dataset.shards[1:]
+    dataset.shards[0]["url"] = f"{web.url}/more/s2.tar"
+    assert source.find(0).url == dataset.prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
+    assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
+    assert labels(dataset) == [12, 13, 14, 15, 7, 8]
+    dataset.shards = [str(tmp_path / "data" / "s0.tar")]
+    assert dataset.prefetch_source() is None
+
+
+def test_localname_is_a_function_also_where_none_was_given(web, tmp_path):
+    """As in the original: URL -> the file that the shard is, or will be, in; it pickles with the dataset."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    path = dataset.localname(dataset.shards[0]["url"])
+    assert os.path.dirname(path) == str(tmp_path / "c")
+    assert not os.path.exists(path)
+    assert dataset[0][".cls"] == 0
+    assert os.path.exists(path)
+    assert pickle.loads(pickle.dumps(dataset)).localname(dataset.shards[0]["url"]) == path
+    local = wids.ShardListDataset(str(tmp_path / "data" / "s0.tar"))
+    assert local.localname(local.shards[0]["url"]) == str(tmp_path / "data" / "s0.tar")
+    assert wids.ShardListDataset(f"{web.url}/index.json", localname=os.path.basename).localname is os.path.basename
+
+
+class Unready(wids.ShardListDataset):
+    """An ``__init__`` of its own that calls nobody's."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Unready()[0],
+        lambda: Unready().__getitems__([0]),
+        lambda: len(Unready()),
+        lambda: Unready().shards,
+        lambda: Unready().keys[0],
+        lambda: Unready().get_stats(),
+        lambda: Unready().stats(),
+        lambda: Unready().locate(0),
+        lambda: Unready(total_length=3, lengths=[3]).open_shard(0),
+        lambda: list(wids.DistributedChunkedSampler(Unready())),
+        lambda: next(iter(DataLoader(Unready(total_length=3)))),
+        lambda: pickle.loads(pickle.dumps(Unready())),
+        lambda: Unready(shards=[("a.tar", 1)]),
+        lambda: Unready(spec={"shardlist": []}),
+        lambda: Unready(transformations="PIL"),
+    ],
+    ids=[
+        "item",
+        "items",
+        "len",
+        "shards",
+        "keys",
+        "get_stats",
+        "stats",
+        "locate",
+        "open_shard",
+        "sampler",
+        "loader",
+        "pickle",
+        "set shards",
+        "set spec",
+        "set transforms",
+    ],
+)
+def test_a_subclass_that_never_initializes_the_dataset(use):
+    """It is told so at its first use, by name, with what to do."""
+    with pytest.raises(RuntimeError, match=r"^Unready is a ShardListDataset that was never initialized: .*super"):
+        use()
+
+
+class Numbers(wids.ShardListDataset[int]):
+    """A subclass that says what its samples are."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[".cls"]
+
+
+def test_the_dataset_is_generic_in_its_samples(index):
+    """ShardListDataset[X] is subscriptable, callable and inheritable, and all of them pickle."""
+    T = typing.TypeVar("T")
+    assert typing.get_args(wids.ShardListDataset[dict]) == (dict,)
+    assert typing.get_args(wids.ShardListDataset[T][str]) == (str,)
+    dataset = wids.ShardListDataset[int](index, transformations=["PIL", label_of])
+    for each in (
+        dataset,
+        pickle.loads(pickle.dumps(dataset)),
+        Numbers(index),
+        pickle.loads(pickle.dumps(Numbers(index))),
+    ):
+        assert isinstance(each, wids.ShardListDataset)
+        assert list(each) == each.__getitems__(range(TOTAL)) == list(range(TOTAL))
+    loader = DataLoader(Numbers(index), batch_size=9, num_workers=1, multiprocessing_context="spawn")
+    assert next(iter(loader)).tolist() == list(range(TOTAL))
+
+
+def label_of(sample):
+    """A transformation that pickles."""
+    return sample[".cls"]
 
 
 # --- indices that are none
@@ -363,6 +691,16 @@ def test_large_and_small_samples_read_alike_in_every_way(tmp_path):
             members = {**big, **small}
             assert got.items() <= members.items()
             assert len(got) == (1 if options.get("fields") or sample["__shardindex__"] >= 12 or len(got) == 1 else 3)
+
+
+def test_a_field_that_nobody_looks_at_does_not_fail_its_sample(tmp_path):
+    """Members that wids 0.1 left alone may be something else than their extension says; they stay streams."""
+    members = {"a.cls": b"3", "a.index": b"text", "a.jsonl": b"{", "a.npz": b"x", "a.gif": b"x", "a.tif": b"x"}
+    (sample,) = wids.ShardListDataset([(write_tar(tmp_path / "t.tar", members), 1)])
+    assert sample[".cls"] == 3
+    assert {name: sample[name[1:]].read() for name in members if name != "a.cls"} == {
+        name: data for name, data in members.items() if name != "a.cls"
+    }
 
 
 # --- statistics and the one warning

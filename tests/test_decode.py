@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from wids import decode, decoders
-from wids.decode import SampleDecoder, register_decoder
+from wids.decode import UNASKED, SampleDecoder, register_decoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 FORMATS = ["PIL", "numpy", "torch"]
@@ -72,8 +72,8 @@ def sample_of(extension, data):
 
 
 def decoded(extension, data, *args, **options):
-    """What one member decodes to."""
-    return SampleDecoder(*args, **options)(sample_of(extension, data))[extension]
+    """What one member decodes to where all built-in decoders are asked for."""
+    return SampleDecoder(*args, also=UNASKED, **options)(sample_of(extension, data))[extension]
 
 
 def failure(extension, data, *args, **options):
@@ -125,7 +125,7 @@ ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.mark.parametrize("wrap", [io.BytesIO, bytes, bytearray, memoryview])
 def test_plain_members_decode_the_same_in_every_format(extension, data, value, kind, wrap):
     """Text, labels, JSON, msgpack and allowed pickles do not depend on the format, the case or the container."""
-    decoder = SampleDecoder(kind, allow_pickle=True)
+    decoder = SampleDecoder(kind, allow_pickle=True, also=UNASKED)
     name = "." + extension[1:].upper()
     result = decoder({extension: wrap(data), name: wrap(data), f"{extension}.gz": wrap(gzip.compress(data))})
     assert list(result.values()) == [value] * len(result)
@@ -545,6 +545,30 @@ def test_errors_without_a_place_and_across_pickle():
     assert (again.shard, again.key, again.field) == ("http://h/a.tar", "000123", ".cls")
 
 
+@pytest.mark.parametrize("extension", sorted(UNASKED))
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_the_original_left_alone_is_decoded_only_where_it_is_asked_for(extension, kind):
+    """A member that is no such thing, and that nobody looks at, must not fail its sample; gzip comes off."""
+    stream = io.BytesIO(b"neither a number nor any of these")
+    sample = {f".{extension}": stream, f".x.{extension.upper()}": stream, ".cls": b"3"}
+    assert SampleDecoder(kind)(sample) == {**sample, ".cls": 3}
+    packed = SampleDecoder(kind)({f".{extension}.gz": gzip.compress(b"abc")})
+    assert packed[f".{extension}.gz"].getvalue() == b"abc"
+    for also in (extension, f".{extension.upper()}", [f".{extension}"]):
+        for name in list(sample)[:2]:
+            with pytest.raises(DecodeError):
+                SampleDecoder(kind, also=also)({name: stream})
+
+
+def test_an_extension_that_is_asked_for_is_one_of_those_left_alone():
+    """Others are refused with the choices; a registered decoder needs no asking."""
+    for also in (".xyz", [".gif", ".jpg"], ""):
+        with pytest.raises(ValueError, match="bmp, gif, index, jsonl, msgpack, npz, tif, tiff"):
+            SampleDecoder(also=also)
+    register_decoder(".jsonl", bytes.upper)
+    assert SampleDecoder()({".jsonl": b"a"}) == {".jsonl": b"A"}
+
+
 def test_formats_by_name():
     """The case of the format's name does not matter; an unknown one is refused with the choices."""
     assert SampleDecoder("pil") == SampleDecoder("PIL") == SampleDecoder()
@@ -560,6 +584,9 @@ def test_decoders_are_values():
     """Decoders are equal, hash alike and print alike when made alike; pickle and copy keep that."""
     decoder = SampleDecoder("torch", allow_pickle=True, max_inflate_bytes=5)
     assert repr(decoder) == "SampleDecoder('torch', allow_pickle=True, max_inflate_bytes=5)"
+    asked = SampleDecoder(also=[".npz", ".gif"])
+    assert repr(asked) == "SampleDecoder('PIL', allow_pickle=False, max_inflate_bytes=1073741824, also=['gif', 'npz'])"
+    assert asked == SampleDecoder(also=["npz", "gif"]) == pickle.loads(pickle.dumps(asked)) != SampleDecoder()
     for other in (SampleDecoder("numpy"), SampleDecoder("torch"), SampleDecoder("torch", allow_pickle=True), "torch"):
         assert decoder != other
     register_decoder(".x", bytes.upper)
@@ -676,7 +703,7 @@ def test_json_round_trip(value, values):
     """What the standard library writes comes back equal (oracle: the value itself), plain, by lines and gzipped."""
     text = json.dumps(value).encode()
     lines = "".join(json.dumps(item) + "\n" for item in values).encode()
-    result = SampleDecoder()({".json": text, ".json.gz": gzip.compress(text), ".jsonl": lines})
+    result = SampleDecoder(also=".jsonl")({".json": text, ".json.gz": gzip.compress(text), ".jsonl": lines})
     assert result == {".json": value, ".json.gz": value, ".jsonl": values}
 
 

@@ -9,6 +9,7 @@ import wids
 from tests import cache_shards as shards
 from tests.cache_shards import described, texts, texts_of
 from tests.children import PATIENCE_SECONDS, call_in_child
+from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases, leases
 from wids.cache.pool import OpenShards
 from wids.cache.space import Space
@@ -189,7 +190,7 @@ def test_a_dataset_that_waits_takes_the_space_of_another(home, local, monkeypatc
     wait_until(lambda: not listeners())
     monkeypatch.setattr(threading.Thread, "start", start)
     first = open_pool(home, local[0])
-    size = sum(entry.stat().st_size for entry in os.scandir(home))
+    size = CacheDirectory(home).inventory().used_bytes
     second = open_pool(home, local[1], cache_size=2 * size - 1)
     assert (len(first), len(second)) == (0, 1)
     assert texts(second.open(local[1])) == texts_of("b")

@@ -22,6 +22,7 @@ from tests import backends
 from tests.children import call_in_child
 from wids.cache import files, system
 from wids.cache.store import Store
+from wids.decode import UNASKED, SampleDecoder
 from wids.encoders import encode_field
 from wids.errors import SampleError, SpecError, WidsError
 from wids.events import Opened
@@ -120,7 +121,7 @@ def test_fields_come_back(tmp_path_factory, samples, bound):
     """What is written by extension is what the safe decoders read, in order, whatever the shards."""
     directory = tmp_path_factory.mktemp("fields")
     keyed = [{"__key__": f"k/{k}", **sample} for k, sample in enumerate(samples)]
-    dataset = wids.ShardListDataset(write(directory, keyed, samples=bound))
+    dataset = wids.ShardListDataset(write(directory, keyed, samples=bound), transformations=SampleDecoder(also=UNASKED))
     found = [{name: value for name, value in sample.items() if name.startswith(".")} for sample in dataset]
     for sample in found:
         if ".bin" in sample:
@@ -146,7 +147,7 @@ def test_arrays_tensors_and_images_come_back(tmp_path):
         "cls": np.int64(3),
         "__index__": 12,
     }
-    found = wids.ShardListDataset(write(tmp_path, [sample]))[0]
+    found = wids.ShardListDataset(write(tmp_path, [sample]), transformations=SampleDecoder(also=".npz"))[0]
     assert (found[".npy"] == array).all()
     assert (found[".npz"]["y"] == pixels).all()
     assert (found[".pt"]["t"] == tensor).all()

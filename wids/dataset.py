@@ -16,12 +16,14 @@ import multiprocessing.context
 import operator
 import os
 import re
-from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from bisect import bisect_left, bisect_right
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
+from typing_extensions import TypeVar
 
 from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards
@@ -32,7 +34,10 @@ from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
 from wids.decode import SampleDecoder
 from wids.errors import CountMismatchError, SpecError
-from wids.index import urls
+from wids.index import checks, urls
+from wids.index import table as tables
+from wids.index.live import FixedList, LiveDict
+from wids.index.spec import list_shards
 from wids.order.layout import digest
 from wids.order.mask import MarkedIndex
 from wids.tally import COLUMNS, ROWS, Tally
@@ -40,14 +45,20 @@ from wids.tally import COLUMNS, ROWS, Tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from typing_extensions import Self
+
     from wids.cache.range_store import Access
     from wids.events import Hook
-    from wids.index.spec import Shard
-    from wids.index.table import Group, KeyRule
+    from wids.index.spec import Shard, ShardList
+    from wids.index.table import Group, KeyRule, MemberTable
     from wids.tally import Stats
 
     Sample: TypeAlias = dict[str, Any]
     Transform: TypeAlias = Callable[[Any], Any]
+    OnCountMismatch: TypeAlias = Literal["error", "warn"]
+
+# What a sample is after the transformations.
+T_co = TypeVar("T_co", covariant=True, default=Any)
 
 logger = logging.getLogger("wids")
 
@@ -65,18 +76,20 @@ class Location(NamedTuple):
     row: int
 
 
-class ShardListDataset(Dataset[Any]):
+class ShardListDataset(Dataset[T_co]):
     """Random access to the samples of a list of tar shards.
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
     plus ``__key__`` (str), ``__index__`` (i), ``__shard__`` (the shard's resolved URL), ``__shardindex__`` (row in the
     shard) and ``__dataset__`` (the sub-dataset's name or None), after ``transformations``. From a sampler that masks
-    (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated.
+    (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated. ``ShardListDataset[X]`` tells type
+    checkers that the transformations make an X of it.
 
     Attributes:
         lengths: samples in each shard, ints. total_length: their sum, an int.
         cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
         cache: the pool of open shards in this process. base, dataset_name, cache_dir, fields: as given or found.
+        localname: a function URL -> path of the shard on this machine; the one given, else the cache's own.
 
     Args:
         shards: a JSON index (URL, path, path-like or open file); or a list of ``{"url", "nsamples", ...}`` dicts or
@@ -117,6 +130,11 @@ class ShardListDataset(Dataset[Any]):
             ``"auto"``: so until a shard has cost as much as fetching it; then it is fetched, as are those whose server
             gives no ranges and those that have no member table beside them (unless their samples are large).
         hooks: called with every `wids.events` event, in the process where it happens.
+        on_count_mismatch: ``"error"``: reading a shard that does not hold as many samples as the index says raises
+            `wids.errors.CountMismatchError`. ``"warn"``: for an index that is wrong and not yours. Lengths stay the
+            index's, the same in all processes; a shard that holds fewer samples repeats them, from its first one on
+            (``__shardindex__`` is the row that was read), of one that holds more the last are left out, and each
+            process says so once for each shard.
 
     Raises:
         SpecError: the index is malformed; the message names the path to the bad value.
@@ -124,6 +142,14 @@ class ShardListDataset(Dataset[Any]):
     """
 
     takes_marked_indices = True
+    _shards: list[dict[str, Any]] | None = None
+    _fingerprint: str | None
+    _is_remote: bool | None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
+        self = super().__new__(cls)
+        self.__dict__.update(dict.fromkeys(_PARTS, _NotInitialized(cls.__name__)))
+        return self
 
     def __init__(
         self,
@@ -150,22 +176,23 @@ class ShardListDataset(Dataset[Any]):
         prefetch: bool | int = True,
         access: Access = "fetch",
         hooks: Sequence[Hook] = (),
+        on_count_mismatch: OnCountMismatch = "error",
     ) -> None:
         super().__init__()
+        if on_count_mismatch not in ("error", "warn"):
+            raise ValueError(f"on_count_mismatch is {on_count_mismatch!r}; it is 'error' or 'warn'")
+        self.on_count_mismatch = on_count_mismatch
         self.access = parse_access(access)
         self.prefetching = _parse_prefetch(prefetch)
         self.cache_size = cache_size = _parse_cache_size(cache_size)
         self.keep = keep
-        self.base, self._list = load_shards(
+        self.base, found = load_shards(
             shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
         )
-        self.localname = localname
         self.cache_dir = _choose_cache_dir(cache_dir, localname)
         self.fields = _parse_fields(fields)
         self._allow_pickle = allow_pickle
-        self._shards: list[dict[str, Any]] | None = None
-        self._fingerprint: str | None = None
-        self._is_remote: bool | None = None
+        self._miscounted: set[str] = set()  # URLs that were told of
         self._counts: torch.Tensor | None = None
         self._tally = Tally()
         hooks = (*hooks, self._tally)
@@ -182,31 +209,43 @@ class ShardListDataset(Dataset[Any]):
             group=group,
             hooks=hooks,
             access=access,
+            checks_counts=on_count_mismatch == "error",
         )
+        self.localname: Callable[[str], str] = store.local_path if localname is None else localname
         self.cache = OpenShards(store, capacity=lru_size, find=self._find, hooks=hooks)
         self.cache.add_user(self.leave_shard)
         self.transformations = transformations
-        self._here = _NOWHERE
         self._has_warned = False
-        self._count_unindexed()
-        self.dataset_name = dataset_name or self._list.header.get("name") or self._digest(shards)
-        self.lengths: list[int] = self._list.nsamples
-        self._sum_lengths()
+        self._adopt(found)
+        self.dataset_name = dataset_name or found.header.get("name") or self._digest(shards)
         self._announce(shards)
 
     # --- what the index says
 
     @property
     def shards(self) -> list[dict[str, Any]]:
-        """The shards as dicts: ``url`` (resolved), ``nsamples``, and whatever else the index said of them."""
+        """The shards as dicts: ``url`` (resolved), ``nsamples``, and whatever else the index said of them.
+
+        A list that is assigned (as the constructor takes it, URLs resolved) takes their place, and what is written into
+        one of the dicts holds from the next sample on: lengths, keys and prefetching follow. Samplers and loaders have
+        to be made anew. The list itself cannot be changed in place (TypeError).
+        """
         if self._shards is None:
-            self._shards = [self._list.describe(k) for k in range(len(self._list))]
+            self._shards = FixedList(map(self._describe, range(len(self._list))), name="dataset.shards")
         return self._shards
+
+    @shards.setter
+    def shards(self, shards: Any) -> None:
+        self._take_spec({**self._list.header, "shardlist": shards})
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The index as a dict, its shards resolved."""
-        return {**self._list.header, "shardlist": self.shards}
+        """The index as a dict, its shards resolved; as `shards`, it may be assigned and written into."""
+        return LiveDict({**self._list.header, "shardlist": self.shards}, self._take_spec)
+
+    @spec.setter
+    def spec(self, spec: dict[str, Any]) -> None:
+        self._take_spec(spec)
 
     @property
     def fingerprint(self) -> str:
@@ -232,7 +271,7 @@ class ShardListDataset(Dataset[Any]):
         if not self._has_remote():
             return None
         ahead = None if self.prefetching is True else int(self.prefetching)
-        return Source(self.cache.store, self._list.__getitem__, ahead)
+        return Source(self.cache.store, lambda k: self._list[k], ahead)
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
         """Fetch the shards of ``indices`` ahead, for samplers of your own.
@@ -253,7 +292,7 @@ class ShardListDataset(Dataset[Any]):
         return f"<ShardListDataset {self.dataset_name!r}: {len(self)} samples in {len(self._list)} shards>"
 
     def locate(self, index: int) -> Location:
-        """Shard and row of sample ``index``, without opening anything; negative counts from the end.
+        """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
 
         Raises:
             IndexError: out of range. TypeError: not an integer.
@@ -272,7 +311,7 @@ class ShardListDataset(Dataset[Any]):
 
     # --- samples
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> T_co:
         lo, hi, reader, name = self._here
         self.cache.accesses += 1
         asked = index
@@ -287,13 +326,13 @@ class ShardListDataset(Dataset[Any]):
         sample["__shardindex__"] = row
         if asked is not index and isinstance(asked, MarkedIndex):
             sample["__valid__"] = asked.is_valid
-        return self._transform(sample) if self._transformations else sample
+        return self._transform(sample) if self._transformations else sample  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         # Without this, Python ends a loop at any IndexError: one from a transformation would cut the data off unseen.
         return map(self.__getitem__, range(len(self)))
 
-    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[Any]) -> list[T_co]:
         """The samples at ``indices``, in that order; read shard by shard, in offset order. torch's batch fetch."""
         cls = type(self)
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
@@ -304,11 +343,16 @@ class ShardListDataset(Dataset[Any]):
         self.cache.accesses += len(wanted)
         samples: list[Any] = [None] * len(wanted)
         for group in self._by_shard(wanted, order):
-            lo, hi, reader, name = self._here
-            if not lo <= wanted[group[0]] < hi:
-                reader = None  # as in __getitem__
-                _, (lo, hi, reader, name) = self._enter(wanted[group[0]])
-            reader.read_into(samples, group, wanted, lo, name, self.fields)
+            places = group
+            while places:
+                lo, hi, reader, name = self._here
+                if not lo <= wanted[places[0]] < hi:
+                    reader = None  # as in __getitem__
+                    _, (lo, hi, reader, name) = self._enter(wanted[places[0]])
+                # All of them, but where the shard repeats its samples: then those of one pass through it.
+                count = len(places) if wanted[places[-1]] < hi else bisect_left(places, hi, key=wanted.__getitem__)
+                reader.read_into(samples, places[:count], wanted, lo, name, self.fields)
+                places = places[count:]
         if not is_plain:
             for sample, index in zip(samples, indices, strict=True):
                 if isinstance(index, MarkedIndex):
@@ -321,13 +365,14 @@ class ShardListDataset(Dataset[Any]):
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
         k, row = self.locate(index)
         self.cache.accesses += 1
-        return self.open_shard(k), row, self.shards[k] if self._shards else self._list.describe(k)
+        reader = self.open_shard(k)
+        return reader, row % len(reader), self.shards[k] if self._shards else self._describe(k)
 
     def open_shard(self, k: int) -> Reader:
         """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
 
         Raises:
-            CountMismatchError: it does not hold as many samples as the index says.
+            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
             FetchError, CacheError, ShardError: it cannot be had or read.
         """
         try:
@@ -335,7 +380,7 @@ class ShardListDataset(Dataset[Any]):
         except StopIteration as error:  # from the caller's localname or key_rule
             raise RuntimeError(_STOPPED) from error
         if len(reader) != self.lengths[k]:
-            self._raise_mismatch(k, len(reader), reader.table.nrepeated)
+            self._meet_mismatch(k, reader.table)
         return reader
 
     @property
@@ -407,6 +452,58 @@ class ShardListDataset(Dataset[Any]):
 
     # --- inside
 
+    def _adopt(self, found: ShardList) -> None:
+        """Make these the dataset's shards."""
+        self.close()
+        misses = self.cache.misses
+        for k, count in enumerate(found.nsamples):
+            if count < 0:  # plain local tars bring no counts: the shards themselves tell
+                found.nsamples[k] = self._count(found, k)
+        self.cache.misses = misses
+        self._list = found
+        self._shards = None
+        self.lengths: list[int] = found.nsamples
+        self._sum_lengths()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The shards are other ones: forget what was known of them."""
+        self._here = _NOWHERE
+        self._fingerprint = self._is_remote = None
+
+    def _describe(self, k: int) -> LiveDict:
+        return LiveDict(self._list.describe(k), partial(self._take_shard, self._list, k))
+
+    def _take_shard(self, shards: ShardList, k: int, desc: dict[str, Any]) -> None:
+        """Follow what a program wrote into the dict of a shard; ``shards``: the list that it was taken from."""
+        if shards is not self._list:  # which is no longer the dataset's
+            return
+        row = list_shards([desc], first=k)
+        if row.nsamples[0] != shards.nsamples[k]:
+            checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
+        del self.cache.lru[shards.urls[k]]
+        shards.replace(k, row)
+        if shards.nsamples is not self.lengths:
+            self.lengths = shards.nsamples
+            self._sum_lengths()
+        self._forget()
+
+    def _take_spec(self, spec: dict[str, Any]) -> None:
+        """Follow an index that a program assigned, or wrote into."""
+        options = self.cache.store.storage_options
+        if "shardlist" not in spec or spec.get("datasets"):
+            raise SpecError(
+                "a spec that is assigned has its shards in 'shardlist' and no 'datasets'; make a new ShardListDataset "
+                "of an index with sub-datasets",
+                path="shardlist",
+            )
+        header, shards = dict(spec), spec["shardlist"]
+        del header["shardlist"]
+        if shards is not self._shards:
+            _, found = load_shards(shards, storage_options=options)
+            self._adopt(found)
+        self._list.header = header
+
     def _sum_lengths(self) -> None:
         self.cum_lengths = np.cumsum(self.lengths, dtype=np.int64)
         self._ends: list[int] = self.cum_lengths.tolist()
@@ -467,11 +564,16 @@ class ShardListDataset(Dataset[Any]):
             return plain, here
         del here  # while this waits for room in the cache, it must not keep another shard there
         k = bisect_right(self._ends, plain)
+        lo, hi = self._ends[k - 1] if k else 0, self._ends[k]
         reader = self.cache.lru[self._list.urls[k]]
         if reader is None or reader.table.nsamples != self.lengths[k]:
             reader = self.open_shard(k)
             self.check_cache_misses()
-        self._here = here = (self._ends[k - 1] if k else 0, self._ends[k], reader, self._list.dataset_of(k))
+            count = reader.table.nsamples
+            if count < hi - lo:  # it repeats its samples, and this is one pass through them
+                lo += (plain - lo) // count * count
+                hi = min(lo + count, hi)
+        self._here = here = (lo, hi, reader, self._list.dataset_of(k))
         return plain, here
 
     def _enter_foreign(self, plain: int) -> tuple[int, tuple[int, int, Any, Any]]:
@@ -489,17 +591,25 @@ class ShardListDataset(Dataset[Any]):
         lo = plain - operator.index(row)
         return plain, (lo, plain + 1, reader, desc.get("dataset"))
 
-    def _raise_mismatch(self, k: int, found: int, nrepeated: int) -> None:
-        url, expected = self._list.urls[k], self._list.nsamples[k]
-        hint = f"; {nrepeated} of its keys come back later, so group='key' may be what it needs" if nrepeated else ""
+    def _meet_mismatch(self, k: int, table: MemberTable) -> None:
+        """The shard does not hold as many samples as the index says: raise, or say so once."""
+        url, expected, found, store = self._list.urls[k], self.lengths[k], len(table), self.cache.store
+        story = f"{url}: holds {found} samples, and the index says {expected} (shard {k} of {len(self._list)})"
+        if found and self.on_count_mismatch == "warn":
+            if url not in self._miscounted:
+                self._miscounted.add(url)
+                how = "they are repeated, from the first one on" if found < expected else "the last ones are left out"
+                logger.warning("%s; %s", story, how)
+            return
         self.cache.lru.cache.pop(url, None)
-        raise CountMismatchError(
-            f"{url}: holds {found} samples, and the index says {expected} (shard {k} of {len(self._list)}){hint}. "
-            "Write the index again (wids index create), or give the key_rule and group it was made with",
-            shard=url,
-            expected=expected,
-            found=found,
-        )
+        if self.on_count_mismatch == "warn":
+            advice = ". There is none to repeat: leave the shard out (dataset.shards = [...])"
+        else:
+            advice = (
+                f"{_other_grouping(store, table, expected)}. Write the index again (wids index create); if it is not "
+                "yours to write, on_count_mismatch='warn' repeats such a shard's samples, or leaves out its last ones"
+            )
+        raise CountMismatchError(story + advice, shard=url, expected=expected, found=found)
 
     def _transform(self, sample: Any) -> Any:
         try:
@@ -528,19 +638,12 @@ class ShardListDataset(Dataset[Any]):
             raise TypeError(f"transformation {step!r} is neither one of {_FORMATS} nor callable")
         return step  # type: ignore[no-any-return]
 
-    def _count_unindexed(self) -> None:
-        """Plain local tars bring no counts: take them from the shards themselves."""
-        for k, count in enumerate(self._list.nsamples):
-            if count < 0:
-                self._list.nsamples[k] = self._count(k)
-        self.cache.reset_stats()
-
-    def _count(self, k: int) -> int:
-        url, store = self._list.urls[k], self.cache.store
+    def _count(self, shards: ShardList, k: int) -> int:
+        url, store = shards.urls[k], self.cache.store
         if store.place(url)[1]:
-            return len(self.cache.open(self._list[k]))
+            return len(self.cache.open(shards[k]))
         if urls.is_local(url):  # it will be copied when it is read; all copies now could take hours
-            return len(Store(cache_dir=None, rule=store.rule, group=store.group).open(self._list[k]))
+            return len(Store(cache_dir=None, rule=store.rule, group=store.group).open(shards[k]))
         raise SpecError(
             f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
             "make an index (wids index create) or give (url, nsamples) pairs",
@@ -568,6 +671,52 @@ class ShardListDataset(Dataset[Any]):
             len(self),
             self.cache_dir,
         )
+
+
+class _NotInitialized:
+    """What stands for the parts of a dataset until ``__init__`` makes them: a subclass may never call it.
+
+    A ``__getattr__`` of the dataset could say so too, and would make every read of an attribute slower.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _NotInitialized, (self._kind,)
+
+    def _fail(self, *_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{self._kind} is a ShardListDataset that was never initialized: its __init__ has to call "
+            "super().__init__(shards, ...) before anything else"
+        )
+
+    __getattr__ = __iter__ = __len__ = __index__ = __neg__ = __bool__ = _fail
+
+
+# What is touched first, however a dataset is used.
+_PARTS = (
+    "_here",
+    "_list",
+    "_transformations",
+    "_allow_pickle",
+    "_tally",
+    "cache",
+    "lengths",
+    "cum_lengths",
+    "total_length",
+)
+
+
+def _other_grouping(store: Store, table: MemberTable, nsamples: int) -> str:
+    """How members would have to be grouped to be so many samples, for a message; ``""`` if there is no such way."""
+    if callable(store.rule):  # it may give keys and extensions that are no parts of a name
+        return ""
+    for rule, group in tables.find_groupings(table, nsamples):
+        wanted = {"key_rule": (rule, store.rule), "group": (group, store.group)}
+        options = [f"{name}={value!r}" for name, (value, own) in wanted.items() if value != own]
+        return f"; with {', '.join(options)} it would be as many"
+    return ""
 
 
 def _shared_counts() -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Turn the bytes of a sample's members into values, by their extension.
 
 Rules: only keys that start with "." are decoded, and only while they hold bytes; an extension nobody knows stays as
-it is. Users' decoders go before the built-in ones (`wids.decoders`). Every failure is a `DecodeError` that names shard,
-key and field.
+it is. So do those of `UNASKED`, which wids 0.1 did not decode, unless they are asked for: a program that never looks
+at such a field must not fail by it. Users' decoders go before the built-in ones (`wids.decoders`). Every failure is a
+`DecodeError` that names shard, key and field.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import functools
 import io
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from wids.decoders import Decoder, Options, decode_gzipped, find_decoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 _Plan = dict[str, Decoder | None]
+
+# Built-in decoders that work only where a `SampleDecoder` is asked for them.
+UNASKED = frozenset({"gif", "bmp", "tif", "tiff", "npz", "jsonl", "msgpack", "index"})
 
 _FORMATS = {"pil": "PIL", "numpy": "numpy", "torch": "torch", "raw": "raw"}
 _BINARY = (io.BytesIO, bytes, bytearray, memoryview)
@@ -77,9 +81,11 @@ class SampleDecoder:
             writable and the caller's own. "raw": every member becomes bytes, nothing is inflated or parsed.
         allow_pickle: decode .pkl and .pickle, objects in .pt, .pth, .npy and .npz. This runs code from the shard.
         max_inflate_bytes: the most that one .gz or .npz member may inflate to.
+        also: what to decode that is left alone otherwise, an extension or several of .gif, .bmp, .tif, .tiff, .npz,
+            .jsonl, .msgpack and .index.
 
     Raises:
-        ValueError: an unknown format, or a negative bound.
+        ValueError: an unknown format, a negative bound, or an extension in ``also`` that is none of these.
     """
 
     __slots__ = ("_carried", "_options", "_plan")
@@ -93,13 +99,14 @@ class SampleDecoder:
         *,
         allow_pickle: bool = False,
         max_inflate_bytes: int = 1 << 30,
+        also: str | Iterable[str] = (),
     ) -> None:
         name = _FORMATS.get(str(format).lower())
         if name is None:
             raise ValueError(f"unknown format {format!r}; choose one of {', '.join(_FORMATS.values())}")
         if max_inflate_bytes < 0:
             raise ValueError(f"max_inflate_bytes must not be negative, got {max_inflate_bytes}")
-        self.__setstate__((Options(name, bool(allow_pickle), int(max_inflate_bytes)), {}))
+        self.__setstate__((Options(name, bool(allow_pickle), int(max_inflate_bytes), _parse_also(also)), {}))
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of `sample` with its members decoded.
@@ -158,8 +165,9 @@ class SampleDecoder:
         self._plan = (None, {})
 
     def __repr__(self) -> str:
-        name, allow_pickle, bound = self._options
-        return f"SampleDecoder({name!r}, allow_pickle={allow_pickle}, max_inflate_bytes={bound})"
+        name, allow_pickle, bound, also = self._options
+        extra = f", also={sorted(also)}" if also else ""
+        return f"SampleDecoder({name!r}, allow_pickle={allow_pickle}, max_inflate_bytes={bound}{extra})"
 
     def __eq__(self, other: object) -> bool:
         return self._options == other._options if isinstance(other, SampleDecoder) else NotImplemented
@@ -186,7 +194,15 @@ def _lookup(suffix: str, registered: Mapping[str, Decoder], options: Options) ->
         if rest in registered:
             return registered[rest]
         rest = rest.partition(".")[2]
-    return find_decoder(suffix.rpartition(".")[2], options)
+    name = suffix.rpartition(".")[2]
+    return None if name in UNASKED - options.also else find_decoder(name, options)
+
+
+def _parse_also(also: str | Iterable[str]) -> frozenset[str]:
+    names = frozenset(name.removeprefix(".").lower() for name in ([also] if isinstance(also, str) else also))
+    if unknown := names - UNASKED:
+        raise ValueError(f"also has {sorted(unknown)}; choose from {', '.join(sorted(UNASKED))}")
+    return names
 
 
 def _explain(error: Exception, sample: Mapping[str, Any], field: str) -> DecodeError:

@@ -46,6 +46,7 @@ class Options(NamedTuple):
     format: str
     allow_pickle: bool
     max_inflate_bytes: int
+    also: frozenset[str]
 
 
 def find_decoder(name: str, options: Options) -> Decoder | None:

@@ -1,11 +1,13 @@
 """Sample keys: from index to key and back, read from the shards' member tables.
 
 Rules: nothing is read but tables, so a shard is opened (for a remote one: fetched) and none of its samples. Shards may
-share keys: ``index`` gives the first sample, ``find`` all of them.
+share keys: ``index`` gives the first sample, ``find`` all of them. A shard that holds fewer samples than it has in the
+dataset repeats them, and so its keys.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -47,12 +49,13 @@ class Keys:
 
     def __getitem__(self, index: int) -> str:
         k, row = self._shards.locate(index)
-        return self._table(k).key(row)
+        table = self._table(k)
+        return table.key(row % len(table))
 
     def __iter__(self) -> Iterator[str]:
         for k, count in enumerate(self._shards.lengths):
             if count:
-                yield from self._table(k).keys()
+                yield from itertools.islice(itertools.cycle(self._table(k).keys()), count)
 
     def __contains__(self, key: object) -> bool:
         return next(self._occurrences(key), None) is not None
@@ -76,8 +79,9 @@ class Keys:
         first = 0
         for k, count in enumerate(self._shards.lengths if isinstance(key, str) else ()):
             if count:
-                for row in self._table(k).rows_of(str(key)):
-                    yield first + row
+                table = self._table(k)
+                rows = table.rows_of(str(key))
+                yield from sorted(first + at for row in rows for at in range(row, count, len(table)))
             first += count
 
     def _table(self, k: int) -> MemberTable:

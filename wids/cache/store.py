@@ -67,6 +67,7 @@ class Store:
         hooks: told of every event.
         cache_size: bytes that a cache directory may hold; None: what the disk has room for.
         keep: mark the shards as not to be evicted.
+        checks_counts: a cached shard that holds another number of samples than the index says is fetched again.
         access: ``"fetch"`` brings whole shards into the cache, ``"range"`` reads members of those that are not there by
             byte ranges, ``"auto"`` does so until a shard has cost as much as fetching it.
     """
@@ -86,6 +87,7 @@ class Store:
         group: Group = "adjacent",
         hooks: Sequence[Hook] = (),
         access: Access = "fetch",
+        checks_counts: bool = True,
     ) -> None:
         tables.parse_rule(rule)
         self.access: Access = access
@@ -103,6 +105,7 @@ class Store:
         self.rule: KeyRule = rule
         self.group: Group = group
         self.hooks = hooks
+        self.checks_counts = checks_counts
         # Relative paths mean what they meant here, wherever the program or a worker goes later.
         try:
             self.home = os.getcwd()
@@ -133,6 +136,10 @@ class Store:
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
+    def local_path(self, url: str) -> str:
+        """Where the shard's bytes are or will be."""
+        return self.place(url)[0]
+
     def open(self, shard: Shard) -> Reader:
         """Open a shard, fetching it first if need be and ``access`` says so. The caller owns the reader.
 
@@ -142,7 +149,7 @@ class Store:
         """
         start = time.perf_counter()
         path, is_in_place = self.place(shard.url)
-        shard = self._as_grouped(shard)
+        shard = self._as_counted(shard)
         reader: Reader
         found = None if is_in_place or self.access == "fetch" else self._open_by_ranges(shard, path)
         if found is not None:
@@ -233,7 +240,7 @@ class Store:
         path, is_in_place = self.place(shard.url)
         if is_in_place:
             return False
-        shard = self._as_grouped(shard)
+        shard = self._as_counted(shard)
         found, cause = self._begin_look(shard, path)
         if found is None:
             directory, name = directory_of(path)
@@ -286,9 +293,12 @@ class Store:
             space = self._spaces.setdefault(directory, space)
         return space
 
-    def _as_grouped(self, shard: Shard) -> Shard:
-        """A shard without its count if this store counts another way; the dataset compares what its grouping gives."""
-        if tables.is_standard(self.rule, self.group):
+    def _as_counted(self, shard: Shard) -> Shard:
+        """A shard without its count where that tells nothing of its bytes; the dataset compares it with the reader's.
+
+        This store groups members in another way than the tables it saves, or the index is known to count wrongly.
+        """
+        if self.checks_counts and tables.is_standard(self.rule, self.group):
             return shard
         return msgspec.structs.replace(shard, nsamples=None)
 

@@ -121,9 +121,9 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
     chosen = [(k, listed[k]) for k in numbers]
     decode = None
     if is_decoded:
-        from wids.decode import SampleDecoder
+        from wids.decode import UNASKED, SampleDecoder
 
-        decode = SampleDecoder("PIL")
+        decode = SampleDecoder("PIL", also=UNASKED)
     inspection = Inspection(chosen, looks=looks, decode=decode)
     with Signals(), quiet():
         _run(inspection, [shard for _, shard in chosen], jobs, is_shown=not is_json)

@@ -116,5 +116,22 @@ class ShardList:
         self.nsamples.append(row.nsamples)
         self.filesizes.append(-1 if row.filesize is None else row.filesize)
         self.md5sums.append((row.md5sum or "").lower())
-        if not KNOWN_KEYS.issuperset(raw):
-            self._extras[len(self.urls) - 1] = {key: value for key, value in raw.items() if key not in KNOWN_KEYS}
+        if extras := _unknown(raw):
+            self._extras[len(self.urls) - 1] = extras
+
+    def replace(self, k: int, row: ShardList) -> None:
+        """Make shard ``k`` the one shard of ``row``. ``nsamples`` becomes another list if its count is another one."""
+        if self._starts:  # the keys that all shards of a component have become each one's own, to be changed alone
+            self._extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
+            self._starts, self._defaults = [], []
+        self.urls[k], self.filesizes[k], self.md5sums[k] = row.urls[0], row.filesizes[0], row.md5sums[0]
+        if row.nsamples[0] != self.nsamples[k]:
+            self.nsamples = [*self.nsamples[:k], row.nsamples[0], *self.nsamples[k + 1 :]]
+        self._extras.pop(k, None)
+        if extras := _unknown(row.describe(0)):
+            self._extras[k] = extras
+
+
+def _unknown(raw: dict[str, Any]) -> dict[str, Any]:
+    """The keys that are not ours."""
+    return {} if KNOWN_KEYS.issuperset(raw) else {key: raw[key] for key in raw if key not in KNOWN_KEYS}

@@ -70,14 +70,19 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
 
 
-def list_shards(items: Iterable[Any], *, base: str | None = None) -> ShardList:
+def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0) -> ShardList:
     """Make a shard list from what a program passes: dicts, (url, nsamples) pairs, or plain paths and brace patterns.
+
+    Args:
+        items: these.
+        base: what relative URLs are relative to.
+        first: the number that errors give to the first item.
 
     Raises:
         SpecError: an item is none of these; ``path`` names it.
     """
     shards = ShardList()
-    for k, item in enumerate(items):
+    for k, item in enumerate(items, first):
         path = f"shards[{k}]"
         name = _plain(item)
         if isinstance(name, str):

@@ -227,6 +227,23 @@ def build_table(
     )
 
 
+def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Group]]:
+    """The named key rules, each with a group, by which the members of a table would be ``nsamples`` samples.
+
+    Args:
+        table: made by a named rule, so that a key and an extension are a name.
+        nsamples: how many are looked for.
+    """
+    members = ((at, table.key(row) + name) for row in range(len(table)) for name, at, _ in table.members(row))
+    names = [encode_name(name) for _, name in sorted(members)]
+    found: list[tuple[KeyRule, Group]] = []
+    for rule in ("first-dot", "last-dot"):
+        keys = [parts[0] for parts in map(parse_rule(rule), names) if parts is not None]
+        counts: dict[Group, int] = {"adjacent": sum(1 for _ in itertools.groupby(keys)), "key": len(set(keys))}
+        found += [(rule, group) for group, count in counts.items() if count == nsamples]
+    return found
+
+
 def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The sample of each member."""
     counts = np.diff(np.frombuffer(starts, np.uint32)).astype(np.int64)

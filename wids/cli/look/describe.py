@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from wids.cli.words import count_of, printable
-from wids.decode import SampleDecoder
+from wids.decode import UNASKED, SampleDecoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 # Characters of a text, bytes of anything else.
@@ -49,7 +49,7 @@ class Field(msgspec.Struct, kw_only=True):
 def describe(name: str, data: bytes, *, key: str, shard: str) -> Field:
     """Describe a field by its bytes."""
     try:
-        value = SampleDecoder("PIL")({name: data, "__key__": key, "__shard__": shard})[name]
+        value = SampleDecoder("PIL", also=UNASKED)({name: data, "__key__": key, "__shard__": shard})[name]
     except UnsafeFormatError:
         words = "not opened: that could run code that its maker chose"
         return Field(name=name, size=len(data), kind="unopened", words=words, facts={"begins": data[:_BYTES].hex()})

@@ -1,0 +1,83 @@
+"""What a dataset hands out as its shards and its spec: dicts whose changes are taken over, a list that refuses them.
+
+Rules: pure. Copies and pickles of them are plain dicts and lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from typing_extensions import Self
+
+
+class LiveDict(dict[str, Any]):
+    """A dict of which each change is handed to its owner first.
+
+    Args:
+        items: what it holds.
+        take: called with the dict as it would be after a change; raises to refuse it, and then nothing is changed.
+    """
+
+    __slots__ = ("_take",)
+
+    def __init__(self, items: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(items)
+        self._take = take
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+
+class FixedList(list[dict[str, Any]]):
+    """A list that is replaced as a whole: what would change it raises TypeError.
+
+    Args:
+        items: what it holds.
+        name: what the owner calls it, for the message.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, items: Iterable[dict[str, Any]], *, name: str) -> None:
+        super().__init__(items)
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+    def __setitem__(self, k: Any, value: Any) -> None:
+        if not isinstance(k, int) or value is not self[k]:  # which is what items[k] |= {...} ends with
+            _refuse(self)
+
+
+def _taken_over(method: str) -> Callable[..., Any]:
+    def change(self: LiveDict, *args: Any, **kwargs: Any) -> Any:
+        changed = dict(self)
+        result = getattr(changed, method)(*args, **kwargs)
+        self._take(changed)
+        dict.clear(self)
+        dict.update(self, changed)
+        return result
+
+    return change
+
+
+def _refuse(self: FixedList, *_: Any, **__: Any) -> NoReturn:
+    name = self._name
+    raise TypeError(f"{name} cannot be changed in place; assign a new list, as in {name} = {name}[:10]")
+
+
+for _method in ("__setitem__", "__delitem__", "update", "setdefault", "pop", "popitem", "clear"):
+    setattr(LiveDict, _method, _taken_over(_method))
+for _method in (
+    *("__delitem__", "__iadd__", "__imul__"),
+    *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"),
+):
+    setattr(FixedList, _method, _refuse)
