@@ -21,6 +21,7 @@ _Plan = dict[str, Decoder | None]
 _FORMATS = {"pil": "PIL", "numpy": "numpy", "torch": "torch", "raw": "raw"}
 _BINARY = (io.BytesIO, bytes, bytearray, memoryview)
 
+DEFAULT_INFLATE_BYTES = 1 << 30
 _CACHED_FIELDS = 1024  # file names with many dots make every field of a shard a new one
 
 
@@ -92,7 +93,7 @@ class SampleDecoder:
         format: Literal["PIL", "numpy", "torch", "raw"] = "PIL",  # noqa: A002 - the original's public keyword
         *,
         allow_pickle: bool = False,
-        max_inflate_bytes: int = 1 << 30,
+        max_inflate_bytes: int = DEFAULT_INFLATE_BYTES,
     ) -> None:
         name = _FORMATS.get(str(format).lower())
         if name is None:
