@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.clocks import skip_waits
 from tests.servers import Server
 from tests.shards import serve, write_index
-from wids.cache import fetch
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def server():
 
 @pytest.fixture
 def no_waits(monkeypatch):
-    """Retries follow at once; their number stays."""
-    monkeypatch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
+    """Retries follow at once, and their number stays: the waits that were skipped, a list of seconds."""
+    return skip_waits(monkeypatch.setattr)
 
 
 class Events(list):

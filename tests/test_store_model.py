@@ -23,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests import cache_shards as shards
 from tests.cache_dirs import put_file, put_garbage
 from tests.cache_shards import described, files_open_in
+from tests.clocks import skip_waits
 from tests.conftest import Events
-from wids.cache import fetch, files, system
+from wids.cache import files, system
 from wids.cache import room as rooms
 from wids.cache.plans import Plan
 from wids.cache.room import Room, evict_from, table_allowance
@@ -133,7 +134,7 @@ class Directory(RuleBasedStateMachine):
         self.home = tempfile.mkdtemp(prefix="wids-model-")
         self.cache = os.path.join(self.home, "cache")
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
+        skip_waits(self.patch.setattr)
         self.patch.setattr(rooms, "WAIT_SECONDS", -1.0)
         self.patch.setattr(rooms, "_GRACE_SECONDS", 0.0)
         self.patch.setattr(os, "fsync", lambda fd: None)
