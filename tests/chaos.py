@@ -28,8 +28,9 @@ from torch.utils.data._utils import worker
 from tests.cache_dirs import keep_mark_of, table_of
 from tests.cache_shards import md5, pack
 from tests.children import child, receive
+from tests.clocks import skip_waits
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache import fetch, plans, remote, space, system
+from wids.cache import plans, remote, space, system
 from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
 from wids.cache.store import Store
 from wids.errors import WidsError
@@ -105,7 +106,7 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     The disk is not waited for: these processes are killed, and the machine goes on.
     """
     os.fsync = lambda fd: None
-    fetch.WAIT_MAX_SECONDS = 0.0
+    skip_waits()
     worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
     remote.READ_SECONDS, space.WAIT_SECONDS = read_seconds, wait_seconds
     remote._LEAST_RANGE_BYTES = remote._FIRST_RANGE_BYTES = SIZE * 2

@@ -7,7 +7,8 @@ import os
 import signal
 
 from tests.cache_shards import texts
-from wids.cache import fetch, locks
+from tests.clocks import skip_waits
+from wids.cache import locks
 from wids.cache.store import Store
 from wids.index.spec import Shard
 
@@ -87,7 +88,7 @@ def fetch_saying_when_waiting(connection, url, cache_dir):
                 locks._REPORT_SECONDS = 1e9
 
     locks._REPORT_SECONDS = 0.0
-    fetch.WAIT_MAX_SECONDS = 0.0
+    skip_waits()
     handler = Handler()
     locks.logger.addHandler(handler)
     try:

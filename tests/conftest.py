@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from tests.clocks import skip_waits
 from tests.servers import Server
 from tests.shards import serve, write_index
-from wids.cache import fetch
 
 # Programs that tests start buffer what they print, as they do for users, whatever is set where the tests run.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -22,8 +22,8 @@ def server():
 
 @pytest.fixture
 def no_waits(monkeypatch):
-    """Retries follow at once; their number stays."""
-    monkeypatch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
+    """Retries follow at once, and their number stays: the waits that were skipped, a list of seconds."""
+    return skip_waits(monkeypatch.setattr)
 
 
 class Events(list):

@@ -20,7 +20,7 @@ LAYERS = {
     "index": {"errors", "events"},
     "order": {"errors", "events"},
     "tally": {"errors", "events"},
-    "otel": {"events", "index", "tally"},
+    "otel": {"errors", "events", "tally"},
     "decoders": {"errors", "forks"},
     "decode": {"errors", "decoders"},
     "encoders": {"errors"},

@@ -515,7 +515,7 @@ def test_warm_from_an_index(server, tmp_path):
     assert len(names_in(cache)) == 3
     asked = shards_asked(server)
     assert run_ok("cache", "warm", index, "--cache-dir", cache) == f"{cache}: 3 shards: 3 found there\n"
-    _, listed = load_shards(index)
+    _, listed, _ = load_shards(index)
     store = Store(cache_dir=str(cache))
     assert [texts(store.open(each)) for each in listed] == [texts_of(tag) for tag in "abc"]
     assert shards_asked(server) == asked

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gzip
 import io
 import json
 import logging
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, Sampler
 import wids
 from tests.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
+from wids.cache import fetch
 from wids.errors import (
     ChangedShardError,
     CountMismatchError,
@@ -1049,3 +1051,23 @@ def test_default_capacity_follows_the_descriptors(index):
         assert labels(dataset) == list(range(TOTAL))
         assert len(dataset.cache.lru) == min(max(1, size), 3)
     assert dataset.cache_size is None
+
+
+def test_the_bound_of_compressed_members(tmp_path):
+    """max_inflate_bytes holds for the formats that the dataset decodes itself."""
+    path = write_tar(tmp_path / "a.tar", {"0.txt.gz": gzip.compress(b"a" * 1000)})
+    assert len(wids.ShardListDataset([path])[0][".txt.gz"]) == 1000
+    with pytest.raises(DecodeError, match="max_inflate_bytes=999"):
+        wids.ShardListDataset([path], max_inflate_bytes=999)[0]
+    with pytest.raises(ValueError, match="max_inflate_bytes"):
+        wids.ShardListDataset([path], max_inflate_bytes=-1)
+
+
+def test_a_worker_knows_the_servers_that_have_answered(tmp_path, no_waits, monkeypatch):
+    """A process that is started is as patient with them as the one that started it."""
+    dataset = wids.ShardListDataset(write_index(tmp_path), transformations=[])
+    fetch.note_answered(["http://known"])
+    data = pickle.dumps(dataset)
+    monkeypatch.setattr(fetch, "_answered", set())
+    pickle.loads(data)
+    assert fetch.answered() == {"http://known"}

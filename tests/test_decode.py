@@ -347,6 +347,28 @@ def test_image_bombs(monkeypatch):
     assert "MAX_IMAGE_PIXELS" in str(failure(".png", data))
 
 
+@pytest.mark.parametrize(("extension", "most"), [(".txt.gz", 1.35), (".what.gz", 1.35)])
+def test_gzip_holds_little_more_than_its_result(extension, most):
+    """While a member is inflated, there is neither a second copy of it, nor all of its bytes beside its text."""
+    size = 64 << 20
+    data = gzip.compress(b"a" * size, 1)
+    tracemalloc.start()
+    try:
+        result = decoded(extension, data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result if isinstance(result, str) else result.getvalue()) == size
+    assert peak < most * size
+
+
+def test_gzipped_text_beyond_ascii():
+    """A letter of several bytes may be cut by the parts that come; half a letter at the end is an error."""
+    text = "\u00e4\u20ac\U0001f600" * 200_000
+    assert decoded(".txt.gz", gzip.compress(text.encode())) == text
+    assert "UnicodeDecodeError" in str(failure(".txt.gz", gzip.compress("\u00e4".encode()[:1])))
+
+
 def test_gzip_of_several_members_and_padding():
     """Concatenated gzip members are one text, zeros at the end are padding, and size does not matter."""
     parts = [b"a" * 70_000, b"", bytes(range(32, 127)) * 3000, b"end"]

@@ -113,11 +113,11 @@ def test_trouble_is_a_failed_span(telemetry):
     hook(WaitedForRoom(url="s3://b/a.tar", path="/c", seconds=1.5))
     [retry] = telemetry.spans()["wids.retry"]
     assert retry.status.status_code is StatusCode.ERROR
-    assert retry.status.description == "https://h/a.tar reset by peer?"
+    assert retry.status.description == "https://h/a.tar: reset by peer?"
     assert dict(retry.attributes) == {
         "wids.url": "https://h/a.tar",
         "wids.attempt": 2,
-        "wids.cause": "https://h/a.tar reset by peer?",
+        "wids.cause": "https://h/a.tar: reset by peer?",
     }
     assert telemetry.points()["wids.wait.duration"][1][0].sum == 2.0
 

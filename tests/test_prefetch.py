@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from tests import cache_shards as shards
 from tests.cache_dirs import files_in
 from tests.children import PATIENCE_SECONDS, child, kill, receive
-from tests.servers import status, whole
+from tests.servers import instead, status, whole
 from wids.cache import prefetch, remote, space
 from wids.cache.store import Store
 from wids.dataset import ShardListDataset
@@ -307,6 +307,33 @@ def test_a_shard_that_fails_disturbs_no_other(web, make, events, one_at_a_time):
         else:
             assert text_of(dataset[index]) == expected_text(index)
     assert web.requests == [*PATHS, *["/c.tar"] * ROWS]
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_a_shard_that_failed_is_tried_again(web, make, events, monkeypatch):
+    """A server that was away for longer than a fetch is tried costs no shard its place ahead."""
+    monkeypatch.setattr(prefetch, "_FAILED_SECONDS", 0.01)
+    web.faults["/c.tar"] = [*[status(503)] * 40, whole]
+    dataset = make(hooks=[events])
+    iteration = iter(ChunkedSampler(dataset, shuffle=False))
+    next(iteration)
+    wait_until(lambda: sum(isinstance(event, Fetched) for event in events) == len(PATHS))
+    assert {event.url for event in events if isinstance(event, NotFetchedAhead)} == {web.url("/c.tar")}
+    assert all(event.is_ahead for event in events if isinstance(event, Fetched))
+    assert len(list(iteration)) == len(dataset) - 1
+
+
+def test_damage_is_not_fetched_ahead_again(web, make, events, monkeypatch):
+    """A shard whose bytes are wrong would come again and again, whole."""
+    monkeypatch.setattr(prefetch, "_FAILED_SECONDS", 0.0)
+    web.faults["/c.tar"] = [instead(b"x" * SIZE)]
+    iteration = iter(ChunkedSampler(make(hooks=[events]), shuffle=False))
+    next(iteration)
+    wait_until(lambda: sum(isinstance(event, Fetched) for event in events) == len(PATHS) - 1)
+    wait_until(lambda: any(isinstance(event, NotFetchedAhead) for event in events))
+    wait_until(lambda: threads() == ["wids-prefetch"] or threads() == [])
+    assert sum(isinstance(event, NotFetchedAhead) for event in events) == 1
+    assert len(list(iteration)) > 0
 
 
 def test_who_reads_waits_for_what_is_coming(web, make, events):

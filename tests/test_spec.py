@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.errors import NotAllowedError, SpecError
+from wids.index import spec
 from wids.index.spec import Shard, ShardList, list_shards, parse_index, parse_json
 
 checked = settings(deadline=None, max_examples=150)
@@ -828,3 +829,65 @@ def test_shards_are_values():
     with pytest.raises(AttributeError):
         shard.url = "b.tar"
     assert msgspec.structs.replace(shard, nsamples=None).nsamples is None
+
+
+# --- bounds, and whose servers
+
+
+def test_an_index_on_an_ipv6_host():
+    """Relative shards, and such with ``::`` in their query, are that host's."""
+    found = read(index(shardlist=[{"url": "a.tar?s=b::c", "nsamples": 1}]), place="http://[::1]:8000/train.json")
+    assert found.urls == ["http://[::1]:8000/a.tar?s=b::c"]
+
+
+def nested(levels, width):
+    """Files that name the next one ``width`` times each, so many levels deep."""
+    files = {"gs://b/i0.json": index()}
+    for level in range(1, levels):
+        part = {"source_url": f"gs://b/i{level - 1}.json"}
+        files[f"gs://b/i{level}.json"] = {"wids_version": 1, "datasets": [part] * width}
+    return {"wids_version": 1, "datasets": [{"source_url": f"gs://b/i{levels - 1}.json"}] * width}, files
+
+
+def test_sources_that_multiply_are_bounded():
+    """Files that name each other again and again: each is loaded once, and an error comes before they are millions."""
+    raw, files = nested(7, 8)
+    loaded = []
+
+    def load(url):
+        loaded.append(url)
+        return json.dumps(files[url]).encode()
+
+    with pytest.raises(SpecError, match="10,000") as caught:
+        parse_index(json.dumps(raw), place=PLACE, load=load)
+    assert "source_url" in caught.value.path
+    assert sorted(loaded) == sorted(files)
+
+
+def test_rows_that_multiply_are_bounded(monkeypatch):
+    """So are the shards that they make."""
+    monkeypatch.setattr(spec, "MAX_SHARDS", 100)
+    raw, files = nested(2, 10)
+    assert len(read(raw, files=files)) == 100
+    raw["datasets"].append(raw["datasets"][0])
+    with pytest.raises(SpecError, match="more than 100 shards") as caught:
+        read(raw, files=files)
+    assert caught.value.path == "shardlist"
+
+
+def test_servers_that_the_caller_names():
+    """Those of the place, of base=, and of all that stands in local texts; never of what a remote index says."""
+    remote = index(shardlist=[{"url": "https://stranger/a.tar", "nsamples": 1}])
+    local = index(
+        shardlist=[
+            {"url": "https://own/a.tar", "nsamples": 1},
+            {"url": "simplecache::https://u@cdn:1/b", "nsamples": 1},
+        ],
+        datasets=[{"source_url": "https://sub/i.json"}],
+    )
+    named = set()
+    read(local, place="/data/i.json", files={"https://sub/i.json": remote}, named=named)
+    assert named == {"https://own", "https://cdn:1", "https://sub"}
+    named = set()
+    read(remote, place="https://h/i.json", base="https://base/dir", named=named)
+    assert named == {"https://h", "https://base"}

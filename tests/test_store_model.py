@@ -23,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests import cache_shards as shards
 from tests.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.cache_shards import described, files_open_in
+from tests.clocks import skip_waits
 from tests.conftest import Events
-from wids.cache import contents, fetch, files, system
+from wids.cache import contents, files, system
 from wids.cache import space as spaces
 from wids.cache.directory import CacheDirectory
 from wids.cache.plans import Plan
@@ -134,7 +135,7 @@ class Directory(RuleBasedStateMachine):
         self.home = tempfile.mkdtemp(prefix="wids-model-")
         self.cache = os.path.join(self.home, "cache")
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(fetch, "WAIT_MAX_SECONDS", 0.0)
+        skip_waits(self.patch.setattr)
         self.patch.setattr(spaces, "WAIT_SECONDS", -1.0)
         self.patch.setattr(spaces, "_GRACE_SECONDS", 0.0)
         self.patch.setattr(os, "fsync", lambda fd: None)

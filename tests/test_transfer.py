@@ -264,16 +264,16 @@ def test_a_transfer_that_gets_on_is_not_given_up(ranges, target, events):
     """Each try brings a little: there may be any number of them."""
     body = make(RANGE)
     assert fetch_body(ranges.add(PATH, body, part(10)), target, hooks=[events]) == body
-    assert len(events) > 2 * fetch.ATTEMPTS
+    assert len(events) > 12
     assert [lo for _, lo, _ in ranges.ranges] == sorted({lo for _, lo, _ in ranges.ranges})
 
 
-def test_a_transfer_that_does_not_get_on_is_given_up(ranges, target, events):
-    """Six tries that brought nothing are the end, after one that did."""
+def test_a_transfer_that_does_not_get_on_is_given_up(ranges, target, events, no_waits):
+    """Five minutes of tries that brought nothing are the end, after one that did."""
     url = ranges.add(PATH, BODY, whole, status(503))
-    with pytest.raises(FetchError, match=r"503.*tries: 7"):
+    with pytest.raises(FetchError, match=r"503.*tries: 2\d\b"):
         fetch_body(url, target, hooks=[events])
-    assert len(events) == fetch.ATTEMPTS
+    assert 285 <= sum(no_waits) <= 300
 
 
 def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, monkeypatch):

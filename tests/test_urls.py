@@ -1,6 +1,7 @@
 import os
 import re
 
+import braceexpand
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -303,9 +304,136 @@ def test_expand(pattern, names):
     assert list(urls.expand(pattern)) == names
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x-{0000000000..9999999999}.tar",
+        "x-{0..999}{0..999}{0..999}.tar",
+        f"x-{{0..{'9' * 400}}}.tar",
+        f"x-{{0..{'9' * 5000}}}.tar",
+        "{a,b}" * 500,
+        "{" + ",".join("{0..99999}" for _ in range(100)) + "}",
+        "{" * 5000 + "a,b" + "}" * 5000,
+        "}{" * 5,
+        "{" * 5000,
+    ],
+    ids=["range", "product", "400 digits", "5000 digits", "pairs", "sum", "nested", "unbalanced", "open"],
+)
+def test_expand_is_bounded(pattern):
+    """More names than a dataset has shards, or braces in thousands of braces: an error before anything is expanded."""
+    with pytest.raises(SpecError, match="brace pattern") as caught:
+        next(urls.expand(pattern))
+    assert len(str(caught.value)) < 500
+
+
+@given(st.text("{},.\\09aZ-", max_size=12))
+def test_expand_counts(pattern):
+    """What is counted beforehand is never less than what is expanded; what braceexpand takes, this does."""
+    try:
+        names = list(urls.expand(pattern))
+    except SpecError:
+        assert "}{" in pattern or _is_refused(pattern)
+    else:
+        assert "{" not in pattern or len(names) <= urls._count(pattern)
+
+
+def _is_refused(pattern):
+    """Whether braceexpand refuses a pattern, or finds a brace that ends nothing."""
+    try:
+        list(braceexpand.braceexpand(pattern))
+    except ValueError:
+        return True
+    return "}" in pattern
+
+
 @pytest.mark.parametrize("pattern", ["x-{0..1.tar", "x-{a,{b}.tar"])
 def test_expand_unbalanced(pattern):
     """Braces that do not match are an error that shows the pattern and how to write one."""
     with pytest.raises(SpecError, match=re.escape("{000000..000099}")) as caught:
         list(urls.expand(pattern))
     assert pattern in str(caught.value)
+
+
+# --- whose server, and what it is told
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://a.com/x", "https://a.com"),
+        ("HTTPS://A.com:443/x?y", "https://a.com"),
+        ("http://a.com:443", "http://a.com:443"),
+        ("https://u:p@a.com/x", "https://a.com"),
+        ("http://[::1]:8000/x", "http://[::1]:8000"),
+        ("http://a.com?@b", "http://a.com"),
+        ("s3://bucket/x", "s3://"),
+        ("s3a://bucket/x", "s3://"),
+        ("gcs://bucket/x", "gs://"),
+        ("az://container/x", "az://"),
+        ("abfs://c@acct.dfs.core.windows.net/x", "az://acct.dfs.core.windows.net"),
+        ("sftp://h:22/x", "sftp://h:22"),
+        ("dbfs:///x", "dbfs://"),
+        ("simplecache::https://h/x", "https://h"),
+        ("/a/b.tar", ""),
+        ("file:///a", ""),
+        ("pipe:curl https://h", ""),
+        # What one client takes for the host and another for something else is no host.
+        ("http://a.com\\@b.com/", ""),
+        ("http://a@b@c/", ""),
+        ("http://a:80:90/", ""),
+        ("http://a b/", ""),
+        ("http://[::1/x", ""),
+    ],
+)
+def test_origins(url, origin):
+    """Scheme, host and port; of a bucket the scheme; of what names no server, nothing."""
+    assert urls.origin_of(url) == origin
+
+
+OWN, THEIRS = {"headers": {"a": "1"}}, {"headers": {"b": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://own/x", OWN),
+        ("https://own:444/x", {}),
+        ("http://own/x", {}),
+        ("https://theirs/x", THEIRS),
+        ("https://stranger/x", {}),
+        ("https://own@stranger/x", {}),
+        ("https://own\\@stranger/x", {}),
+        ("s3://bucket/x", OWN),
+        ("simplecache::https://own/x", OWN),
+        ("simplecache::https://stranger/x", {}),
+        ("zip://https://own::https://stranger/x", {}),
+        ("https://stranger/https://own::https://own", {}),
+    ],
+)
+def test_narrowed_options(url, expected):
+    """What is given for one server goes to no other, however a URL is spelt."""
+    narrowed = urls.narrow_options({**OWN, "https://theirs/dir": THEIRS}, ["https://own"])
+    assert urls.options_for(url, narrowed) == expected
+
+
+def test_options():
+    """Without a server's name they hold everywhere; with it, instead of the others; and they are dicts."""
+    given = {**OWN, "https://theirs": THEIRS}
+    assert urls.options_for("https://any/x", given) == OWN
+    assert urls.options_for("https://theirs/x", given) == THEIRS
+    assert urls.options_for("https://any/x", None) == {}
+    assert urls.narrow_options(None, ["https://own"]) is None
+    with pytest.raises(ValueError, match="no dict") as caught:
+        urls.options_for("https://any/x", {"https://u:s3cr3t@h": "s3cr3t"})
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["http://[::1]:8000", "http://[fe80::1]/a::b"])
+def test_double_colons_in_web_urls(base):
+    """In http(s) they are an address, or letters of a path or query; nothing local is reached."""
+    for name in ("x.tar", "x::y.tar?sig=a::b", "x.tar?sig=a::file:///etc/passwd"):
+        url = urls.join(base, name) if "::y" not in name else f"{base}/{name}"
+        assert url == f"{base}/{name}"
+        assert not urls.reaches_local(url)
+        assert not urls.is_local(url)
+        assert urls.basename_of(url) == name.partition("?")[0]

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
+from wids.cache import fetch
 from wids.cache.lookup import Keys
 from wids.cache.pool import OpenShards
 from wids.cache.prefetch import Ahead, Source
@@ -32,8 +33,8 @@ from wids.cache.range_store import parse_access
 from wids.cache.reader import Reader
 from wids.cache.source import load_shards
 from wids.cache.store import Store, default_cache_dir
-from wids.decode import SampleDecoder
-from wids.errors import CountMismatchError, SpecError
+from wids.decode import DEFAULT_INFLATE_BYTES, SampleDecoder
+from wids.errors import CountMismatchError, SpecError, without_secrets
 from wids.index import checks, urls
 from wids.index import table as tables
 from wids.index.live import FixedList, LiveDict
@@ -115,6 +116,7 @@ class ShardListDataset(Dataset[T_co]):
             function name -> (key, extension) or None.
         group: ``"adjacent"``: a sample's members stand together; ``"key"``: members anywhere in the shard are merged.
         allow_pickle: let decoders unpickle (``.pkl``); that runs whatever code the shard's maker chose.
+        max_inflate_bytes: the most that one compressed member (.gz, .npz) may inflate to when it is decoded.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
         allow_local: let an index from a remote place point at local files.
         cache_local: copy local shards into the cache too, instead of reading them in place (NAS to NVMe).
@@ -122,7 +124,11 @@ class ShardListDataset(Dataset[T_co]):
             raises either way, but with maps there is a window of microseconds in which it kills the process (SIGBUS),
             a network file system that fails does so too, and a shard that is rewritten in place with the same size
             goes unnoticed. For large members on a local disk, in shards that stay as they are.
-        storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...).
+        storage_options: for fsspec, both for the index and for shards (credentials, endpoints, ...). They hold for the
+            server of the index (scheme, host, port), for those that the program or a local index names, and for
+            buckets (``s3://``, ``gs://``, ...), whose URLs name no server; not for others that a remote index names,
+            nor for where a redirect leads. A key that is a URL holds another server's options, instead of these:
+            ``{"headers": {...}, "https://cdn.example.com": {"headers": {...}}}``.
         prefetch: fetch the shards that a sampler of ours comes to ahead, in the background of the process that iterates
             it; a number: at most so many bytes ahead; False: each shard when it is first read.
         access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of those that are not there, members
@@ -168,6 +174,7 @@ class ShardListDataset(Dataset[T_co]):
         key_rule: KeyRule = "first-dot",
         group: Group = "adjacent",
         allow_pickle: bool = False,
+        max_inflate_bytes: int = DEFAULT_INFLATE_BYTES,
         allow_pipe: bool = False,
         allow_local: bool = False,
         cache_local: bool = False,
@@ -186,12 +193,12 @@ class ShardListDataset(Dataset[T_co]):
         self.prefetching = _parse_prefetch(prefetch)
         self.cache_size = cache_size = _parse_cache_size(cache_size)
         self.keep = keep
-        self.base, found = load_shards(
+        self.base, found, storage_options = load_shards(
             shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
         )
         self.cache_dir = _choose_cache_dir(cache_dir, localname)
         self.fields = _parse_fields(fields)
-        self._allow_pickle = allow_pickle
+        self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._miscounted: set[str] = set()  # URLs that were told of
         self._counts: torch.Tensor | None = None
         self._tally = Tally()
@@ -435,15 +442,17 @@ class ShardListDataset(Dataset[T_co]):
         self.cache.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
+        own: dict[str, Any] = {"_here": _NOWHERE, "_shards": None, "_ends": None, "cum_lengths": None}
         # A process that is being started counts with us, any other copy for itself.
         is_started = multiprocessing.context.get_spawning_popen() is not None
         if is_started and self._counts is None:
             self._counts = _shared_counts()
             self._tally.join(self._counts.numpy())
+        own["_answered"] = fetch.answered()  # a worker's first fetch may meet a server that is just being restarted
         return {**self.__dict__, **own, "_counts": self._counts if is_started else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        fetch.note_answered(state.pop("_answered", ()))
         self.__dict__.update(state)
         if self._counts is not None:
             self._tally.join(self._counts.numpy())
@@ -500,7 +509,7 @@ class ShardListDataset(Dataset[T_co]):
         header, shards = dict(spec), spec["shardlist"]
         del header["shardlist"]
         if shards is not self._shards:
-            _, found = load_shards(shards, storage_options=options)
+            _, found, _ = load_shards(shards, storage_options=options)
             self._adopt(found)
         self._list.header = header
 
@@ -623,7 +632,7 @@ class ShardListDataset(Dataset[T_co]):
         try:
             return self._list[self._list.urls.index(url)]
         except ValueError:
-            raise KeyError(f"{url} is not a shard of this dataset") from None
+            raise KeyError(f"{without_secrets(url, url)} is not a shard of this dataset") from None
 
     def _parse_transformations(self, value: Any) -> list[Transform]:
         if value is None:
@@ -633,7 +642,7 @@ class ShardListDataset(Dataset[T_co]):
 
     def _parse_transformation(self, step: Any) -> Transform:
         if isinstance(step, str):
-            return SampleDecoder(cast("Any", step), allow_pickle=self._allow_pickle)
+            return SampleDecoder(cast("Any", step), **self._decoding)
         if not callable(step):
             raise TypeError(f"transformation {step!r} is neither one of {_FORMATS} nor callable")
         return step  # type: ignore[no-any-return]
@@ -661,9 +670,11 @@ class ShardListDataset(Dataset[T_co]):
     def _announce(self, shards: Any) -> None:
         if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
             _log_to_stderr()
+        if not logger.isEnabledFor(logging.INFO):
+            return
         logger.info(
-            "%.50s: base %s, name %s, %d shards, %d bytes, %d samples, cache %s",
-            shards,
+            "%s: base %s, name %s, %d shards, %d bytes, %d samples, cache %s",
+            without_secrets(str(shards))[:50],  # in this order: half a password is not seen to be one
             self.base,
             self.dataset_name,
             len(self._list),

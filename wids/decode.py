@@ -25,6 +25,7 @@ UNASKED = frozenset({"gif", "bmp", "tif", "tiff", "npz", "jsonl", "msgpack", "in
 _FORMATS = {"pil": "PIL", "numpy": "numpy", "torch": "torch", "raw": "raw"}
 _BINARY = (io.BytesIO, bytes, bytearray, memoryview)
 
+DEFAULT_INFLATE_BYTES = 1 << 30
 _CACHED_FIELDS = 1024  # file names with many dots make every field of a shard a new one
 
 
@@ -98,7 +99,7 @@ class SampleDecoder:
         format: Literal["PIL", "numpy", "torch", "raw"] = "PIL",  # noqa: A002 - the original's public keyword
         *,
         allow_pickle: bool = False,
-        max_inflate_bytes: int = 1 << 30,
+        max_inflate_bytes: int = DEFAULT_INFLATE_BYTES,
         also: str | Iterable[str] = (),
     ) -> None:
         name = _FORMATS.get(str(format).lower())

@@ -7,6 +7,7 @@ with the first member that needs them.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import importlib
@@ -16,7 +17,7 @@ import math
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids import forks
@@ -33,7 +34,7 @@ _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000"
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
-_WINDOW_BYTES = 1 << 16  # fed at a time: what follows a gzip member is copied once for each member
+_WINDOW_BYTES = 1 << 14  # fed at a time: what follows a gzip member is copied once for each member
 
 _TRUST = (
     "if you trust whoever wrote these shards, pass allow_pickle=True (to the dataset or to wids.decode.SampleDecoder)"
@@ -46,7 +47,7 @@ class Options(NamedTuple):
     format: str
     allow_pickle: bool
     max_inflate_bytes: int
-    also: frozenset[str]
+    also: frozenset[str] = frozenset()
 
 
 def find_decoder(name: str, options: Options) -> Decoder | None:
@@ -70,13 +71,21 @@ def _import_for(name: str, options: Options) -> None:
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
     """Inflate a member within the bound, and hand it to the decoder of what is inside."""
-    return inner(_gunzip(data, options.max_inflate_bytes))
+    parts = _inflate(data, options.max_inflate_bytes)
+    if inner is _decode_text:  # bytes and text, both whole, would be twice as much
+        decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+        for part in parts:
+            text += decoder.decode(part)
+        return text + decoder.decode(b"", final=True)
+    buffer = io.BytesIO()
+    for part in parts:
+        buffer.write(part)
+    return inner(buffer.getvalue())  # the buffer's own bytes, not a copy
 
 
-def _gunzip(data: bytes, bound_bytes: int) -> bytes:
-    """Inflate all members of a gzip stream (RFC 1952), allocating no more than the bound and one byte."""
+def _inflate(data: bytes, bound_bytes: int) -> Iterator[bytes]:
+    """The parts of all members of a gzip stream (RFC 1952), and no more than the bound and one byte."""
     view, at, total = memoryview(data), 0, 0
-    parts: list[bytes] = []
     while True:
         stream = zlib.decompressobj(_GZIP)
         while not stream.eof:
@@ -87,16 +96,16 @@ def _gunzip(data: bytes, bound_bytes: int) -> bytes:
             total += len(part)
             if total > bound_bytes:
                 raise _too_large(bound_bytes)
-            parts.append(part)
+            yield part
             at += len(piece) - len(stream.unused_data)
         if not any(view[at:]):  # the end, or zeros that fill up a block, which gzip(1) ignores too
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return
 
 
 def _too_large(bound_bytes: int) -> DecodeError:
     return DecodeError(
-        f"it inflates to more than max_inflate_bytes={bound_bytes} bytes; give SampleDecoder a larger bound "
-        "if this member is meant to be so large"
+        f"it inflates to more than max_inflate_bytes={bound_bytes} bytes; give a larger bound "
+        "(to the dataset, or to SampleDecoder) if this member is meant to be so large"
     )
 
 

@@ -31,19 +31,59 @@
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
 
 Rules: each error can be rebuilt from its message alone, because a DataLoader worker re-raises
-``type(e)(message)`` in the main process; each keeps its message and attributes through pickle.
+``type(e)(message)`` in the main process; each keeps its message and attributes through pickle. No message holds the
+query or the credentials of a URL, whoever wrote the text: the whole URL is in the attributes.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_WITH_QUERY = ("http", "https", "ftp", "ftps")
+# What stands before the "@" in an Azure URL is the container.
+_WITH_CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
+_PARAMETER = re.compile(r"(?<=.)\?[^\s=?&/]+=")
+_ACCESS = re.compile(r"(?<=://)[^/]*@|\?.{4,}", re.DOTALL)
+_PUNCTUATION = ":;,.)]}>'\""
+
+
+def without_secrets(text: str, *known: str | None) -> str:
+    """A text without what gives access in the URLs in it: queries, which servers sign, and ``user:password@``.
+
+    Args:
+        text: of a message or a log line.
+        known: URLs that may stand in it, or parts of them; only of these it is certain where they end.
+    """
+    for url in known:
+        if url and "://" in url and not url.startswith("pipe:"):
+            shown = _cut(url)
+            text = text.replace(url, shown)
+            for part in _ACCESS.findall(url):  # clients tell of parts, too: a "bucket" that is user:password@bucket
+                text = text if part in shown else text.replace(part, "")
+    return re.sub(r"\S+", lambda word: _cut(word[0]), text) if "://" in text or "?" in text else text
+
+
+def _cut(word: str) -> str:
+    head, *rest = word.split("://")
+    pieces, tail = [head], word[len(word.rstrip(_PUNCTUATION)) :]
+    for part in rest:
+        scheme = re.split(r"[^A-Za-z0-9+.-]", pieces[-1][-12:])[-1].lower()
+        host = part.partition("/")[0]
+        shown = part if scheme in _WITH_CONTAINER else part[host.rfind("@") + 1 :]
+        if scheme in _WITH_QUERY and (mark := re.search(r"[?#]", shown)):
+            return "://".join([*pieces, shown[: mark.start()]]) + tail
+        pieces.append(shown)
+    shown = "://".join(pieces)
+    found = _PARAMETER.search(shown)  # the end of a URL with spaces
+    return shown if found is None else shown[: found.start()] + tail
 
 
 class WidsError(Exception):
     """The root of all errors raised by wids.
 
     Args:
-        message: the whole story in words: what happened, where, and what to do.
+        message: the whole story in words: what happened, where, and what to do. Secrets in its URLs are taken out.
         context: the same facts as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
             is ``None``, on an error that crossed from a DataLoader worker, where only the message travels.
     """
@@ -58,7 +98,7 @@ class WidsError(Exception):
     found: Any = None
 
     def __init__(self, message: str = "", **context: Any) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message, context.get("url"), context.get("shard")))
         self.__dict__.update(context)
 
     def __str__(self) -> str:

@@ -2,25 +2,50 @@
 
 Rules: an event is a value that pickles; a hook is called in the process and thread where the thing happened (also
 in DataLoader workers, so a hook must pickle too), must be quick, and an exception from it is its own bug: it is
-logged and goes no further.
+logged and goes no further. An event's ``url`` is whole, for programs; its text, and all that the ``wids`` logger
+writes, are without what gives access.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+from wids.errors import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
+class _WithoutSecrets(logging.Filter):
+    """Takes signatures and passwords out of what is logged, tracebacks of clients' errors included."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args if isinstance(record.args, tuple) else ()
+        record.msg = without_secrets(record.getMessage(), *(arg for arg in args if isinstance(arg, str)))
+        record.args = None
+        if record.exc_info and not record.exc_text:  # formatters take what is there
+            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
 logger = logging.getLogger("wids")
+logger.addFilter(_WithoutSecrets())
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The root of all events."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Each field as text shows it: without the secrets of URLs."""
+        url, fields = getattr(self, "url", None), [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return [(name, without_secrets(value, url) if isinstance(value, str) else value) for name, value in fields]
 
 
 class Fetched(Event, frozen=True, kw_only=True):
@@ -163,7 +188,7 @@ def log_event(event: Event) -> None:
             more = f"; {count} more since the last warning" if count else ""
             _waits[event.path] = now, 0
     if logger.isEnabledFor(level):
-        facts = ", ".join(f"{name}={getattr(event, name)!r}" for name in event.__struct_fields__)
+        facts = ", ".join(f"{name}={value!r}" for name, value in event.__rich_repr__())
         logger.log(level, "%s: %s%s", type(event).__name__, facts, more)
 
 

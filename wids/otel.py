@@ -7,15 +7,14 @@ which knows of all processes. A URL is told without its query and credentials.
 
 from __future__ import annotations
 
-import re
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry import metrics, trace
 
+from wids.errors import without_secrets
 from wids.events import Fetched, NotFetchedAhead, Opened, Rejected, Retried, Waited, WaitedForRoom
-from wids.index import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from wids.tally import Stats
 
 SCOPE = "wids"
-_CREDENTIALS, _QUERY = re.compile(r"(?<=://)[^/@\s]*@"), re.compile(r"(?<=\S)\?\S+")
 _SPANS: dict[type[Event], str] = {
     Fetched: "wids.fetch",
     Opened: "wids.open",
@@ -94,7 +92,7 @@ class OpenTelemetryHook:
         )
         cause = getattr(event, "cause", None)
         if cause is not None:
-            span.set_status(trace.StatusCode.ERROR, _public(cause))
+            span.set_status(trace.StatusCode.ERROR, without_secrets(cause, getattr(event, "url", None)))
         span.end(end)
         histogram = self._histograms.get(type(event))
         if histogram is not None:
@@ -145,17 +143,4 @@ def observe(
 
 
 def _attributes(event: Event) -> dict[str, Any]:
-    found = {}
-    for field in event.__struct_fields__:
-        value = getattr(event, field)
-        if field == "url":
-            value = _public(urls.without_query(value))
-        elif field == "cause":
-            value = _public(value)
-        found[f"wids.{field}"] = value
-    return found
-
-
-def _public(text: str) -> str:
-    """Without what lets others in: credentials before a host, and queries, which servers sign."""
-    return _QUERY.sub("", _CREDENTIALS.sub("", text))
+    return {f"wids.{name}": value for name, value in event.__rich_repr__()}

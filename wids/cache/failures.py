@@ -6,9 +6,13 @@ final all the same, unless it comes from the network.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
+import sys
+import time
+from email.utils import parsedate_to_datetime
 
 from wids.errors import (
     CacheError,
@@ -23,6 +27,7 @@ from wids.errors import (
     UnreachableError,
     WidsError,
     WrongContentError,
+    without_secrets,
 )
 from wids.index import urls
 
@@ -55,11 +60,16 @@ _CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "http", "as
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
-class InterruptedTransferError(OSError):
+class _TransferError(OSError):
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
+
+
+class InterruptedTransferError(_TransferError):
     """What was being fetched is another thing now, or comes in another way; the next try begins anew."""
 
 
-class StalledTransferError(OSError):
+class StalledTransferError(_TransferError):
     """The transfer ended too early, or nothing came for too long; the next try goes on."""
 
 
@@ -67,9 +77,34 @@ class CancelledTransferError(Exception):
     """Nobody wants the transfer any more. Handled by whoever cancelled it."""
 
 
-def words_of(error: BaseException) -> str:
-    """What an error says, or is called."""
-    return str(error) or type(error).__name__
+def words_of(error: BaseException, url: str = "") -> str:
+    """What an error about ``url`` says, or is called; without the secrets of URLs."""
+    return without_secrets(str(error), url) or type(error).__name__
+
+
+def public_cause(error: Exception, url: str) -> Exception | None:
+    """What may stand behind our own error in a traceback: not a client's that shows a signature or password."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if without_secrets(str(each), url) != str(each):
+            return None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def find_retry_after(error: BaseException | None) -> float | None:
+    """The seconds that a server asks to be left alone for (RFC 9110, 10.2.3), or None."""
+    find = getattr(getattr(error, "headers", None), "get", None)
+    text = None if find is None else find("Retry-After")
+    if not isinstance(text, str):
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    return None
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -92,7 +127,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
         return True
     if type(error) is FetchError:  # a pipe: command that failed
         return True
-    if isinstance(error, _FINAL) or _is_of_target(error, path):
+    if isinstance(error, _FINAL) or type(error).__name__ == "TooManyRedirects" or _is_of_target(error, path):
         return False
     if isinstance(error, OSError):
         return error.errno not in _LOCAL_TROUBLE
@@ -101,7 +136,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
 
 def explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:  # noqa: PLR0911 - one kind each
     """The typed error that tells what happened to ``url`` and what to do."""
-    status, cause = _status_of(error), words_of(error)
+    status, cause = _status_of(error), words_of(error, url)
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
@@ -114,13 +149,21 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
             f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
         )
     if isinstance(error, ImportError):
-        package = _EXTRAS.get(urls.scheme_of(url), "the package named above")
-        return FetchError(f"{url}: {cause}. Reading this scheme needs {package}: pip install {package}", url=url)
+        return FetchError(f"{url}: {cause}. {_missing(error, url)}", url=url)
     if reason := _reason_of_no_connection(error):
         return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
     if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
         return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
     return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
+
+
+def _missing(error: ImportError, url: str) -> str:
+    """What to do where a module is missing."""
+    module = (error.name or "").partition(".")[0]
+    if module in sys.stdlib_module_names:
+        return f"This Python was built without its own module {module}; install one that has it"
+    package = _EXTRAS.get(urls.scheme_of(url)) or module
+    return f"Reading this scheme needs {package}: pip install {package}" if package else "Install what it asks for"
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -131,6 +174,8 @@ def _status_of(error: BaseException) -> int | None:
             value = int(value)
         if isinstance(value, int) and 100 <= value < 600:
             return value
+        if value == 0:  # aiohttp's, of a redirect without end; to look at its other names is deprecated
+            break
     # gcsfs tells a refusal in words only; taken for a fault of the network, it would be asked for again and again.
     if type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: "):
         return 403

@@ -2,23 +2,31 @@
 
 Rules: fsspec for every scheme, never a shell. What is transient (time-outs, resets, 408/429/5xx, short or damaged
 transfers) is retried with backoff and jitter, and what has arrived stays; what is final is raised at once with what to
-do. Tries end when `ATTEMPTS` in a row brought nothing, or when the whole takes longer than the slowest of networks.
+do. How long retries go on is a matter of time: `PATIENCE_SECONDS` without a new byte where the server has answered this
+process before, or says when to come back (``Retry-After``), so that a restart of a server ends no training;
+`FIRST_SECONDS` where it never has, so that a wrong host or port is told soon. The whole takes no longer than on the
+slowest of networks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
 import os
-import threading
+import random
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import stamina
-
 from wids.cache import remote
-from wids.cache.failures import DAMAGE, CancelledTransferError, explain, forget_frames, is_transient, words_of
+from wids.cache.failures import (
+    DAMAGE,
+    CancelledTransferError,
+    explain,
+    find_retry_after,
+    forget_frames,
+    is_transient,
+    public_cause,
+    words_of,
+)
 from wids.cache.transfer import Transfer
 from wids.errors import (
     DigestMismatchError,
@@ -31,14 +39,17 @@ from wids.events import Retried, emit
 from wids.index import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wids.events import Hook
 
 T = TypeVar("T")
 
-ATTEMPTS = 6
-WAIT_SECONDS, WAIT_MAX_SECONDS = 0.2, 15.0
+FIRST_SECONDS, PATIENCE_SECONDS = 10.0, 300.0
+WAIT_SECONDS, WAIT_MAX_SECONDS, RETRY_AFTER_MAX_SECONDS = 0.2, 15.0, 120.0
+# A known server gets so many tries however long each of them takes: one stream that breaks off may take minutes.
+_ATTEMPTS = 6
+_POLL_SECONDS = 0.1
 # A transfer may take ten minutes and, beyond, as long as its bytes take at this rate.
 TOTAL_SECONDS, SLOWEST_BYTES = 600.0, 64 << 10
 _DAMAGE_ATTEMPTS = 2
@@ -104,17 +115,24 @@ def fetch_to(
         hooks=hooks,
         seconds=seconds,
         kept=lambda: transfer.kept_bytes,
-        is_cancelled=is_cancelled,
+        is_cancelled=is_cancelled or (lambda: False),
     )
 
 
-def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None, most: int | None = None) -> bytes:
+def read_bytes(
+    url: str,
+    *,
+    storage_options: dict[str, Any] | None = None,
+    most: int | None = None,
+    seconds: float = TOTAL_SECONDS,
+) -> bytes:
     """The bytes behind a URL or path, for small files such as an index.
 
     Args:
         url: any URL that fsspec knows, or a local path.
         storage_options: for the fsspec file system.
         most: how many there may be; of what is longer, no more than that is read. For remote ones.
+        seconds: for all tries together; `FIRST_SECONDS` for what can be done without.
 
     Raises:
         FetchError: it cannot be read. SizeMismatchError: it is longer.
@@ -132,7 +150,7 @@ def read_bytes(url: str, *, storage_options: dict[str, Any] | None = None, most:
             raise SizeMismatchError(f"{url}: it is longer than the {most} bytes it may have", url=url, expected=most)
         return data
 
-    return try_repeatedly(once, url=url, path=None, hooks=())
+    return try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds)
 
 
 def file_md5(file: str | int) -> str:
@@ -197,64 +215,118 @@ def try_repeatedly(
     hooks: Sequence[Hook],
     seconds: float = TOTAL_SECONDS,
     kept: Callable[[], int] = lambda: 0,
-    is_cancelled: Callable[[], bool] | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> T:
     """What ``once`` returns, tried until it does or there is no point in more.
 
     Args:
         once: one try.
-        url: for messages.
+        url: for messages, and whose server it is.
         path: the file that it writes.
         hooks: told of retries.
         seconds: for all tries together.
         kept: how many bytes another try need not fetch; a try that brought more of them was not in vain.
-        is_cancelled: asked before each try.
+        is_cancelled: asked before each try, and while the next one is waited for.
     """
-    tries = damaged = fruitless = before = 0
-    deadline = time.monotonic() + seconds
-
-    def is_retried(error: Exception) -> bool:
-        nonlocal damaged, fruitless, before
-        is_damage = isinstance(error, DAMAGE)
-        damaged += is_damage
-        now = kept()
-        fruitless = 0 if now > before and not is_damage else fruitless + 1
-        before = max(now, before)
-        is_in_time = time.monotonic() < deadline
-        is_again = fruitless < ATTEMPTS and damaged < _DAMAGE_ATTEMPTS and is_in_time and is_transient(error, path)
-        if is_again:
-            emit(hooks, Retried(url=url, attempt=tries, cause=words_of(error)))
+    tries = _Tries(urls.origin_of(url), path, seconds, kept)
+    while True:
+        if is_cancelled():
+            raise CancelledTransferError
+        try:
+            result = once()
+        except CancelledTransferError:
+            raise
+        except Exception as error:
+            delay = tries.find_delay(error)
+            if delay is None and isinstance(error, WidsError):
+                raise
+            if delay is None:
+                raise explain(error, url, path, tries=tries.count) from public_cause(error, url)
+            emit(hooks, Retried(url=url, attempt=tries.count, cause=words_of(error, url)))
             forget_frames(error)
-        return is_again
-
-    try:
-        with _without_stamina_log():
-            for attempt in stamina.retry_context(
-                on=is_retried, attempts=None, timeout=None, wait_initial=WAIT_SECONDS, wait_max=WAIT_MAX_SECONDS
-            ):
-                with attempt:
-                    if is_cancelled is not None and is_cancelled():
-                        raise CancelledTransferError  # noqa: TRY301 - as from within
-                    tries += 1
-                    result = once()
-    except (CancelledTransferError, WidsError):
-        raise
-    except Exception as error:
-        raise explain(error, url, path, tries=tries) from error
-    return result
+        else:
+            note_answered([tries.origin])
+            return result
+        pause(delay, is_cancelled)
 
 
-@contextlib.contextmanager
-def _without_stamina_log() -> Iterator[None]:
-    """Leave out stamina's own line on each retry, in this thread and block: `Retried` is logged, with the URL."""
-    me = os.getpid(), threading.get_ident()
+class _Tries:
+    """What became of the tries so far, and so whether there is another one.
 
-    def is_of_others(record: logging.LogRecord) -> bool:
-        return (record.process, record.thread) != me
+    Args:
+        origin: the server, or "".
+        path, seconds, kept: see `try_repeatedly`.
+    """
 
-    logger = logging.getLogger("stamina")
-    logger.addFilter(is_of_others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_of_others)
+    def __init__(self, origin: str, path: str | None, seconds: float, kept: Callable[[], int]) -> None:
+        self.origin, self.count = origin, 0
+        self._path, self._kept = path, kept
+        self._ends = now() + seconds
+        self._kept_bytes = self._damaged = self._fruitless = 0
+        self._failing_since = 0.0
+
+    def find_delay(self, error: Exception) -> float | None:
+        """Seconds from a failed try to the next one; None: there is none."""
+        is_damage = isinstance(error, DAMAGE)
+        self.count += 1
+        self._damaged += is_damage
+        before, self._kept_bytes = self._kept_bytes, max(self._kept(), self._kept_bytes)
+        has_progress = self._kept_bytes > before and not is_damage
+        self._fruitless = 0 if has_progress else self._fruitless + 1
+        if has_progress or self.count == 1:
+            self._failing_since = now()
+        if has_progress:
+            note_answered([self.origin])
+        if self._damaged >= _DAMAGE_ATTEMPTS or not is_transient(error, self._path):
+            return None
+        asked = find_retry_after(error)
+        ends = self._ends
+        if self.origin not in _answered and asked is None:
+            ends = min(ends, self._failing_since + FIRST_SECONDS)
+        elif self._fruitless >= _ATTEMPTS:
+            ends = min(ends, self._failing_since + PATIENCE_SECONDS)
+        # Twice as long each time, and not in step with other processes.
+        backoff = WAIT_SECONDS * 2.0 ** min(max(self._fruitless - 1, 0), 30)
+        delay = min(backoff, WAIT_MAX_SECONDS) * spread() + min(asked or 0.0, RETRY_AFTER_MAX_SECONDS)
+        if now() + delay < ends:
+            return delay
+        if now() + delay >= self._failing_since + PATIENCE_SECONDS:
+            _answered.discard(self.origin)  # of a thousand shards, each would wait as long for a server that is gone
+        return None
+
+
+# Servers that have answered this process, or the one that it was forked from; see the rules above.
+_answered: set[str] = set()
+
+
+def answered() -> frozenset[str]:
+    """The servers that have answered so far, to be handed to a process that is started."""
+    return frozenset(_answered)
+
+
+def note_answered(origins: Iterable[str]) -> None:
+    """These servers have answered, this process or another one that told it."""
+    _answered.update(origin for origin in origins if origin)
+
+
+def now() -> float:
+    """The clock of retries, in seconds."""
+    return time.monotonic()
+
+
+def spread() -> float:
+    """By how much a wait is shorter than it might be, at random."""
+    return random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def pause(seconds: float, is_cancelled: Callable[[], bool]) -> None:
+    """Wait before another try.
+
+    Raises:
+        CancelledTransferError: it was cancelled meanwhile.
+    """
+    ends = now() + seconds
+    while (left := ends - now()) > 0:
+        if is_cancelled():
+            raise CancelledTransferError
+        time.sleep(min(left, _POLL_SECONDS))

@@ -17,7 +17,7 @@ from wids.cache.decoding import Decoder
 from wids.cache.failures import CancelledTransferError
 from wids.cache.problems import Finding, Looks, Problem
 from wids.cache.verifying import verify_shard
-from wids.errors import CacheError
+from wids.errors import CacheError, without_secrets
 from wids.events import logger
 from wids.index import urls
 
@@ -129,6 +129,6 @@ class Inspection:
             return
         except Exception as error:  # noqa: BLE001 - the edge of a thread; it is told with the others
             logger.debug("%s", shard.url, exc_info=True)
-            what = f"could not be looked at ({type(error).__name__}: {error})"
+            what = without_secrets(f"could not be looked at ({type(error).__name__}: {error})", shard.url)
             finding = Finding(number=number, url=shard.url, problems=(Problem(kind="error", what=what),))
         self.findings.append(finding)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.cache import pace, plans, remote
-from wids.cache.failures import CancelledTransferError
-from wids.errors import CacheFull, WidsError
+from wids.cache.failures import DAMAGE, CancelledTransferError
+from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
 from wids.order.coming import Shards
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from wids.order.permute import Indices
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
+# A fetch that the network has failed comes again; by then it has been tried for minutes.
+_FAILED_SECONDS = 30.0
 _END_SECONDS = 5.0
 _LEAST_UNDER_WAY = pace.LEAST_UNDER_WAY
 # Who only lists the indices is done before anything is fetched.
@@ -295,7 +297,8 @@ class Prefetcher:
         except CancelledTransferError:
             pass
         except WidsError as error:
-            job.is_failed = True
+            job.is_failed = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
+            job.again = time.monotonic() + _FAILED_SECONDS
             emit(job.store.hooks, NotFetchedAhead(url=job.shard.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; whoever needs the shard meets the error itself
             job.is_failed = True

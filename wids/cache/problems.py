@@ -24,6 +24,7 @@ from wids.errors import (
     UnreachableError,
     UnsupportedMemberError,
     WrongContentError,
+    without_secrets,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def problem_of(error: WidsError) -> Problem:
     """An error about a shard, as a problem of it."""
     _, kind, what, advice = next(words for words in _WORDS if isinstance(error, words[0]))
     if not what:
-        what = str(error).removeprefix(f"{error.url or error.shard}: ").partition("; ")[0]
+        url = error.url or error.shard or ""
+        what = str(error).removeprefix(f"{without_secrets(url, url)}: ").partition("; ")[0]
     where = "" if error.offset is None else f"byte {error.offset}"
     if error.key is not None:
         where = f"sample {error.key!r} {error.field}"

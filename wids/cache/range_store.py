@@ -157,6 +157,7 @@ class RangeStore:
                 shard.url + tables.SUFFIX,
                 storage_options=self._storage_options,
                 most=min(files.most_table_bytes(source.size), _MOST_TABLE_BYTES),
+                seconds=fetch.FIRST_SECONDS,
             )
             table = tables.parse_table(data, shard=shard.url)
         except (ShardNotFoundError, FetchDeniedError):  # a bucket that cannot be listed says 403 for what is not there

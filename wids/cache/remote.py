@@ -2,20 +2,21 @@
 
 Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
 before a fork cannot be used after it. What stands at module level here is about forks alone: a fork copies the module.
+Options go to the servers that they hold for (`wids.index.urls.options_for`), and no credential follows a redirect to
+another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import weakref
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
-
-import stamina.instrumentation
 
 from wids import forks
 from wids.cache import pace
@@ -35,6 +36,7 @@ _LARGE_BYTES = 16 << 20
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 # What tells two versions of an object apart, by the names that file systems give it.
 _MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
+_NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 _FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES = pace.FIRST_RANGE_BYTES, pace.LEAST_RANGE_BYTES
 _MOST_RANGE_BYTES = pace.MOST_RANGE_BYTES
 _FIRST_GAP_BYTES, _LEAST_GAP_BYTES, _MOST_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
@@ -60,17 +62,19 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
 
     Raises:
         ImportError: the scheme needs a package that is not installed.
-        ValueError: no such scheme.
+        ValueError: no such scheme, or options that are none.
     """
-    scheme = urls.scheme_of(url)
+    scheme, options = urls.scheme_of(url), urls.options_for(url, storage_options)
     _import_for(url)
     import fsspec
 
     if scheme in ("http", "https"):
         # Not through url_to_fs: it would take "::" in a query for a chain of file systems.
-        filesystem, name = fsspec.filesystem(scheme, **_http_options(storage_options or {})), quote_url(url)
+        filesystem, name = fsspec.filesystem(scheme, **_http_options(options, url)), quote_url(url)
     else:
-        filesystem, name = fsspec.core.url_to_fs(url, **(storage_options or {}))
+        for inner in {"http", "https"} & options.keys():  # of a chain
+            options[inner] = {**_http_options(options[inner], url), "encoded": options[inner].get("encoded", False)}
+        filesystem, name = fsspec.core.url_to_fs(url, **options)
     _pinned.add(filesystem)
     return filesystem, name
 
@@ -182,17 +186,46 @@ def quote_url(url: str) -> str:
     return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._")
 
 
-def _http_options(given: dict[str, Any]) -> dict[str, Any]:
+def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
     import aiohttp
 
-    client = given.get("client_kwargs") or {}
+    request, client = dict(given), dict(given.get("client_kwargs") or {})
     # aiohttp's default ends a transfer after five minutes however well it goes; a stall is what must end it.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
     # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
     headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
+    # As headers, which `_drop_own_headers` can take away; a session gives these to all hosts that it comes to.
+    auth = client.pop("auth", None)
+    if auth is not None and "@" not in url.partition("://")[2].partition("/")[0]:  # which would win
+        headers["Authorization"] = auth.encode()
+    cookies = {**(client.pop("cookies", None) or {}), **(request.pop("cookies", None) or {})}
+    if cookies:
+        headers["Cookie"] = "; ".join(f"{name}={getattr(value, 'value', value)}" for name, value in cookies.items())
+    traces = [*(client.get("trace_configs") or ()), _redirects()]
     # trust_env: proxies from the environment, as curl had them for the original's users.
-    client = {"timeout": timeout, "requote_redirect_url": False, "trust_env": True, **client, "headers": headers}
-    return {"encoded": True, **given, "client_kwargs": client}
+    client = {"timeout": timeout, "requote_redirect_url": False, "trust_env": True, **client}
+    return {"encoded": True, **request, "client_kwargs": {**client, "headers": headers, "trace_configs": traces}}
+
+
+@functools.cache  # one for all: fsspec knows a file system again by what it was made with
+def _redirects() -> Any:
+    import aiohttp
+
+    found = aiohttp.TraceConfig()
+    found.on_request_redirect.append(_drop_own_headers)
+    return found
+
+
+async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
+    """On a redirect to another scheme, host or port, go on without the caller's own headers."""
+    from yarl import URL
+
+    here, place = params.response.url, params.response.headers.get("Location") or ""
+    with contextlib.suppress(ValueError):
+        if here.join(URL(place, encoded=True)).origin() == here.origin():
+            return
+    for name in [name for name in params.headers if name.lower() not in _NEUTRAL_HEADERS]:
+        params.headers.popall(name, None)
 
 
 def _import_for(url: str) -> None:
@@ -209,4 +242,3 @@ def _import_for(url: str) -> None:
             with contextlib.suppress(ValueError, ImportError):  # not a chain, or it fails again where it is explained
                 fsspec.get_filesystem_class(urls.scheme_of(part) or part)
         fsspec.asyn.get_loop()  # likewise: it starts under a lock
-        stamina.instrumentation.get_on_retry_hooks()  # made on first use, under a lock

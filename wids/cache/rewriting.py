@@ -216,7 +216,7 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
 
 def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
     """(place, entry) of each shard of an index, sub-datasets and all."""
-    _, shards = load_shards(place)
+    _, shards, _ = load_shards(place)
     flat = []
     for k in range(len(shards)):
         entry = shards.describe(k)

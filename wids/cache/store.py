@@ -132,7 +132,7 @@ class Store:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = _endpoint(self.storage_options or {}) if own is None else ""
+        endpoint = _endpoint(urls.options_for(url, self.storage_options)) if own is None else ""
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 

@@ -18,7 +18,7 @@ from wids.cache.ranges import ShardBytes
 from wids.cache.sources import mark_words
 from wids.cache.store import Store
 from wids.cache.window import FIRST_BYTES, Window
-from wids.errors import CacheError, FetchError, ShardError, ShardNotFoundError, WidsError
+from wids.errors import CacheError, FetchError, ShardError, ShardNotFoundError, WidsError, without_secrets
 from wids.events import logger
 from wids.index import table as tables
 from wids.index import tar, urls
@@ -121,7 +121,7 @@ def try_survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> 
         is_missing = isinstance(error, ShardNotFoundError)
         return Survey(url=task.url, failure=str(error) or type(error).__name__, is_missing=is_missing)
     except Exception as error:  # noqa: BLE001 - the edge of a thread or a process; it is told with the others
-        return Survey(url=task.url, failure=f"{task.url}: {type(error).__name__}: {error}")
+        return Survey(url=task.url, failure=without_secrets(f"{task.url}: {type(error).__name__}: {error}", task.url))
 
 
 def survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Survey:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import files, remote, system
+from wids.cache.failures import public_cause
 from wids.cache.fetch import read_bytes
 from wids.errors import ShardNotFoundError, WidsError
 from wids.index import urls
@@ -121,8 +122,8 @@ class Target:
             return int(filesystem.info(name)["size"]), 0
         except FileNotFoundError:
             return None
-        except Exception as error:
-            raise _explain(url, error) from error
+        except Exception as error:  # noqa: BLE001 - raised again, explained
+            raise _explain(url, error) from public_cause(error, url)
 
     def find_shards(self, pattern: ShardPattern) -> dict[int, str]:
         """The shards of a pattern that are there: number -> URL.
@@ -140,8 +141,8 @@ class Target:
                 names = [posixpath.basename(path.rstrip("/")) for path in found]
         except FileNotFoundError:
             return {}
-        except Exception as error:
-            raise _explain(pattern.url(0), error) from error
+        except Exception as error:  # noqa: BLE001 - raised again, explained
+            raise _explain(pattern.url(0), error) from public_cause(error, pattern.url(0))
         numbers = (pattern.number_of(name) for name in names)
         return {number: pattern.url(number) for number in sorted(k for k in numbers if k is not None)}
 
@@ -206,8 +207,8 @@ class Target:
                 raise
         except WidsError:
             raise
-        except Exception as error:
-            raise _explain(url, error) from error
+        except Exception as error:  # noqa: BLE001 - raised again, explained
+            raise _explain(url, error) from public_cause(error, url)
 
     def _settle(self, filesystem: Any, name: str, final: str) -> None:
         if name != final:
@@ -250,8 +251,8 @@ def _explained(url: str) -> Iterator[None]:
         yield
     except WidsError:
         raise
-    except Exception as error:
-        raise _explain(url, error) from error
+    except Exception as error:  # noqa: BLE001 - raised again, explained
+        raise _explain(url, error) from public_cause(error, url)
 
 
 def _explain(url: str, error: Exception) -> WidsError:

@@ -27,6 +27,7 @@ from wids.errors import (
     ShardNotFoundError,
     TableError,
     WrongContentError,
+    without_secrets,
 )
 from wids.index import foreign, urls
 from wids.index import table as tables
@@ -208,9 +209,11 @@ def _published_problems(shard: Shard, looks: Looks, _: int, facts: Identity, sca
     except (ShardNotFoundError, FetchDeniedError, WrongContentError):  # a bucket that cannot be listed refuses
         return
     except (FetchError, TableError) as error:
-        what = str(error).removeprefix(f"{url}: ").removeprefix(f"{place}: ")
+        what = str(error)
+        for name in (url, place):
+            what = what.removeprefix(f"{without_secrets(name, name)}: ")
     if what:
-        advice = f"delete {place}, or make it again (wids index create --members)"
+        advice = f"delete {without_secrets(place, place)}, or make it again (wids index create --members)"
         yield Problem(kind="table", what=what, where=urls.basename_of(place), advice=advice)
 
 

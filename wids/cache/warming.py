@@ -20,7 +20,7 @@ import msgspec
 from wids.cache import files, plans
 from wids.cache.failures import CancelledTransferError
 from wids.cache.store import Store
-from wids.errors import CacheError, CacheFull, WidsError
+from wids.errors import CacheError, CacheFull, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried, logger
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Warming:
                 self.outcome.failed[shard.url] = str(error)
             except Exception as error:  # noqa: BLE001 - the edge of a thread; it is told with the others
                 logger.debug("%s", shard.url, exc_info=True)
-                self.outcome.failed[shard.url] = f"{shard.url}: {type(error).__name__}: {error}"
+                self.outcome.failed[shard.url] = _say(shard.url, f"{type(error).__name__}: {error}")
             else:
                 self._succeeded = time.monotonic()
 
@@ -188,7 +188,7 @@ class Warming:
         with contextlib.suppress(IndexError):
             while True:
                 shard, _ = self._waiting.popleft()
-                self.outcome.failed[shard.url] = f"{shard.url}: not tried, for the cache is full"
+                self.outcome.failed[shard.url] = _say(shard.url, "not tried, for the cache is full")
 
     def _bring(self, shard: Shard, path: str) -> None:
         """Have one shard in the cache, whoever fetches it."""
@@ -206,6 +206,10 @@ class Warming:
                 raise CancelledTransferError
         # Opening it is a use of it. If it differs from its table, its md5 decides, and it is fetched again.
         self.store.open(shard).close()
+
+
+def _say(url: str, what: str) -> str:
+    return without_secrets(f"{url}: {what}", url)
 
 
 def _make_directory(directory: str) -> None:

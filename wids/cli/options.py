@@ -79,6 +79,7 @@ StorageOptions = Annotated[
         metavar="JSON",
         envvar="WIDS_STORAGE_OPTIONS",
         show_default=False,
-        help="""For fsspec, which reads URLs: '{"anon": true}', or @FILE with such an object.""",
+        help="""For fsspec, which reads URLs: '{"anon": true}', or @FILE with such an object. """
+        "A key that is a URL holds the options of that server.",
     ),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.cli.words import complain_each, count_of, format_size, parse_range, parse_size, print_json, printable
+from wids.cli.words import complain_each, count_of, format_size, parse_range, parse_size, print_json, shown_url
 from wids.errors import SpecError, WidsError
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _say(outcome: Outcome, *, source: str, is_json: bool) -> None:
         parts.append(f"{count_of(outcome.unmatched, 'sample')} not wanted")
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
-    print(f"{printable(source)}: {'; '.join(parts)}: {printable(outcome.index)}")
+    print(f"{shown_url(source)}: {'; '.join(parts)}: {shown_url(outcome.index)}")
     complain_each([f"left out: {problem.why}" for problem in outcome.skipped])
 
 

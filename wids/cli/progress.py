@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from wids.errors import without_secrets
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,7 +42,7 @@ class Bar:
             return
         self._most = max(self._most, done)
         whole = None if total is None else max(total, self._most)
-        self._shown.update(self._task, completed=self._most, total=whole, description=words)
+        self._shown.update(self._task, completed=self._most, total=whole, description=without_secrets(words))
 
 
 @contextlib.contextmanager

@@ -105,6 +105,8 @@ def run_verify(
 
 
 def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs: int, is_json: bool) -> None:
+    import msgspec
+
     from wids.cache.inspection import Inspection
     from wids.cache.source import load_shards
     from wids.cli.progress import quiet
@@ -113,7 +115,8 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
     from wids.errors import WidsError
 
     check_index(index)
-    _, listed = load_shards(index, storage_options=looks.storage_options)
+    _, listed, options = load_shards(index, storage_options=looks.storage_options)
+    looks = msgspec.structs.replace(looks, storage_options=options)
     numbers = range(len(listed))[selected]
     if len(listed) and not numbers:
         lo, hi = ("" if end is None else end for end in (selected.start, selected.stop))
@@ -189,7 +192,7 @@ def _print_json(index: str, inspection: Inspection) -> None:
 
 
 def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], looks: Looks) -> None:
-    from wids.cli.words import count_of, format_size, print_table, printable
+    from wids.cli.words import count_of, format_size, print_table, shown_url
 
     findings = inspection.findings
     rows = list(_rows(findings))
@@ -198,7 +201,7 @@ def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], l
         print()
     size = sum(finding.size_bytes or 0 for finding in findings)
     samples = sum(finding.nsamples or 0 for finding in findings)
-    words = f"{printable(index)}: {count_of(len(findings), 'shard')} of {format_size(size)}"
+    words = f"{shown_url(index)}: {count_of(len(findings), 'shard')} of {format_size(size)}"
     if not looks.is_quick:
         words += f" and {count_of(samples, 'sample')}"
     words += f" looked at in {inspection.seconds:,.3g} s"
@@ -218,11 +221,11 @@ def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], l
 
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
     """The lines of the table; a shard's name once, and of a shard with very many problems the first ones."""
-    from wids.cli.words import printable
+    from wids.cli.words import printable, shown_url
     from wids.index import urls
 
     for finding in findings:
-        name = printable(urls.basename_of(finding.url) or finding.url)
+        name = shown_url(urls.basename_of(finding.url) or finding.url)
         for problem in finding.problems[:_MOST_TOLD]:
             yield name, printable(problem.what), printable(problem.where), printable(problem.advice)
         if len(finding.problems) > _MOST_TOLD:

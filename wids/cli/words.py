@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from wids.errors import without_secrets
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -92,6 +94,11 @@ def printable(name: str) -> str:
     )
 
 
+def shown_url(url: str) -> str:
+    """A URL as it may be seen by all who read a terminal's log: without its query and credentials."""
+    return printable(without_secrets(url, url))
+
+
 def shown_path(path: str) -> str:
     """A path as the user would type it: relative to where they are, if it lies below."""
     relative = os.path.relpath(path)
@@ -146,7 +153,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def complain(message: str) -> None:
     """Print a line to stderr that is not the command's result."""
-    print(f"wids: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"wids: {printable(without_secrets(' '.join(message.split())))}", file=sys.stderr)
 
 
 def complain_each(messages: Sequence[str]) -> None:

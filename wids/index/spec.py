@@ -1,7 +1,8 @@
 """What a program or an index says of its shards -> shard list.
 
-Rules: pure; the bytes of an index, and of the sub-datasets it names, come from the caller. An error names the path
-to the bad value, and the index it stands in.
+Rules: pure; the bytes of an index, and of the sub-datasets it names, come from the caller, each once. An error names
+the path to the bad value, and the index it stands in. What a remote index names is its maker's choice, what a local one
+or the program names is the caller's own: of the servers in it, this is kept.
 
 JSON form (``wids_version`` 1)::
 
@@ -24,7 +25,7 @@ import msgspec
 
 from wids.errors import NotAllowedError, SpecError
 from wids.index import checks, urls
-from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList
+from wids.index.shardlist import KNOWN_KEYS, MAX_SHARDS, Row, Shard, ShardList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +36,8 @@ __all__ = ["Shard", "ShardList", "list_shards", "parse_index", "parse_json"]
 
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
+# Files of a few lines that name each other again and again make a million of themselves.
+_MAX_SOURCES = 10_000
 
 
 class _Component(msgspec.Struct):
@@ -114,6 +117,7 @@ def parse_index(
     base: str | None = None,
     options: dict[str, Any] | None = None,
     allow_local: bool = False,
+    named: set[str] | None = None,
 ) -> ShardList:
     """Read a JSON index, and the sub-datasets it names.
 
@@ -124,14 +128,19 @@ def parse_index(
         base: overrides what relative URLs are relative to.
         options: top-level keys that override the index's.
         allow_local: let an index that came from a remote place point at local files or ``pipe:``.
+        named: the servers (`wids.index.urls.origins_of`) that the caller names, here and in texts of its own, are added
+            before anything is loaded from them.
 
     Raises:
         SpecError: malformed; ``path`` names the value, ``url`` the index.
         NotAllowedError: a remote index points at local files or at a program.
     """
     raw = {**parse_json(data, place), **(options or {})}
+    if named is not None:
+        own = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
+        named.update(origin for url in own if isinstance(url, str) for origin in urls.origins_of(url))
     shards = ShardList({key: value for key, value in raw.items() if key not in ("shardlist", "datasets")})
-    _Reader(shards, load, allow_local=allow_local).read(raw, place, base)
+    _Reader(shards, load, allow_local=allow_local, named=named).read(raw, place, base)
     if not shards.urls:
         checks.fail(place, "shardlist", "lists no shards")
     checks.check_total(shards.nsamples, place)
@@ -169,8 +178,10 @@ def _decode(data: bytes | str) -> Any:
 class _Reader:
     """Walks an index and its sub-datasets, appending to one shard list."""
 
-    def __init__(self, shards: ShardList, load: Load, *, allow_local: bool) -> None:
-        self.shards, self.load, self.allow_local = shards, load, allow_local
+    def __init__(self, shards: ShardList, load: Load, *, allow_local: bool, named: set[str] | None) -> None:
+        self.shards, self.load, self.allow_local, self.named = shards, load, allow_local, named
+        self.sources: dict[str, bytes] = {}
+        self.count = 0
 
     def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
         """Read the top-level index."""
@@ -187,6 +198,9 @@ class _Reader:
         """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
         self.shards.begin_component(keys)
         is_guarded = self.is_guarded(scope.place)
+        start = len(self.shards)
+        if start + len(component.shardlist or ()) > MAX_SHARDS:
+            checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
             checks.check_md5(row, path, scope.place)
@@ -194,6 +208,7 @@ class _Reader:
             if is_guarded and urls.reaches_local(url):
                 _forbid(scope.place, f"{path}.url", url)
             self.shards.append(url, row, raw["shardlist"][k])
+        self.note_named(scope.place, self.shards.urls[start:])
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
@@ -220,7 +235,13 @@ class _Reader:
             _forbid(scope.place, f"{path}.source_url", source)
         if source in scope.chain:
             checks.fail(scope.place, f"{path}.source_url", f"leads back to {source}")
-        raw = parse_json(self.load(source), source)
+        self.count += 1
+        if self.count > _MAX_SOURCES:
+            checks.fail(scope.place, f"{path}.source_url", f"is one more than the {_MAX_SOURCES:,} that are read")
+        self.note_named(scope.place, [source])
+        if source not in self.sources:
+            self.sources[source] = self.load(source)
+        raw = parse_json(self.sources[source], source)
         index = checks.convert(raw, _Index, place=source)
         # Sub-indexes written by other tools leave the version out; what is there must be one that is understood.
         if index.wids_version not in (None, 1):
@@ -238,7 +259,19 @@ class _Reader:
 
     def is_guarded(self, place: str | None) -> bool:
         """Whether the index at ``place`` may not point at local files or programs."""
-        return not (self.allow_local or place is None or urls.is_local(place))
+        return not (self.allow_local or _is_own(place))
+
+    def note_named(self, place: str | None, found: Iterable[str]) -> None:
+        """Note the servers of URLs that stand in the index at ``place``, if that is the caller's own."""
+        if self.named is not None and _is_own(place):
+            # Of a million shards nearly all are of one server.
+            heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
+            self.named.update(origin for head in heads for origin in urls.origins_of(head))
+
+
+def _is_own(place: str | None) -> bool:
+    """Whether a text from ``place`` is the caller's: a local file, or one that was passed open."""
+    return place is None or urls.is_local(place)
 
 
 def _plain(value: Any) -> Any:

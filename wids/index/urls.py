@@ -2,7 +2,8 @@
 
 Rules: pure text, no ``~`` or working directory (whoever opens them resolves those). Only http(s) and ftp have a
 query part: in a local or bucket name, ``?`` and ``#`` are letters. What a server signed is never re-quoted.
-fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``.
+fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
+is a path with a slash before its first ``::``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import braceexpand
 
 from wids.errors import SpecError
+from wids.index.shardlist import MAX_SHARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
 _WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
@@ -26,6 +28,19 @@ _QUERY = re.compile(r"[?#]")
 _LOCAL = frozenset({"", "file", "local"})
 # Through these, fsspec reads local files, or files that the text behind the URL names.
 _REACHES_LOCAL = _LOCAL | {"pipe", "asynclocal", "dvc", "generic", "git", "reference"}
+# Their URLs name no server: that is the service's own, or one of the options.
+_SERVICES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "hf": "hf", "oss": "oss", "memory": "memory"}
+# Likewise, but for URLs that name the account (container@account.dfs.core.windows.net).
+_AZURE = frozenset({"az", "abfs", "abfss", "adl"})
+_SERVICE_ORIGINS = frozenset({*(f"{name}://" for name in _SERVICES.values()), "az://"})
+# Stricter than what clients read: where they could differ about the host, there is none.
+_HOST = re.compile(r"(?:[^@/?#\\\s]*@)?(\[[0-9A-Fa-f:.]+\]|[^@/?#\\\s:\[\]]+)(?::([0-9]{0,5}))?(?![^/?#])")
+_PORTS = {"http": 80, "https": 443, "ftp": 21}
+_MAX_BRACE_DEPTH = 50
+_NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?")
+_LETTERS = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?[0-9]+)?")
+_MAX_DIGITS, _MAX_SHOWN = 18, 200
+_PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _NAME_TAIL = 80
 
@@ -40,13 +55,22 @@ def scheme_of(url: str) -> str:
 
 def is_local(url: str) -> bool:
     """Whether the URL is a plain path or a ``file:`` URL on this machine."""
-    return scheme_of(url) in _LOCAL and "::" not in url
+    return scheme_of(url) in _LOCAL and not _is_chain(url)
+
+
+def _is_chain(url: str) -> bool:
+    first, mark, _ = url.partition("::")
+    if not mark or scheme_of(url) in ("http", "https"):
+        return False
+    return "://" in first or _PROTOCOL.fullmatch(first) is not None
 
 
 def reaches_local(url: str) -> bool:
     """Whether opening this URL could touch local files or run a program, also anywhere in an ``a::b`` chain."""
     if scheme_of(url) == "pipe":
         return True
+    if scheme_of(url) in ("http", "https"):  # "::" is an IPv6 address, or text in a path or query
+        return False
     *outer, last = url.split("::")
     # Before the last one, a part without a scheme is one: `simplecache::` is `simplecache://::`.
     schemes = [scheme_of(part) or part.lower() for part in outer]
@@ -66,7 +90,7 @@ def local_path(url: str) -> str:
 def _split(url: str) -> tuple[str, str, str]:
     """(scheme and host with what separates them, path, query); joined they give the URL back."""
     scheme = scheme_of(url)
-    if not scheme and "::" in url:
+    if not scheme and _is_chain(url):
         wrappers, mark, wrapped = url.rpartition("::")
         head, path, query = _split(wrapped)
         return wrappers + mark + head, path, query
@@ -93,6 +117,77 @@ def host_of(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
+def origin_of(url: str) -> str:
+    """Whom a request for this URL goes to: scheme, host and port; ``s3://`` and the like where the URL names no server.
+
+    Of a chain, the last part's; "" for a local path, a program, or a host that clients could read in several ways.
+    """
+    scheme = scheme_of(url)
+    if _is_chain(url):
+        return origin_of(url.rpartition("::")[2])
+    if scheme == "pipe" or is_local(url):
+        return ""
+    rest = url[len(scheme) + 3 :]
+    if scheme in _SERVICES or not rest or rest[0] == "/":
+        return f"{_SERVICES.get(scheme, scheme)}://"
+    found = _HOST.match(rest)
+    if found is None:
+        return ""
+    host, port = found[1].lower(), found[2]
+    if scheme in _AZURE:
+        return f"az://{host}" if "." in host else "az://"
+    is_usual = not port or int(port) == _PORTS.get(scheme)
+    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{int(port)}"
+
+
+def origins_of(url: str) -> list[str]:
+    """The `origin_of` a URL that has one, or those of all parts of a chain."""
+    parts = [part for part in url.split("::") if "://" in part] if _is_chain(url) else [url]
+    return [origin for origin in map(origin_of, parts) if origin]
+
+
+def options_for(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of ``storage_options`` that hold for a URL.
+
+    A key that is a URL itself (``"https://cdn.example.com"``) holds the options of that server, all of them; the other
+    keys hold everywhere else.
+
+    Raises:
+        ValueError: the options of a server are no dict.
+    """
+    general, servers = _split_options(options)
+    if not servers:
+        return general
+    found = [servers.get(origin) for origin in origins_of(url)]
+    if found and found[0] is not None and found.count(found[0]) == len(found):
+        return dict(found[0])
+    return general
+
+
+def narrow_options(options: Mapping[str, Any] | None, origins: Iterable[str]) -> dict[str, Any] | None:
+    """``storage_options`` that hold for these servers, and for those they name, and nowhere else.
+
+    Whom a bucket's URL goes to is not for the URL to say, so there they hold as well.
+    """
+    general, servers = _split_options(options)
+    if not general:
+        return None if options is None else dict(options)
+    return {**{origin: general for origin in {*origins, *_SERVICE_ORIGINS} if origin}, **servers}
+
+
+def _split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    general: dict[str, Any] = {}
+    servers: dict[str, dict[str, Any]] = {}
+    for key, value in (options or {}).items():
+        if "://" not in key:
+            general[key] = value
+        elif isinstance(value, dict):
+            servers[origin_of(key)] = value
+        else:
+            raise ValueError(f"storage_options[{origin_of(key)!r}] is no dict; it holds the options of that server")
+    return general, servers
+
+
 def directory_of(url: str) -> str:
     """What relative URLs in a file at ``url`` are relative to: its directory, without query."""
     head, path, _ = _split(url)
@@ -109,7 +204,7 @@ def join(base: str | None, url: str) -> str:
 
     ``/x`` against a URL keeps its scheme and host, as a browser has it.
     """
-    if not base or scheme_of(url) or url.startswith("~") or "::" in url:
+    if not base or scheme_of(url) or url.startswith("~") or _is_chain(url):
         return url
     head, path, _ = _split(base)
     if not head:
@@ -140,15 +235,63 @@ def expand(pattern: str) -> Iterator[str]:
     """Expand a brace pattern such as ``train-{000000..000099}.tar``; other text gives itself.
 
     Raises:
-        SpecError: the braces do not match.
+        SpecError: the braces do not match, or stand for more shards than a dataset may have.
     """
     if "{" not in pattern:
         yield pattern
         return
+    shown = repr(pattern if len(pattern) <= _MAX_SHOWN else f"{pattern[:_MAX_SHOWN]}...")
     try:
+        if _count(pattern) > MAX_SHARDS:
+            raise SpecError(f"brace pattern {shown}: it stands for more than {MAX_SHARDS:,} names; correct its numbers")
         yield from braceexpand.braceexpand(pattern)
     except ValueError as error:
-        raise SpecError(f"brace pattern {pattern!r}: {error}; write it like 'train-{{000000..000099}}.tar'") from error
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"brace pattern {shown}: {error}; write it like 'train-{{000000..000099}}.tar'") from error
+
+
+def _count(pattern: str) -> int:
+    """How many names a brace pattern stands for, or something more than `MAX_SHARDS`; nothing is expanded.
+
+    Raises:
+        ValueError: the braces do not match, or are nested too deeply to be expanded.
+    """
+    # Of each brace that is open: where it began, names of the alternatives before the last comma, of the one since.
+    stack = [[-1, 0, 1]]
+    at = 0
+    while at < len(pattern):
+        letter = pattern[at]
+        if letter == "\\":
+            at += 1
+        elif letter == "{":
+            stack.append([at, 0, 1])
+            if len(stack) > _MAX_BRACE_DEPTH:
+                raise ValueError(f"braces within more than {_MAX_BRACE_DEPTH} others")
+        elif letter == "," and len(stack) > 1:
+            stack[-1][1:] = [stack[-1][1] + stack[-1][2], 1]
+        elif letter == "}":
+            start, before, last = stack.pop()
+            if not stack:
+                raise ValueError("unbalanced braces")
+            count = _count_range(pattern[start + 1 : at]) or before + last
+            stack[-1][2] = min(stack[-1][2] * count, MAX_SHARDS + 1)
+        at += 1
+    if len(stack) > 1:
+        raise ValueError("unbalanced braces")
+    return stack[0][2]
+
+
+def _count_range(text: str) -> int:
+    """How many values a range has, as it stands between braces; 0 if it is none."""
+    if _LETTERS.fullmatch(text):
+        return 52
+    found = _NUMBERS.fullmatch(text)
+    if found is None:
+        return 0
+    if max(len(part or "") for part in found.groups()) > _MAX_DIGITS:
+        return MAX_SHARDS + 1
+    return abs(int(found[2]) - int(found[1])) // (int(found[3] or 1) or 1) + 1
 
 
 def cache_name(url: str, *, endpoint: str = "") -> str:

@@ -156,7 +156,7 @@ def list_dataset(
     Raises:
         WidsError: it cannot be read.
     """
-    _, shards = load_shards(source, storage_options=storage_options)
+    _, shards, storage_options = load_shards(source, storage_options=storage_options)
     store = Store(cache_dir=cache_dir, storage_options=storage_options)
     lengths: list[int] = []
     for k, count in enumerate(shards.nsamples):

@@ -96,7 +96,7 @@ def list_rows(
     Raises:
         WidsError: it cannot be read, or lacks a column.
     """
-    listing = Listing(items=[], reader=FileReader(storage_options=storage_options))
+    listing = Listing(items=[], reader=FileReader(storage_options=_options(manifest, base, storage_options)))
     names = {name for rule in fields for name in rule.columns} | ({key} if key else set())
     rows = _open_rows(manifest, sorted(names), storage_options)
     _check_columns(manifest, rows, names)
@@ -189,6 +189,13 @@ def _check_columns(manifest: str, rows: list[tuple[str, dict[str, Any]]], names:
         raise WidsError(
             f"{manifest}: there is no column {missing[0]!r}; it has {', '.join(map(str, sorted(there, key=str)))}"
         )
+
+
+def _options(manifest: str, base: str | None, storage_options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the files that a manifest names are read with: nothing goes to servers of a remote one's choice."""
+    if urls.is_local(manifest):
+        return storage_options
+    return urls.narrow_options(storage_options, [*urls.origins_of(manifest), *urls.origins_of(base or "")])
 
 
 def _open_rows(

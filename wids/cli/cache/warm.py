@@ -54,7 +54,7 @@ def warm(
     """
     directory = os.path.abspath(os.path.expanduser(directory))
     check_index(index)
-    _, listed = load_shards(index, storage_options=storage_options)
+    _, listed, storage_options = load_shards(index, storage_options=storage_options)
     chosen = _select(listed, selected)
     warming = Warming(directory, chosen, cache_size=cache_size, storage_options=storage_options)
     _check_fits(warming, index, cache_size, start=selected.indices(len(listed))[0])

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.look.listed import Listed
-from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable
+from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 from wids.index import urls
 
@@ -126,7 +126,7 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
 
 
 def _print_one(found: dict[str, Any]) -> None:
-    lines = [("index", printable(found["index"]))]
+    lines = [("index", shown_url(found["index"]))]
     lines += [(key, _text(found[key])) for key in ("name", "info", "base") if found[key] is not None]
     shards, samples, size = found["shards"], found["samples"], found["bytes"]
     lines.append(("shards", f"{shards:,}"))
@@ -141,8 +141,8 @@ def _print_one(found: dict[str, Any]) -> None:
     lines.append(("sizes", _coverage(found["with_filesize"], shards)))
     lines.append(("md5", _coverage(found["with_md5sum"], shards)))
     if shards:
-        lines.append(("first shard", printable(found["first_shard"])))
-        lines.append(("last shard", printable(found["last_shard"])))
+        lines.append(("first shard", shown_url(found["first_shard"])))
+        lines.append(("last shard", shown_url(found["last_shard"])))
     lines += _first_lines(found)
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
@@ -173,7 +173,7 @@ def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 def _print_several(found: list[dict[str, Any]]) -> None:
     rows = [
         (
-            printable(described["index"]),
+            shown_url(described["index"]),
             _text(described["name"] or ""),
             _count(described["shards"]),
             _count(described["samples"]),

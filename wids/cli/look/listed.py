@@ -81,13 +81,13 @@ class Listed:
         may_fetch: bool = False,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        self.name, self._storage_options = index, storage_options
+        self.name = index
         check_index(index)
-        _, self.shards = load_shards(index, storage_options=storage_options)
+        _, self.shards, self._storage_options = load_shards(index, storage_options=storage_options)
         # Keys that come again and the like are what is looked into here, not something to be warned of.
         logger.addHandler(logging.NullHandler())
         directory = os.path.abspath(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
-        self.store = Store(cache_dir=directory, access="auto", storage_options=storage_options)
+        self.store = Store(cache_dir=directory, access="auto", storage_options=self._storage_options)
         self._fetches_left = len(self.shards) if may_fetch else 1
         self.has_bar = self._is_given_up = False
         self._last: tuple[int, MemberTable] | None = None
@@ -250,7 +250,7 @@ class Listed:
         if shard.filesize is None:  # nothing to hold it against
             return None
         try:
-            data = fetch.read_bytes(url + SUFFIX, storage_options=self._storage_options)
+            data = fetch.read_bytes(url + SUFFIX, storage_options=self._storage_options, seconds=fetch.FIRST_SECONDS)
             table = parse_table(data, shard=url)
         except FetchError:
             self._is_given_up = True  # who publishes tables publishes them all: not a question for each shard

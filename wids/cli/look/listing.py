@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wids.cli.words import format_size, printable, to_json
+from wids.cli.words import format_size, printable, shown_url, to_json
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
         md5 = shards.md5sums[k][:8] or "-"
         yield (
             f"{k:>{a}}  {listed.start_of(k):>{b}}  {shards.nsamples[k]:>{b}}  {size:>8}  {md5:8}  "
-            f"{printable(shards.urls[k])}"
+            f"{shown_url(shards.urls[k])}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.look.keys import Search
-from wids.cli.words import print_json, print_table, printable
+from wids.cli.words import print_json, print_table, printable, shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
         )
     elif any(found.values()):
         rows = [
-            (printable(key), str(place["index"]), str(place["shard"]), str(place["row"]), printable(place["url"]))
+            (printable(key), str(place["index"]), str(place["shard"]), str(place["row"]), shown_url(place["url"]))
             for key, places in found.items()
             for place in places
         ]

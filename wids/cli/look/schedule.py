@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from wids.cli.options import CacheDir, Index, Json, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.cli.words import count_of, print_json, print_table, printable
+from wids.cli.words import count_of, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _add_keys(listed: Listed, rows: list[dict[str, Any]]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     key = [printable(row["key"])] if "key" in row else []
     note = "repeated, to fill up the tail" if row["is_repeated"] else ""
-    return [str(row["index"]), str(row["shard"]), str(row["row"]), *key, printable(row["url"]), note]
+    return [str(row["index"]), str(row["shard"]), str(row["row"]), *key, shown_url(row["url"]), note]
 
 
 def _reading(reading: Reading, workers: int) -> dict[str, Any]:

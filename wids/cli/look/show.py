@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable
+from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _is_text(data: bytes) -> bool:
 def _print(place: dict[str, Any], fields: list[Field], *, is_preview: bool) -> None:
     name = f", of {printable(str(place['dataset']))}" if place["dataset"] is not None else ""
     print(f"sample {place['index']}: {printable(place['key'])}")
-    print(f"row {place['row']} of shard {place['shard']}{name}: {printable(place['url'])}")
+    print(f"row {place['row']} of shard {place['shard']}{name}: {shown_url(place['url'])}")
     print(f"{count_of(len(fields), 'field')}, {format_size(sum(field.size for field in fields))}")
     print()
     rows = [(printable(field.name), format_size(field.size), field.kind, field.words) for field in fields]

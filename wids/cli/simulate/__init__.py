@@ -291,7 +291,7 @@ def _find_shards(
         return [samples] * shards, [size] * shards
     if shards is not None or samples is not None:
         raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
-    _, found = load_shards(index)
+    _, found, _ = load_shards(index)
     if any(count < 0 for count in found.nsamples):
         raise SpecError(
             f"{index}: it does not say how many samples its shards hold; write an index (wids index create)", path=""

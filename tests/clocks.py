@@ -1,0 +1,33 @@
+"""Time as the retries of `wids.cache.fetch` see it, without waiting."""
+
+import threading
+
+from wids.cache import fetch
+from wids.cache.failures import CancelledTransferError
+
+
+def skip_waits(patch=setattr):
+    """Waits between tries pass at once, nothing else takes time, and no server has answered yet.
+
+    Args:
+        patch: a monkeypatch's ``setattr``; in a child process the plain one does.
+
+    Returns:
+        The list of the waits, in seconds, in order.
+    """
+    clock, waits = threading.local(), []
+
+    def pause(seconds, is_cancelled):
+        if is_cancelled():
+            raise CancelledTransferError
+        waits.append(seconds)
+        clock.seconds = now() + seconds
+
+    def now():
+        return getattr(clock, "seconds", 0.0)
+
+    patch(fetch, "pause", pause)
+    patch(fetch, "now", now)
+    patch(fetch, "_answered", set())
+    patch(fetch, "spread", lambda: 1.0)
+    return waits
