@@ -125,7 +125,9 @@ def parse_index(
         NotAllowedError: a remote index points at local files or at a program.
     """
     raw = {**parse_json(data, place), **(options or {})}
-    shards = ShardList({key: value for key, value in raw.items() if key not in ("shardlist", "datasets")})
+    header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
+    checks.check_nesting(header, "", place)
+    shards = ShardList(header)
     _Reader(shards, load, allow_local=allow_local).read(raw, place, base)
     if not shards.urls:
         checks.fail(place, "shardlist", "lists no shards")
@@ -188,7 +190,10 @@ class _Reader:
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and urls.reaches_local(url):
                 _forbid(scope.place, f"{path}.url", url)
-            self.shards.append(url, row, raw["shardlist"][k])
+            own = raw["shardlist"][k]
+            if not KNOWN_KEYS.issuperset(own):
+                checks.check_nesting(own, path, scope.place)
+            self.shards.append(url, row, own)
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 
