@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import wids
+from wids import cli
 from wids.cli import main
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -109,6 +110,19 @@ def test_interrupt_is_130():
     """Ctrl-C in any command is exit code 130 and one line."""
     done = run("stop", code=FAILING)
     assert (done.returncode, done.stderr) == (130, "wids: interrupted\n")
+
+
+def test_an_interrupt_before_the_command_runs(monkeypatch, capsys):
+    """Ctrl-C while the commands' options are made ends as it does in a command: a line, no traceback."""
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setenv("WIDS_DEBUG", "0")
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "wids: interrupted\n")
 
 
 def test_names_that_stdout_cannot_show():
