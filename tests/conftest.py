@@ -1,10 +1,26 @@
 """Fixtures that several test files use."""
 
+import os
+import tempfile
+
 import pytest
 
 from tests.servers import Server
 from tests.shards import serve, write_index
 from wids.cache import fetch
+
+# A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
+_MAX_TEMP_DIR = 70
+
+
+def pytest_configure():
+    """Where workers could not hand tensors over, the loaders' tests would wait for good."""
+    directory = tempfile.gettempdir()
+    if len(os.fsencode(directory)) > _MAX_TEMP_DIR:
+        raise pytest.UsageError(
+            f"the temporary directory is {directory!r}, and sockets below it would have paths that are too long; "
+            f"set TMPDIR to one of at most {_MAX_TEMP_DIR} characters"
+        )
 
 
 @pytest.fixture

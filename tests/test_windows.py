@@ -13,7 +13,8 @@ def test_as_on_windows(web, tmp_path):
     program = ROOT / "tests" / "programs" / "as_on_windows.py"
     done = subprocess.run(
         [sys.executable, str(program), f"{web.url}/index.json", str(tmp_path / "cache")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Without HOME, expanduser asks the user database by os.getuid, which Windows does not have.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,
