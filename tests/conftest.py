@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -10,6 +11,15 @@ from tests.shards import serve, write_index
 
 # Programs that tests start buffer what they print, as they do for users, whatever is set where the tests run.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
+_MAX_TEMP_DIR = 70
+
+
+def pytest_configure():
+    """In a directory with a long name workers could not hand tensors over, and the loaders' tests would wait for good."""
+    if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
+        tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Samples read where they are: `access="range"` and `"auto"`, beside what whole shards give."""
 
+import gc
 import io
 import os
 import pickle
@@ -213,6 +214,22 @@ def test_auto_scans_no_headers_that_cost_as_much_as_the_shard(web, make, monkeyp
     monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 600)
     assert dataset[ROWS][".txt"] == shards.text("b", 0)
     assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 1)
+
+
+def test_auto_keeps_no_shard_open_that_was_closed(web, make, monkeypatch, tmp_path):
+    """A shard that has no table beside it, and so was fetched, is closed with the pool: it may be evicted at once."""
+    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 5000)
+    dataset = make("auto")
+    gc.disable()  # what is closed only by the collector is a lease that others wait for
+    try:
+        assert dataset[3][".txt"] == shards.text("a", 3)
+        assert dataset[ROWS][".txt"] == shards.text("b", 0)
+        assert dataset.stats().fetches == 2
+        assert len(shards.files_open_in(tmp_path)) == 2
+        dataset.close()
+        assert shards.files_open_in(tmp_path) == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

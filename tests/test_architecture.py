@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -204,3 +205,19 @@ def test_modules_say_what_they_are_for():
     """Every module opens with a docstring."""
     for path in modules():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_a_long_temporary_directory_is_told_at_once(tmp_path):
+    """Sockets have short paths: a suite whose loaders would hang says what to set, and runs nothing."""
+    directory = tmp_path / ("x" * 80)
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_tally.py"],
+        cwd=ROOT.parent,
+        env={**os.environ, "TMPDIR": str(directory)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 4, done.stdout
+    assert "set TMPDIR to one of at most" in done.stderr

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
+import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 import wids
+from tests.shards import serve, write_index
+from wids import cli
 from wids.cli import main
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -109,6 +118,123 @@ def test_interrupt_is_130():
     """Ctrl-C in any command is exit code 130 and one line."""
     done = run("stop", code=FAILING)
     assert (done.returncode, done.stderr) == (130, "wids: interrupted\n")
+
+
+def test_an_interrupt_before_the_command_runs(monkeypatch, capsys):
+    """Ctrl-C while the commands' options are made ends as it does in a command: a line, no traceback."""
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setenv("WIDS_DEBUG", "0")
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "wids: interrupted\n")
+
+
+# Says so when the commands are loaded: a signal before that is Python's own, while it starts.
+STARTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from wids.cli import main
+os.write(int(sys.argv.pop(1)), b"x")
+main()
+"""
+# Command -> its arguments; {source} is a directory with an index, {url} the same behind HTTP.
+COMMANDS = {
+    "create": "index create {source} -o {out}/i.json",
+    "create remote": "index create {url}/s0.tar {url}/s1.tar -o {out}/i.json --members",
+    "update": "index update {out}/copy/index.json --add {source}/s1.tar",
+    "merge": "index merge {source}/index.json {source}/index.json -o {out}/m.json",
+    "split": "index split {source}/index.json --by 1 -o {out}/part-{{}}.json",
+    "rebase": "index rebase {out}/copy/index.json -b gs://x/",
+    "info": "info {url}/index.json --fetch",
+    "ls": "ls {url}/index.json --fetch",
+    "show": "show {url}/index.json 5",
+    "cat": "cat {url}/index.json 5 txt",
+    "locate": "locate {source}/index.json 5",
+    "at": "at {source}/index.json --step 1",
+    "when": "when {source}/index.json 5",
+    "verify": "verify {source}/index.json --decode",
+    "simulate": "simulate {source}/index.json",
+    "pack": "pack {source}/index.json -o {out}/p-%d.tar --samples 1 --jobs 2",
+    "warm": "cache warm {url}/index.json",
+    "clean": "cache clean {out}/copy --all",
+    "cache ls": "cache ls {out}/copy",
+    "daemon": "cache daemon {out}/copy --max-size 1GB",
+}
+
+
+def living(mark):
+    """The command lines of the processes that have this in their environment, zombies aside."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            place = Path("/proc", number)
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark.encode() in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        *((name, 1) for name in ("create remote", "ls", "verify", "pack", "warm", "daemon")),
+        *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS),
+    ],
+)
+def test_a_signal_at_any_moment(tmp_path, name, rounds):
+    """SIGINT and SIGTERM end a command soon, without a traceback, half a file, or a process that goes on."""
+    seed = random.randrange(10**9)
+    random_ = random.Random(seed)
+    write_index(tmp_path / "source", (9,) * 6)
+    with serve(tmp_path / "source") as server:
+        for round_ in range(rounds):
+            place, mark = tmp_path / str(round_), f"mark-{seed}-{round_}"
+            for directory in ("out", "tmp", "cache"):
+                (place / directory).mkdir(parents=True)
+            shutil.copytree(tmp_path / "source", place / "out/copy")
+            given = {"source": tmp_path / "source", "out": place / "out", "url": server.url}
+            args = [part.format(**given) for part in COMMANDS[name].split()]
+            seen, told = os.pipe()
+            process = subprocess.Popen(
+                [sys.executable, "-c", STARTED, str(told), *args],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[told],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": ROOT,
+                    "WIDS_DEBUG": "0",
+                    "WIDS_CACHE": str(place / "cache"),
+                    "TMPDIR": str(place / "tmp"),
+                    "MARK": mark,
+                },
+            )
+            os.close(told)
+            os.read(seen, 1)
+            os.close(seen)
+            number = random_.choice([signal.SIGINT, signal.SIGTERM])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(random_.random() * 1.5)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+            # It may have been done; or Python was starting to run it, or had begun to end, and died of the signal.
+            assert process.returncode in (0, 128 + number, -number), (seed, round_, out, err)
+            assert not [word for word in ("Traceback", "Exception ignored") if word in err], (seed, round_, err)
+            end = time.monotonic() + 30
+            while (left := living(mark)) and time.monotonic() < end:  # who was left alone notices, and ends
+                time.sleep(0.05)
+            assert left == [], (seed, round_)
+            assert os.listdir(place / "tmp") == [], (seed, round_)
+            names = [file.name for file in place.rglob("*")]
+            assert not [file for file in names if file.endswith((".part", ".tmp"))], (seed, round_)
+            for file in place.rglob("*.json"):
+                json.loads(file.read_text())
 
 
 def test_names_that_stdout_cannot_show():

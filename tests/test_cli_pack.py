@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pytest
 
 import wids
 from tests import backends
-from tests.shards import write_index, write_tar
+from tests.shards import write_index, write_json, write_shard, write_tar
 from wids.errors import SampleError, WidsError
 from wids.index.table import parse_table
 from wids.packing import datasets, folders, manifest
@@ -668,12 +669,92 @@ def test_what_cannot_be_read_later(tmp_path):
     listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
     put(tmp_path / "in", {"0.txt": "longer"})
     os.unlink(tmp_path / "in/1.txt")
-    with pytest.raises(WidsError, match=r"0.txt: had 1 bytes when it was listed, and has 6 now"):
+    with pytest.raises(WidsError, match=r"0.txt: had 1 bytes when it was listed, has 6 now"):
         pack(listing, Settings(output=str(tmp_path / "out/f-%d.tar"), samples=2, jobs=2))
     outcome = pack(listing, Settings(output=str(tmp_path / "out/f-%d.tar"), samples=2, jobs=2, skips_errors=True))
     assert [problem.place for problem in outcome.skipped] == ["sample 0", "sample 1"]
     assert [key for key, _ in shown(outcome.index)] == ["2", "3"]
     assert sorted(os.listdir(tmp_path / "out")) == ["f-1.tar", "f-1.tar.widx", "f.json"]
+
+
+def test_files_that_are_something_else_by_the_time(tmp_path):
+    """A FIFO, a device without end, a directory, other bytes of the same number: none hangs, or is packed."""
+    source, output = tmp_path / "in", str(tmp_path / "out/f-%d.tar")
+
+    def other(path):
+        path.write_text("b")
+        os.utime(path, ns=(1, 1))
+
+    changes = {
+        "0": os.mkfifo,
+        "1": lambda path: os.symlink("/dev/zero", path),
+        "2": os.mkdir,
+        "3": lambda path: os.symlink(path, path),
+        "4": other,
+    }
+    put(source, {f"{k}.txt": "a" for k in range(6)})
+    listing = folders.list_files(str(source), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    for name, change in changes.items():
+        os.unlink(source / f"{name}.txt")
+        change(source / f"{name}.txt")
+    outcome = pack(listing, Settings(output=output, samples=1, skips_errors=True))
+    assert [problem.place for problem in outcome.skipped] == [f"sample {k}" for k in range(5)]
+    assert shown(outcome.index) == [("5", {".txt": b"a"})]
+
+
+class _Meddler:
+    """The reader of a listing, in whose midst the source changes."""
+
+    def __init__(self, reader, changes):
+        self._reader, self._changes = reader, changes
+
+    def read(self, item):
+        self._changes.pop(item, lambda: None)()
+        return self._reader.read(item)
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+
+@pytest.mark.parametrize("change", ["replaced", "rewritten", "other count", "cut", "removed", "directory"])
+@pytest.mark.parametrize("skips_errors", [False, True], ids=["", "skip"])
+def test_source_shards_that_change_while_they_are_packed(tmp_path, change, skips_errors):
+    """Samples of two versions of a shard never make one dataset: no index, no half shard, and a second run is right."""
+    source = write_index(tmp_path / "in", (4, 4, 4))
+    path = tmp_path / "in/s1.tar"
+    count = 9 if change == "other count" else 4
+    new = Path(write_shard(tmp_path / "new.tar", count, first=100)).read_bytes()
+
+    def meddle():
+        if change == "cut":
+            os.truncate(path, 512)
+        elif change == "rewritten":
+            path.write_bytes(new)
+        elif change in ("removed", "directory"):
+            path.unlink()
+            if change == "directory":
+                path.mkdir()
+        else:
+            os.replace(tmp_path / "new.tar", path)
+
+    listing = datasets.list_dataset(
+        source, cache_dir="nowhere", keep_fields=None, storage_options=None, tell=lambda _: None
+    )
+    # In the middle of the shard, which two shards are made of.
+    listing.reader = _Meddler(listing.reader, {6: meddle})
+    settings = Settings(output=str(tmp_path / "out/x-%d.tar"), samples=3, skips_errors=skips_errors)
+    with pytest.raises(WidsError):
+        pack(listing, settings)
+    left = os.listdir(tmp_path / "out")
+    assert "x.json" not in left
+    assert not [name for name in left if name.endswith(".part")]
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(new)
+    listed = [{"url": f"s{k}.tar", "nsamples": count if k == 1 else 4} for k in range(3)]
+    write_json(source, {"wids_version": 1, "shardlist": listed})
+    pack_dataset(source, settings.output, samples=3)
+    assert shown(tmp_path / "out/x.json") == shown(source)
 
 
 class _Killer:

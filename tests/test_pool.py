@@ -5,6 +5,7 @@ import gc
 import operator
 import os
 import pickle
+import random
 import resource
 import subprocess
 import sys
@@ -335,6 +336,68 @@ def test_readers_of_a_pool_share_their_blocks(paths):
     for _ in range(30):
         assert (texts(first), texts(second)) == (texts_of("a"), texts_of("b"))
     assert len(first._blocks.kept) == 2
+
+
+ROWS = 5
+
+
+def read_at_once(dataset, seed, rounds, spoil):
+    """What was wrong in samples read one by one and in batches, in an order of the thread's own."""
+    random_ = random.Random(seed)
+    wrong = []
+    for step in range(rounds):
+        indices = [random_.randrange(len(TAGS) * ROWS) for _ in range(random_.choice([1, 1, 7]))]
+        samples = dataset.__getitems__(indices) if len(indices) > 1 else [dataset[indices[0]]]
+        for index, sample in zip(indices, samples, strict=True):
+            tag, row = TAGS[index // ROWS], index % ROWS
+            expected = (index, shards.text(tag, row), (tag.encode() + b"%04d" % row) * 2000)
+            if (sample["__index__"], sample[".txt"], sample[".bin"]) != expected:
+                wrong.append((index, sample["__index__"], sample["__shard__"]))
+        if seed == 0 and step % 5 == 0:
+            dataset.cache.clear()
+        spoil()
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["local", "mapped", "cached", "range", "auto"])
+@pytest.mark.parametrize("rounds", [15, pytest.param(600, marks=pytest.mark.long)], ids=["", "long"])
+def test_threads_with_room_for_one_shard(server, tmp_path, mode, rounds):
+    """Eight threads that close each other's only open shard all the time read the right bytes, from no other file."""
+    server.has_ranges = True
+    listed = []
+    for tag in TAGS:
+        data = shards.shard(tag, ROWS, 10_000)
+        if mode in ("local", "mapped"):
+            url = shards.write(tmp_path / f"{tag}.tar", data)
+        else:
+            url = server.add(f"/{tag}.tar", data)
+        listed.append({"url": url, "nsamples": ROWS, "filesize": len(data)})
+    dataset = wids.ShardListDataset(
+        listed,
+        cache_dir=tmp_path / "cache",
+        lru_size=1,
+        transformations="raw",
+        use_mmap=mode == "mapped",
+        access=mode if mode in ("range", "auto") else "fetch",
+    )
+    junk = shards.write(tmp_path / "junk", bytes(100_000))
+
+    def take_free_descriptors():  # so that a read through a number that was closed meanwhile is of another file
+        for fd in [os.open(junk, os.O_RDONLY) for _ in range(5)]:
+            os.close(fd)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            tasks = [threads.submit(read_at_once, dataset, seed, rounds, take_free_descriptors) for seed in range(8)]
+            assert [task.result(PATIENCE_SECONDS * 10) for task in tasks] == [[]] * 8
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(dataset.cache) <= 1
+    dataset.close()
+    gc.collect()
+    assert shards.files_open_in(tmp_path) == []
 
 
 def test_threads_share_a_pool(paths):

@@ -124,6 +124,40 @@ def test_a_stateful_loader_resumes(shards, name, is_named):
         assert found == [rest, *epochs[first + 1 : first + 3]], (epoch, step)
 
 
+AGAIN = {
+    **LOADERS,
+    "one worker, in any order": {"num_workers": 1, "in_order": False, "prefetch_factor": 5},
+    "far ahead, rare snapshots": {"num_workers": 2, "prefetch_factor": 7, "snapshot_every_n_steps": 100},
+    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
+    "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver", "snapshot_every_n_steps": 2},
+}
+QUICK = ("alone", "no batches", "snapshots", "stream", "masked", "no batches, persistent", "one worker, in any order")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        *((name, 3) for name in QUICK),
+        *(pytest.param(name, steps, marks=pytest.mark.long) for name in AGAIN for steps in (1, 2, 5)),
+    ],
+)
+def test_a_loader_that_is_resumed_all_the_time(shards, name, steps):
+    """Stopped after every few batches, through the end of an epoch and into the next: no batch is lost or repeated."""
+    options = AGAIN[name]
+    plain = {key: options[key] for key in ("batch_size", "drop_last", "world", "rank", "order") if key in options}
+    epochs = uninterrupted(shards, **plain)
+    steps *= 4 if options.get("batch_size", 4) is None else 1
+    found, state = [], None
+    while len(found) < len(epochs[0]) + len(epochs[1]) // 2:
+        _, loader = make(shards, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        found += batches_of(islice(iter(loader), steps))
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        close(loader)
+    assert found == list(chain(*epochs))[: len(found)]
+
+
 def test_a_state_between_a_new_iterator_and_its_first_batch(shards):
     """iter() of the second epoch was called, and nothing received: the state is that epoch's beginning."""
     epochs = uninterrupted(shards)

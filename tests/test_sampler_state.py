@@ -270,6 +270,81 @@ def test_an_endless_sampler():
         assert counts.max() - counts.min() <= 1
 
 
+FAR = (2**53 - 1, 2**53 + 1, 2**63 - 5, 2**63, 2**64 + 7, 2**70 + 1, 10**30)
+
+
+def saved(state):
+    """The state as it comes back from a checkpoint that holds no code."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize("position", FAR)
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("mode", [{"epochs": None}, {"epoch_size": 2**80}], ids=str)
+def test_a_stream_far_out(position, lanes, mode):
+    """Past the integers of a double and of 64 bits a place stays exact, in memory, in JSON and in a checkpoint."""
+    n, options = 60, {"lanes": lanes, "chunksize": 4, "window": 2, **mode}
+    number, at = divmod(position, n)
+    passes = [whole(range(n), lanes, number + k, chunksize=4, window=2) for k in range(4)]
+    stream = list(chain(*passes))[at:]
+    state = ranks(range(n), 1, **options)[0].state_dict()
+    state.update(position=position, epoch=position // mode.get("epoch_size", n))
+    found = []
+    for world in (2, 7, 3):
+        samplers = ranks(range(n), world, **options)
+        rows = []
+        for sampler in samplers:
+            sampler.load_state_dict(through_json(state))
+            rows.append(list(islice(sampler, 9)))
+        found += deal(rows)
+        states = [sampler.state_dict() for sampler in samplers]
+        assert all(each == states[0] for each in states)
+        state = saved(states[0])
+        assert through_json(state) == states[0]
+        assert state["position"] == position + len(found)
+    assert found == stream[: len(found)]
+
+
+@pytest.mark.parametrize("epoch", [*FAR, 2**127, 2**128 - 1])
+@pytest.mark.parametrize("mode", [{}, {"reshuffle": "epoch"}, {"epochs": 2}, {"epoch_size": 30}], ids=str)
+def test_epochs_far_out(epoch, mode):
+    """Any epoch may be set, has an order of its own, and is resumed in."""
+    first, again = (ranks(range(53), 3, chunksize=6, window=2, **mode)[1] for _ in range(2))
+    first.set_epoch(epoch)
+    begun = iter(first)
+    before = list(islice(begun, 7))
+    state = through_json(first.state_dict())
+    assert (state["epoch"], state["yielded"]) == (epoch, 7)
+    again.load_state_dict(state)
+    assert list(again) == list(begun)
+    again.set_epoch(epoch)
+    assert list(islice(again, 7)) == before
+    again.set_epoch(epoch + 1)
+    assert list(islice(again, 7)) != before
+
+
+@pytest.mark.parametrize("n", [2**53 + 3, 2**63 - 1])
+def test_indices_far_out(n):
+    """The last samples of a dataset that is as long as can be counted are yielded exactly."""
+    for mode in ({}, {"epochs": None}, {"reshuffle": "epoch"}, {"shuffle": False}):
+        options = {"num_samples": (n - 100, n), "chunksize": 7, "window": 2, **mode}
+        found = deal([list(islice(sampler, 20)) for sampler in ranks(Endless(n), 5, **options)])
+        assert sorted(found) == list(range(n - 100, n))
+
+
+class Endless:
+    """A dataset that has a length and nothing else."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+
 def test_streams_of_nothing():
     """No samples cannot be repeated: an error, not a loop that never yields."""
     for mode in ({"epochs": None}, {"epochs": 2}, {"epoch_size": 5}):

@@ -449,6 +449,56 @@ def test_options_nested_too_deeply():
     assert "nested too deeply" in refuse(index(), "", options=deep)
 
 
+@pytest.fixture(scope="module")
+def crowd():
+    """A function: the text of an index of 100,000 shards, in which shard 77,777 has this JSON for a key."""
+    row = '{"url": "s-%06d.tar", "nsamples": 100, "filesize": 1000}'
+    rows = [row % k for k in range(100_000)]
+
+    def text(name, value):
+        changed = rows.copy()
+        changed[77_777] = f"{rows[77_777][:-1]}, {json.dumps(name)}: {value}}}"
+        return f'{{"wids_version": 1, "shardlist": [{", ".join(changed)}]}}'
+
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("nsamples", ("-1", "NaN", "null", "true", "3.0", "1" + 30 * "0")),
+        ("filesize", ("10.0", f"{2**63}")),
+        ("md5sum", ("5", f'"{"a" * 10**7}"')),
+        ("url", ("null", '""', f'"{"x" * 10**7}"')),
+        ("own", ("[" * 200 + "]" * 200, '{"a": [' * 200 + "]}" * 200)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_bad_value_among_many_shards(crowd, name, values):
+    """It is found, and the message names the shard and stays short, however long the value is."""
+    for value in values:
+        path = "shardlist[77777]" if name == "own" else f"shardlist[77777].{name}"
+        assert len(refuse(crowd(name, value), path)) < 500
+
+
+def test_more_samples_than_can_be_counted():
+    """Shards that are all right one by one, and together have more samples than 64 bits count; those that just fit."""
+    shards = [{"url": f"{k}.tar", "nsamples": 10**18} for k in range(10)]
+    assert "10000000000000000000 samples" in refuse(index(shardlist=shards), "shardlist")
+    assert sum(read(index(shardlist=shards[:9])).nsamples) == 9 * 10**18
+
+
+def test_nested_values_travel():
+    """What an index may hold is pickled into workers: values that are nested deeper are refused, in the header too."""
+    value = 1
+    for _ in range(98):
+        value = [value]
+    shards = [{"url": "a.tar", "nsamples": 1, "own": value}]
+    found = read(index(info=value, shardlist=shards))
+    assert described(pickle.loads(pickle.dumps(found)))[0]["own"] == value
+    assert "nested too deeply" in refuse(index(info=[[[value]]]), "")
+
+
 @checked
 @given(
     st.recursive(

@@ -25,6 +25,7 @@ from tests.servers import whole
 from wids.cache import fetch, files
 from wids.cache.directory import CacheDirectory
 from wids.cache.store import Store
+from wids.index.spec import Shard
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -278,6 +279,31 @@ def test_killed_while_others_wait(server, cache):
             kill(process)
             assert receive(connection) == texts_of()
     assert len(server.requests) == 2
+
+
+def fetch_by_name(connection, url, cache_dir):
+    """`fetch_texts` by a process whose requests say which one it is."""
+    store = Store(cache_dir=cache_dir, storage_options={"headers": {"X-Process": str(os.getpid())}})
+    connection.send(texts(store.open(Shard(url=url, nsamples=None))))
+    connection.close()
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_many_processes_and_one_cold_shard(server, cache, killed):
+    """A node of 64 processes downloads a shard once, and once more for each downloader that is killed half-way."""
+    gates = [server.gate() for _ in range(killed + 1)]
+    url = server.add("/a.tar", A, *gates)
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(child(fetch_by_name, url, cache)) for _ in range(64)]
+        waiting = {process.pid: (process, connection) for process, connection in children}
+        for number, gate in enumerate(gates):
+            assert gate.entered.wait(PATIENCE_SECONDS)
+            if number < killed:
+                kill(waiting.pop(int(server.headers[-1]["x-process"]))[0])
+        gates[-1].go.set()
+        assert [receive(connection) for _, connection in waiting.values()] == [texts_of()] * (64 - killed)
+    assert server.requests == ["/a.tar"] * (killed + 1)
+    assert garbage(cache) == []
 
 
 def test_killed_while_its_forked_child_lives(server, cache):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from wids.cache import fetch, files, ranges
+from wids.cache.failures import forget_frames
 from wids.cache.range_reader import RangeReader
 from wids.cache.remembered import Remembered
 from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, TableError
@@ -160,10 +161,11 @@ class RangeStore:
                 seconds=fetch.FIRST_SECONDS,
             )
             table = tables.parse_table(data, shard=shard.url)
-        except (ShardNotFoundError, FetchDeniedError):  # a bucket that cannot be listed says 403 for what is not there
-            return None
         except (TableError, FetchError) as error:  # the headers are read instead
-            logger.warning("%s", error)
+            # A bucket that cannot be listed says 403 for what is not there.
+            if not isinstance(error, (ShardNotFoundError, FetchDeniedError)):
+                logger.warning("%s", error)
+            forget_frames(error)  # or the reader that is opened instead, and its lease, would outlive the pool
             return None
         if table.nmembers and min(table.offsets) < headers.BLOCK:
             logger.warning("%s: the member table beside it has a member where no header fits before it", shard.url)

@@ -51,10 +51,7 @@ class _Commands(TyperGroup):
                 raise
             _fail_output(error)
         except KeyboardInterrupt:
-            if _is_debug():
-                raise
-            complain("interrupted")
-            raise SystemExit(130) from None
+            _end_interrupted()
         return done
 
 
@@ -116,6 +113,8 @@ def main() -> None:
         if _is_debug():
             raise
         _fail_output(error)
+    except KeyboardInterrupt:  # before a command runs, while its options are made and read, or after it
+        _end_interrupted()
 
 
 def _open_standard_files() -> None:
@@ -129,6 +128,14 @@ def _open_standard_files() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as this runs
+
+
+def _end_interrupted() -> NoReturn:
+    """For an ``except KeyboardInterrupt`` block."""
+    if _is_debug():
+        raise  # noqa: PLE0704 - the interrupt that is being handled
+    complain("interrupted")
+    raise SystemExit(130) from None
 
 
 def _fail_output(error: OSError) -> NoReturn:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from wids.index.shardlist import Row
 
+# More is no URL that a server takes, nor a command line; every message about the shard would repeat it.
+_MAX_URL = 1 << 17
+# Deeper values could not be pickled into a worker.
+_MAX_NESTED = 100
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 _FIELD = re.compile(r"required field `(\w+)`")
 
@@ -28,8 +32,8 @@ _FIELD = re.compile(r"required field `(\w+)`")
 def resolve(base: str | None, url: str, path: str, place: str | None = None) -> str:
     """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
     full = urls.join(base, url)
-    if not url or "\0" in full:
-        fail(place, path, f"is {full!r}; it is a URL or a path")
+    if not url or "\0" in full or len(full) > _MAX_URL:
+        fail(place, path, f"is {full!r:.200}; it is a URL or a path")
     return full
 
 
@@ -56,7 +60,21 @@ def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = No
 def check_md5(row: Row, path: str, place: str | None = None) -> None:
     """A digest, where there is one, has its form."""
     if row.md5sum and not _MD5.fullmatch(row.md5sum):
-        fail(place, f"{path}.md5sum", f"is {row.md5sum!r}; an md5 digest has 32 hexadecimal digits")
+        fail(place, f"{path}.md5sum", f"is {row.md5sum!r:.60}; an md5 digest has 32 hexadecimal digits")
+
+
+def check_nesting(value: Any, path: str, place: str | None = None) -> None:
+    """Refuse lists and objects within more than a hundred others."""
+    level = [value]
+    for _ in range(_MAX_NESTED):
+        level = [part for outer in level if (parts := _parts_of(outer)) for part in parts]
+        if not level:
+            return
+    fail(place, path, "is nested too deeply")
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def check_finite(value: Any, path: str, place: str | None = None) -> None:

@@ -139,7 +139,9 @@ def parse_index(
     if named is not None:
         own = [place, base, *((options or {}).get(key) for key in ("base", "base_path"))]
         named.update(origin for url in own if isinstance(url, str) for origin in urls.origins_of(url))
-    shards = ShardList({key: value for key, value in raw.items() if key not in ("shardlist", "datasets")})
+    header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
+    checks.check_nesting(header, "", place)
+    shards = ShardList(header)
     _Reader(shards, load, allow_local=allow_local, named=named).read(raw, place, base)
     if not shards.urls:
         checks.fail(place, "shardlist", "lists no shards")
@@ -207,7 +209,10 @@ class _Reader:
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and urls.reaches_local(url):
                 _forbid(scope.place, f"{path}.url", url)
-            self.shards.append(url, row, raw["shardlist"][k])
+            own = raw["shardlist"][k]
+            if not KNOWN_KEYS.issuperset(own):
+                checks.check_nesting(own, path, scope.place)
+            self.shards.append(url, row, own)
         self.note_named(scope.place, self.shards.urls[start:])
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")

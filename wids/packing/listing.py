@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from wids.cache import files
 from wids.cache.fetch import read_bytes
 from wids.errors import SampleError, WidsError
 from wids.index import urls, ustar
@@ -123,14 +124,16 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         if not urls.is_local(field.path):
             return read_bytes(field.path, storage_options=self.storage_options)
         try:
-            with open(field.path, "rb") as file:
-                data = file.read()
+            fd, _ = files.open_file(field.path)
+            with open(fd, "rb") as file:
+                data = file.read(field.size + 1)  # of one that has grown, however much, no more than shows it
+                now = files.identify(fd)
         except OSError as error:
             raise SampleError(f"{field.path}: cannot be read ({error.strerror or error})", path=field.path) from error
-        if field.size not in (UNKNOWN, len(data)):
+        if (now.size, now.mtime_ns, len(data)) != (field.size, field.mtime_ns, field.size):
             raise SampleError(
-                f"{field.path}: had {field.size} bytes when it was listed, and has {len(data)} now; pack it when "
-                "nobody writes to it",
+                f"{field.path}: had {field.size} bytes when it was listed, has {now.size} now, and was written to; "
+                "pack it when nobody writes to it",
                 path=field.path,
             )
         return data

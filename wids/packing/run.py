@@ -231,6 +231,7 @@ class _Run:
                 self.done[done.k] = done
                 if not done.skipped:  # what could not be read may be there the next time
                     self.journal.add(done)
+        self.check_inputs(items, cuts)
         shards = [done for _, done in sorted(self.done.items())]
         skipped = [problem for done in shards for problem in done.skipped]
         entries = [done.entry for done in shards if done.entry is not None]
@@ -261,12 +262,9 @@ class _Run:
 
     def tasks(self, items: Sequence[Any], cuts: list[tuple[int, int]]) -> Iterator[Task]:
         """The shards that are still to be written."""
-        settings = self.settings
-        how = (_FORMAT, settings.md5, settings.tables, settings.numbers_keys)
-        for k, (first, end) in enumerate(cuts):
-            own = items[first:end]
-            facts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
-            inputs = hashlib.sha256(repr(facts).encode()).hexdigest()
+        for k, (first, last) in enumerate(cuts):
+            own = items[first:last]
+            inputs = self.inputs(own, first)
             before = self.journal.before.get(k)
             if before is not None and before.inputs == inputs and self.is_there(before):
                 self.done[k] = before
@@ -274,6 +272,22 @@ class _Run:
                 self.progress.total -= len(own)
             else:
                 yield Task(k=k, first=first, items=own, inputs=inputs)
+
+    def inputs(self, own: Sequence[Any], first: int) -> str:
+        """A digest of all that a shard's bytes depend on, as it is now; ``first``: the position of its first sample."""
+        settings = self.settings
+        how = (_FORMAT, settings.md5, settings.tables, settings.numbers_keys)
+        facts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def check_inputs(self, items: Sequence[Any], cuts: list[tuple[int, int]]) -> None:
+        """Raise WidsError if a source was replaced meanwhile: some samples could be there twice, or not at all."""
+        for k, (first, last) in enumerate(cuts):
+            if self.inputs(items[first:last], first) != self.done[k].inputs:
+                raise WidsError(
+                    f"{self.pattern.url(k)}: what it is made from was written to in the meantime; run it again, which "
+                    "keeps the shards whose sources stayed as they were"
+                )
 
     def is_there(self, done: Done) -> bool:
         """Whether a shard of an earlier run is as that left it."""
