@@ -17,7 +17,7 @@ _MAX_TEMP_DIR = 70
 
 
 def pytest_configure():
-    """In a directory with a long name workers could not hand tensors over, and the loaders' tests would wait for good."""
+    """In a directory with a long name workers could not hand tensors over, and loaders would wait for good."""
     if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
