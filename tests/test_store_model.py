@@ -281,7 +281,7 @@ class Directory(RuleBasedStateMachine):
         limits=st.lists(st.sampled_from(LIMITS), min_size=2, max_size=2),
         knows=st.sampled_from(list(KNOWN)),
         there=st.lists(st.sampled_from(KEYS), unique=True),
-        is_always_listed=st.booleans(),
+        is_always_listed=st.sampled_from([False, False, False, True]),
     )
     def begin(self, limits, knows, there, is_always_listed):
         """Two programs, one of which knows all; some shards are there from before.
