@@ -86,7 +86,7 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
 
 def _run_epoch(setting: Setting, child: Child, cache: str, epoch: int) -> dict:
     wait_for_quiet(setting.patience_seconds)
-    setting.server.stats(reset=True)
+    setting.server.stats()
     busy_begin = busy_seconds()
     with CachePeak(cache) as seen:
         told = child.ask("epoch", epoch=epoch)

@@ -131,7 +131,7 @@ def measure_remote(what: str, shards: list[str], rounds: int) -> list[dict[str, 
         for args in ((), ("--md5",)):
             taken, stats = [], {}
             for _ in range(rounds):
-                server.stats(reset=True)
+                server.stats()
                 taken.append(ours(urls, directory, *args)[0])
                 stats = server.stats()
             rows.append(

@@ -68,7 +68,7 @@ def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tu
             [(f"{server.url}/{name}", samples)], access=access, cache_dir=cache, transformations="raw"
         )
         for indices in ([random.randrange(samples)], random.sample(range(samples), BATCH)):
-            server.stats(reset=True)
+            server.stats()
             begin = time.perf_counter()
             batch = dataset.__getitems__(indices)
             seconds = time.perf_counter() - begin

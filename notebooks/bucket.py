@@ -14,21 +14,18 @@ import atexit
 import io
 import itertools
 import os
-import re
 import signal
 import tempfile
-import time
-from functools import partial
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import wids
-from wids.cli.demo import server
+from wids.testing import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy as np
-    from typing_extensions import Self
 
 DIGIT_CLASSES = tuple("0123456789")
 PHOTO_CLASSES = ("china", "flower")
@@ -36,60 +33,12 @@ SIDE_PX = 32  # of a digit; scikit-learn's have 8
 PATCH_PX = 80
 
 
-class _Handler(server._Handler):  # noqa: SLF001 - of the same repository, and there is no other way to add ranges
-    """Also gives byte ranges, and sends tars late, if it is told to."""
-
-    disable_nagle_algorithm = True  # or small answers wait 40 ms for the acknowledgement of their headers
-
-    def __init__(self, *args: Any, latency: float, rate: float, has_ranges: bool, **options: Any) -> None:
-        self._latency, self._rate, self._has_ranges = latency, rate, has_ranges
-        super().__init__(*args, **options)
-
-    def send_head(self) -> Any:
-        path = self.translate_path(self.path)
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not (self._has_ranges and asked and os.path.isfile(path)):
-            return super().send_head()
-        with open(path, "rb") as file:
-            body = file.read()
-        start, end = int(asked[1]), min(int(asked[2] or len(body)) + 1, len(body))
-        if start >= len(body):
-            self.send_error(416)
-            return None
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(body)}")
-        self.send_header("Content-Length", str(end - start))
-        self.send_header("Last-Modified", self.date_time_string(os.path.getmtime(path)))
-        self.end_headers()
-        return io.BytesIO(body[start:end])
-
-    def copyfile(self, source: Any, outputfile: Any) -> None:
-        if self.path.endswith(".tar"):
-            size = source.seek(0, os.SEEK_END)
-            source.seek(0)
-            time.sleep(self._latency + size / self._rate)
-        super().copyfile(source, outputfile)
-
-
-class _Server(server.ShardServer):
-    """A server of this module's handlers."""
-
-    def __init__(self, directory: str, **options: Any) -> None:
-        super().__init__(directory)
-        self._options = options
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._server.RequestHandlerClass = partial(_Handler, directory=self._directory, **self._options)
-        return self
-
-
 class Bucket:
     """A directory that is served; attributes: ``directory``, ``url``, ``train`` and ``test`` (URLs of indexes).
 
     Args:
         directory: what to serve; a temporary one by default.
-        latency: seconds before the first byte of a shard. rate: bytes per second of each response after that.
+        latency: seconds before the first byte of a response. rate: bytes per second of a connection after that.
         has_ranges: whether byte ranges are given; without them, each fetch of a shard is one request.
     """
 
@@ -101,12 +50,9 @@ class Bucket:
         rate: float = float("inf"),
         has_ranges: bool = False,
     ) -> None:
-        if directory is None:
-            directory = temporary("bucket")
-        self.directory = directory
-        self._server = _Server(directory, latency=latency, rate=rate, has_ranges=has_ranges)
-        atexit.register(self._server.__exit__, None, None, None)
-        self._server.__enter__()
+        self.directory = temporary("bucket") if directory is None else directory
+        self._server = Server(self.directory, latency_seconds=latency, bytes_per_second=rate, has_ranges=has_ranges)
+        atexit.register(self._server.close)
         self.url = self._server.url
         self.train = f"{self.url}/train.json"
         self.test = f"{self.url}/test.json"
@@ -114,12 +60,13 @@ class Bucket:
     @property
     def requests(self) -> dict[str, int]:
         """Shard's name -> how often it was asked for, so far."""
-        return dict(sorted(self._server.requests.items()))
+        names = sorted(os.path.basename(path) for path in self._server.requests if path.endswith(".tar"))
+        return dict(Counter(names))
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of shards that went out so far."""
-        return self._server.sent_bytes
+        return sum(count for path, count in self._server.sent_bytes.items() if path.endswith(".tar"))
 
 
 def temporary(name: str) -> str:

@@ -69,7 +69,7 @@ def entries(server, numbers, version=1, *, has_md5=True):
     found = []
     for number in numbers:
         data = shard_bytes(number, version)
-        entry = {"url": server.url(path_of(number)), "nsamples": ROWS, "filesize": len(data), "md5sum": md5(data)}
+        entry = {"url": server.url + path_of(number), "nsamples": ROWS, "filesize": len(data), "md5sum": md5(data)}
         found.append(entry if has_md5 else {**entry, "md5sum": None})
     return found
 

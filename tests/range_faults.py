@@ -1,6 +1,6 @@
-"""What servers do wrong with single byte ranges; faults as in `tests.servers`, for one that has ranges."""
+"""What servers do wrong with single byte ranges; faults as in `wids.testing`, for one that has ranges."""
 
-from tests.servers import PATIENCE_SECONDS, whole
+from wids.testing import whole
 
 
 def part(divisor):
@@ -57,7 +57,7 @@ def replaced(new):
     """From now on there is another version."""
 
     def fault(handler, body):
-        owner = handler.server.owner
+        owner = handler.owner
         owner.add(handler.name, new)
         handler.version = owner.versions[handler.name]
         whole(handler, new)
@@ -73,5 +73,5 @@ def marked_anew(handler, body):
 def held(handler, body):
     """The head of a good answer, and no body."""
     handler.begin(body)
-    handler.server.owner.closing.wait(PATIENCE_SECONDS)
+    handler.wait()
     handler.close_connection = True

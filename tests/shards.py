@@ -1,13 +1,11 @@
-"""Small datasets for tests: shards with known samples, their index, and a loopback server that hands them out."""
+"""Small datasets for tests: shards with known samples, their index, and a server of them."""
 
-import contextlib
 import io
 import json
 import os
 import tarfile
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+from wids.testing import Server
 
 
 def write_tar(path, members):
@@ -60,45 +58,11 @@ def write_json(path, value):
     return os.fspath(path)
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    def do_GET(self):
-        with self.server.lock:
-            self.server.gets.append(self.path)
-        wanted = self.server.token
-        if wanted is not None and self.headers.get("X-Token") != wanted:
-            self.send_error(403)
-            return
-        super().do_GET()
-
-    def translate_path(self, path):
-        return super().translate_path(path.partition("?")[0])
-
-    def log_message(self, *args):
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        pass  # a client that hung up is part of some tests
-
-
-@contextlib.contextmanager
 def serve(directory, *, token=None):
-    """A server of a directory on the loopback; ``.url`` has no trailing slash, ``.gets`` are the paths asked for.
+    """A server of a directory on the loopback, without ranges.
 
     Args:
         directory: what is served.
-        token: refuse whoever does not send it as ``X-Token``.
+        token: requests without it in ``X-Token`` are refused.
     """
-    with _Server(("127.0.0.1", 0), partial(_Handler, directory=os.fspath(directory))) as server:
-        server.gets, server.lock, server.token = [], threading.Lock(), token
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return Server(directory, has_ranges=False, required_headers={"X-Token": token} if token else None)

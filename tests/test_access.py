@@ -53,7 +53,7 @@ def make(web, tmp_path):
 
     def dataset(access="range", **options):
         listed = [
-            {"url": web.url(f"/{tag}.tar"), "nsamples": ROWS, "filesize": len(web.files[f"/{tag}.tar"])} for tag in "ab"
+            {"url": f"{web.url}/{tag}.tar", "nsamples": ROWS, "filesize": len(web.files[f"/{tag}.tar"])} for tag in "ab"
         ]
         options = {"cache_dir": tmp_path / "cache", "transformations": "raw", **options}
         return wids.ShardListDataset(listed, access=access, **options)
@@ -127,7 +127,7 @@ def test_a_stale_table_gives_no_wrong_byte(web, make, far):
     assert len(other) == len(shard)
     web.add("/c.tar", shard)
     publish(web, "/c.tar", other)
-    dataset = wids.ShardListDataset([(web.url("/c.tar"), 2)], access="range", transformations="raw")
+    dataset = wids.ShardListDataset([(web.url + "/c.tar", 2)], access="range", transformations="raw")
     with pytest.raises(ChangedShardError):
         dataset[1]
 
@@ -254,9 +254,9 @@ def test_local_shards_and_other_indexes(tmp_path, web, far):
     dataset = wids.ShardListDataset([(path, ROWS)], access="range", transformations=[])
     assert isinstance(dataset[0][".txt"], io.BytesIO)
     with pytest.raises(CountMismatchError):
-        wids.ShardListDataset([(web.url("/a.tar"), 3)], access="range")[0]
+        wids.ShardListDataset([(web.url + "/a.tar", 3)], access="range")[0]
     with pytest.raises(ShardNotFoundError):
-        wids.ShardListDataset([(web.url("/none.tar"), 3)], access="range")[0]
+        wids.ShardListDataset([(web.url + "/none.tar", 3)], access="range")[0]
     with pytest.raises(ValueError, match="'auto'"):
         wids.ShardListDataset([(path, ROWS)], access="stream")
 

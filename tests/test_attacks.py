@@ -386,7 +386,7 @@ def test_options_stay_with_the_server_of_a_remote_index(server, other, tmp_path,
     if way == "url":
         place = put_index(server, ["own.tar", url])
     elif way == "base":
-        place = put_index(server, [server.url("/own.tar"), "a.tar"], base=other.url())
+        place = put_index(server, [server.url + "/own.tar", "a.tar"], base=other.url)
     else:
         named = put_index(other, [url])
         if way == "source within a source":
@@ -404,7 +404,7 @@ def test_options_for_another_server_by_its_name(server, other, tmp_path, access)
     server.has_ranges = True
     place = put_index(server, [other.add("/a.tar", cache_shards.shard("a"))])
     theirs = {"headers": {"X-Api-Key": "theirs"}}
-    given = {**options(), other.url("/anything"): theirs}
+    given = {**options(), other.url + "/anything": theirs}
     dataset = wids.ShardListDataset(place, cache_dir=tmp_path / "cache", storage_options=given, access=access)
     assert dataset[0]["__key__"] == "a0000"
     assert sent(server) == [ALL]
@@ -419,13 +419,13 @@ def test_options_go_to_servers_that_the_caller_names(server, other, tmp_path, fo
     own = tmp_path / "own.json"
     index = {"wids_version": 1, "shardlist": [{"url": url, "nsamples": 3} for url, _ in shards]}
     if form == "local index of a remote one":
-        index = {"wids_version": 1, "datasets": [{"source_url": put_index(other, [other.url("/a.tar")])}]}
+        index = {"wids_version": 1, "datasets": [{"source_url": put_index(other, [other.url + "/a.tar"])}]}
     own.write_text(json.dumps(index))
     if form == "base":
         place = put_index(server, ["a.tar"])
     elif form != "list":
         place = own
-    base = other.url() if form == "base" else None
+    base = other.url if form == "base" else None
     dataset = wids.ShardListDataset(place, cache_dir=tmp_path / "cache", storage_options=options(), base=base)
     assert dataset[0]["__key__"] == "a0000"
     assert sent(other) == [ALL] * len(other.headers) != []
@@ -450,13 +450,13 @@ def test_no_credential_follows_a_redirect_to_another_server(server, other, tmp_p
     target.add("/moved.json", b'{"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3}]}')
     target.add("/moved/", b'<a href="a.tar">a.tar</a>')
     for suffix in (".tar", ".json", "/"):
-        server.add(f"/here{suffix}", b"", redirect(target.url(f"/moved{suffix}")))
+        server.add(f"/here{suffix}", b"", redirect(target.url + f"/moved{suffix}"))
     if way == "index":
-        load_shards(server.url("/here.json"), storage_options=options())
+        load_shards(server.url + "/here.json", storage_options=options())
     elif way == "listing":
-        find_shards([server.url("/here/")], storage_options=options())
+        find_shards([server.url + "/here/"], storage_options=options())
     else:
-        shards = [(server.url("/here.tar"), 3)]
+        shards = [(server.url + "/here.tar", 3)]
         dataset = wids.ShardListDataset(shards, cache_dir=tmp_path, storage_options=options(), access=way)
         assert dataset[1]["__key__"] == "a0001"
     arrived = [found for path, found in zip(target.requests, sent(target), strict=True) if "moved" in path]
@@ -467,7 +467,7 @@ def test_no_credential_follows_a_redirect_to_another_server(server, other, tmp_p
 def test_basic_authentication_is_for_the_first_server_only(server, other, tmp_path):
     """``auth`` of a session is not given to the server that a redirect leads to."""
     other.add("/b.tar", cache_shards.shard("a"))
-    url = server.add("/a.tar", b"", redirect(other.url("/b.tar")))
+    url = server.add("/a.tar", b"", redirect(other.url + "/b.tar"))
     client = {"auth": aiohttp.BasicAuth("me", "s3cret")}
     dataset = wids.ShardListDataset([(url, 3)], cache_dir=tmp_path, storage_options={"client_kwargs": client})
     assert dataset[0]["__key__"] == "a0000"

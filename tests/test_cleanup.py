@@ -283,7 +283,7 @@ def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, monkeypatch, patte
         assert not list((tmp_path / "c").rglob("*.widx"))
         assert dataset[1][".cls"] == 1
         assert [dataset[i][".cls"] for i in (3, 0)] == [3, 0]
-        assert server.gets.count("/s0.tar") == 2
+        assert server.requests.count("/s0.tar") == 2
 
 
 # --- the background process

@@ -524,14 +524,14 @@ def test_warm_from_an_index(server, tmp_path):
 def test_warm_part_of_a_pattern(server, cache):
     """A brace pattern, and --shards of it, counted from either end."""
     publish(server, "abcd")
-    run_ok("cache", "warm", server.url("/{a,b,c,d}.tar"), "--cache-dir", cache, "--shards", "1:3")
+    run_ok("cache", "warm", server.url + "/{a,b,c,d}.tar", "--cache-dir", cache, "--shards", "1:3")
     assert shards_asked(server) == ["/b.tar", "/c.tar"]
     found = json.loads(
-        run_ok("cache", "warm", server.url("/{a,b,c,d}.tar"), "--cache-dir", cache, "--shards=-2:", "--json")
+        run_ok("cache", "warm", server.url + "/{a,b,c,d}.tar", "--cache-dir", cache, "--shards=-2:", "--json")
     )
     assert (found["shards"], found["fetched"], found["cached"], found["failed"]) == (2, 1, 1, {})
     assert found["fetched_bytes"] == len(shard("d"))
-    assert texts(Store(cache_dir=str(cache)).open(Shard(url=server.url("/d.tar"), nsamples=3))) == texts_of("d")
+    assert texts(Store(cache_dir=str(cache)).open(Shard(url=server.url + "/d.tar", nsamples=3))) == texts_of("d")
     assert shards_asked(server) == ["/b.tar", "/c.tar", "/d.tar"]
 
 
@@ -550,7 +550,7 @@ def test_warm_some_at_a_time(jobs, server, cache):
         server.faults.update({f"/{tag}.tar": [meeting] for tag in "abc"})
     run_ok("cache", "warm", index, "--cache-dir", cache, "--jobs", jobs)
     assert len(names_in(cache)) == 4
-    assert server.most_open == jobs
+    assert server.max_open == jobs
 
 
 def test_warm_on_a_terminal(server, cache):
@@ -579,15 +579,15 @@ def test_warm_with_a_missing_shard(server, cache):
     assert out.startswith(f"{cache}: 3 shards: 2 fetched (")
     assert out.endswith(", 1 failed\n")
     first, last = err.splitlines()
-    assert first.startswith(f"wids: {server.url('/b.tar')}: there is nothing there")
+    assert first.startswith(f"wids: {server.url}/b.tar: there is nothing there")
     assert last == "wids: 1 of 3 shards could not be fetched"
     code, out, _ = run("cache", "warm", index, "--cache-dir", cache, "--json")
-    assert (code, list(json.loads(out)["failed"])) == (1, [server.url("/b.tar")])
+    assert (code, list(json.loads(out)["failed"])) == (1, [server.url + "/b.tar"])
 
 
 def test_warm_with_many_missing_shards(server, cache):
     """Of many failures the first are told, in the order of the index, and how many more there are."""
-    code, _, err = run("cache", "warm", server.url("/{00..14}.tar"), "--cache-dir", cache)
+    code, _, err = run("cache", "warm", server.url + "/{00..14}.tar", "--cache-dir", cache)
     lines = err.splitlines()
     assert (code, len(lines)) == (1, 12)
     assert [line.split(".tar")[0][-2:] for line in lines[:10]] == [f"{k:02d}" for k in range(10)]
@@ -620,7 +620,7 @@ def test_warm_makes_room(server, cache):
 def test_warm_into_a_full_cache(server, cache):
     """Where no room can be made, that is told once, what came stays, and the rest is not tried one by one."""
     publish(server, "abcdef")
-    size, pattern = len(shard("a")), server.url("/{a,b,c,d,e,f}.tar")
+    size, pattern = len(shard("a")), server.url + "/{a,b,c,d,e,f}.tar"
     args = ("--cache-dir", cache, "--cache-size", int(1.5 * size), "--jobs", 1)
     code, out, err = run("cache", "warm", pattern, *args)
     assert (code, len(names_in(cache))) == (1, 1)
@@ -644,7 +644,7 @@ def test_warm_with_what_is_no_index(server, cache, tmp_path):
     for index, words in (
         (page, "not valid JSON"),
         (other, "it is an object"),
-        (server.url("/none.json"), "there is nothing there"),
+        (server.url + "/none.json", "there is nothing there"),
         (tmp_path / "none.json", "there is nothing there"),
         (tmp_path, "is a directory; name an index in it"),
     ):

@@ -468,7 +468,7 @@ def test_remote_shards_are_not_fetched_unasked(tmp_path, index):
         url, cache = f"{server.url}/index.json", {"WIDS_CACHE": str(tmp_path / "cache")}
         assert "--fetch brings it" in run_ok("info", url, **cache)
         run_ok("ls", url, "--shards", **cache)
-        assert not [path for path in server.gets if path.endswith(".tar")]
+        assert not [path for path in server.requests if path.endswith(".tar")]
         code, _, err = run("locate", url, "s2-001", **cache)
         assert code == 1
         assert "s1.tar: to look into it, it must be fetched, and 2 shards of the index are not here" in err

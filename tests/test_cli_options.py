@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.shards import write_tar
+from wids.testing import Server
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
 OPTIONS = json.dumps({"client_kwargs": {"headers": {"X-Key": "secret"}}})
-
-
-class Guarded(SimpleHTTPRequestHandler):
-    """Files for those who have the key, and for nobody else."""
-
-    def do_GET(self):
-        """Answer those who have it."""
-        if self.headers.get("X-Key") == "secret":
-            super().do_GET()
-        else:
-            self.send_error(403)
-
-    def log_message(self, *args):
-        """Say nothing."""
-
-
-@contextlib.contextmanager
-def serve(directory):
-    """Serve a directory to those who have the key; gives the URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: Guarded(*args, directory=str(directory)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def run(*args, **env):
@@ -67,8 +37,8 @@ def url(tmp_path):
     write_tar(place / "s0.tar", {"a.txt": b"one", "b.txt": b"two"})
     index = {"wids_version": 1, "shardlist": [{"url": "s0.tar", "nsamples": 2}]}
     (place / "train.json").write_text(json.dumps(index))
-    with serve(place) as found:
-        yield f"{found}/train.json"
+    with Server(place, has_ranges=False, required_headers={"X-Key": "secret"}) as server:
+        yield f"{server.url}/train.json"
 
 
 @pytest.mark.parametrize(

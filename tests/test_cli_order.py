@@ -298,7 +298,7 @@ def test_nothing_is_fetched_without_keys(tmp_path):
         assert len(told["samples"]) == 9
         assert "key" not in told["samples"][0]
         run_json("when", url, 5, **cache)
-        assert set(server.gets) == {"/index.json"}
+        assert set(server.requests) == {"/index.json"}
         assert "--fetch" in run("at", url, "--step", 0, "--batch-size", 9, "--keys", **cache)[2]
         told = run_json("at", url, "--step", 0, "--batch-size", 9, "--keys", "--fetch", **cache)
         keys = {sample["index"]: sample["key"] for sample in told["samples"]}

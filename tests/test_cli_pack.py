@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -26,6 +25,7 @@ from wids.packing import datasets, folders, manifest
 from wids.packing.journal import SUFFIX
 from wids.packing.plan import cut
 from wids.packing.run import Settings, pack
+from wids.testing import Server
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How long the tests wait for a process; only a test that failed gets there.
@@ -373,31 +373,17 @@ def rows_with_a_stop(directory):
     """A manifest of 30 rows, and two events: the file of row 10 was asked for, and its server waits for the other."""
     asked, go_on = threading.Event(), threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.set()
-            go_on.wait(PATIENCE_SECONDS)
-            with contextlib.suppress(OSError):  # who asked may have been ended
-                self.send_response(200)
-                self.send_header("Content-Length", "6")
-                self.end_headers()
-                self.wfile.write(b"remote")
+    def stop(reply, body):
+        asked.set()
+        reply.wait(go_on)
+        reply.end(reply.begin(body))
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            put(directory, {f"{k}.txt": f"text {k}" for k in range(30)})
-            names = [f"http://127.0.0.1:{server.server_address[1]}/x" if k == 10 else f"{k}.txt" for k in range(30)]
-            path = os.path.join(put(directory, {"rows.csv": "\n".join(["name", *names])}), "rows.csv")
-            yield path, asked, go_on
-        finally:
-            go_on.set()
-            server.shutdown()
-            thread.join()
+    with Server() as server:
+        url = server.add("/x", b"remote", stop)
+        put(directory, {f"{k}.txt": f"text {k}" for k in range(30)})
+        names = [url if k == 10 else f"{k}.txt" for k in range(30)]
+        path = os.path.join(put(directory, {"rows.csv": "\n".join(["name", *names])}), "rows.csv")
+        yield path, asked, go_on
 
 
 def count_done(journal):

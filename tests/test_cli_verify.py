@@ -120,7 +120,7 @@ def test_two_members_of_one_name(tmp_path):
 
 def test_missing(tmp_path, server):
     """A shard that is not there is a finding, not an error."""
-    for url in (os.fspath(tmp_path / "x.tar"), server.url("/x.tar")):
+    for url in (os.fspath(tmp_path / "x.tar"), server.url + "/x.tar"):
         for looks in (Looks(), Looks(is_quick=True)):
             (problem,) = verify_shard(promised(url), looks=looks).problems
             assert (problem.kind, problem.what) == ("missing", "is not there")
@@ -381,7 +381,7 @@ def test_all_are_looked_at(tmp_path, server, monkeypatch):
     bodies = [SOUND, SOUND[:1500], None, SOUND, flipped(20), SOUND, flipped(600), SOUND]
     shards = []
     for k, body in enumerate(bodies):
-        url = server.url(f"/{k}.tar") if body is None else server.add(f"/{k}.tar", body)
+        url = f"{server.url}/{k}.tar" if body is None else server.add(f"/{k}.tar", body)
         shards.append((k, promised(url)))
     inspection = Inspection(shards, looks=Looks())
     findings = inspection.run(2)
@@ -417,7 +417,7 @@ def test_no_room_ends_it(server, monkeypatch, tmp_path):
 
     monkeypatch.setattr(verifying.fetch, "fetch_to", fail)
     with pytest.raises(CacheError, match="no space"):
-        Inspection([(k, promised(server.url(f"/{k}"))) for k in range(5)], looks=Looks()).run(2)
+        Inspection([(k, promised(f"{server.url}/{k}")) for k in range(5)], looks=Looks()).run(2)
     assert os.listdir(tmp_path) == []
 
 

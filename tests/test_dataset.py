@@ -796,7 +796,7 @@ def test_loader_with_persistent_workers_and_shuffling(web, tmp_path):
     assert epochs[0] != epochs[1]
     assert [sorted(epoch) for epoch in epochs] == [list(range(TOTAL))] * 2
     del loader
-    assert sorted(path for path in web.gets if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -807,7 +807,7 @@ def test_workers_share_one_cache_and_download_each_shard_once(web, tmp_path, met
     order = [0, 3, 7, 8, 0, 3, 7, 8]
     loader = batched(dataset, workers=2, method=method, sampler=Given(order), batch_size=1)
     assert flat(loader) == order
-    assert sorted(path for path in web.gets if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
     assert not list((tmp_path / "c").glob("*.part"))
 
 

@@ -177,7 +177,7 @@ def test_no_failure_tells_a_secret(server, tmp_path):
         texts.fails(open_dataset, [{"url": whole, "nsamples": 3, "md5sum": "0" * 32}])
         texts.fails(open_dataset, [{"url": whole, "nsamples": 3, "filesize": 5}])
         texts.fails(wids.ShardListDataset([(whole, 3)], cache_dir=tmp_path / "cache").cache.get_shard, whole + "&x")
-        texts.fails(find_shards, [secret(server.url("/nothing/")).replace("?", "/?")])
+        texts.fails(find_shards, [secret(server.url + "/nothing/").replace("?", "/?")])
         for index in (
             b"{",
             b"[]",

@@ -154,14 +154,14 @@ def test_headers_can_be_added(server, target):
 def test_a_signed_url_arrives_letter_for_letter(server, target, asked):
     """What is quoted stays quoted as it is, what is not stays bare: a signature covers the letters."""
     server.files[asked.partition("?")[0]] = BODY
-    assert fetch_body(server.url(asked), target) == BODY
+    assert fetch_body(server.url + asked, target) == BODY
     assert server.requests == [asked]
 
 
 def test_what_no_url_may_hold_is_quoted(server, target):
     """Spaces and letters beyond ASCII are quoted; the host is left alone."""
     server.files["/a%20b/%C3%A4.tar"] = BODY
-    assert fetch_body(server.url("/a b/ä.tar?q=ü|"), target) == BODY
+    assert fetch_body(server.url + "/a b/ä.tar?q=ü|", target) == BODY
     assert server.requests == ["/a%20b/%C3%A4.tar?q=%C3%BC%7C"]
 
 
@@ -169,7 +169,7 @@ def test_redirects_are_followed_letter_for_letter(server, target):
     """A redirect leads on, also to a signed URL."""
     signed = "/b%2fc.tar?X-Sig=a%2Fb%7E"
     server.add("/b%2fc.tar", BODY)
-    assert fetch_body(server.add("/a.tar", b"", redirect(server.url(signed))), target) == BODY
+    assert fetch_body(server.add("/a.tar", b"", redirect(server.url + signed)), target) == BODY
     assert server.requests == ["/a.tar", signed]
 
 
@@ -368,7 +368,7 @@ def test_a_full_disk_is_the_cache_s_trouble(server, target):
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        fetch_body(server.url("/a.tar"), target)
+        fetch_body(server.url + "/a.tar", target)
 
     server.add("/a.tar", BODY)
     with pytest.raises(CacheError, match="free space or move cache_dir") as caught:
@@ -497,7 +497,7 @@ def test_read_bytes(server, tmp_path):
 def test_read_bytes_that_fails(server, tmp_path):
     """Errors are those of fetching a shard, and say how often it was tried."""
     with pytest.raises(ShardNotFoundError):
-        fetch.read_bytes(server.url("/index.json"))
+        fetch.read_bytes(server.url + "/index.json")
     with pytest.raises(ShardNotFoundError):
         fetch.read_bytes(str(tmp_path / "index.json"))
     with pytest.raises(FetchError, match="IsADirectoryError"):
@@ -627,11 +627,11 @@ def test_threads_fetch_at_once(server, target):
 def test_nothing_stays_open(server, target, tmp_path):
     """After transfers, good and bad ones, no file of ours is open and nothing is left to be collected."""
     server.add("/a.tar", BODY, cut, reset, status(500), whole)
-    fetch_body(server.url("/a.tar"), target)
+    fetch_body(server.url + "/a.tar", target)
     with pytest.raises(FetchError):
-        fetch_body(server.url("/nosuch.tar"), target)
+        fetch_body(server.url + "/nosuch.tar", target)
     with pytest.raises(CorruptHeaderError):
-        fetch.fetch_to(server.url("/a.tar"), target, check=damaged)
+        fetch.fetch_to(server.url + "/a.tar", target, check=damaged)
     gc.collect()
     assert shards.files_open_in(tmp_path) == []
 

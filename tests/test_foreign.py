@@ -372,7 +372,7 @@ def test_energon_dataset_over_http(server):
     """The same behind HTTP."""
     server.add("/d/.nv-meta/.info.json", json.dumps({"shard_counts": {"a.tar": 2}}).encode())
     server.add("/d/a.tar", tars.files({"x.txt": b"1", "y.txt": b"2"}))
-    assert ShardListDataset(server.url("/d/.nv-meta/.info.json"))[1][".txt"] == "2"
+    assert ShardListDataset(server.url + "/d/.nv-meta/.info.json")[1][".txt"] == "2"
 
 
 def test_energon_counts_from_elsewhere_reach_no_local_file(server):

@@ -110,6 +110,7 @@ def test_a_web_directory_is_listed_by_its_links(tmp_path):
     """A page with links gives the shards it links to; braces need no page."""
     write_shards(tmp_path / "d", (1, 1))
     with serve(tmp_path) as server:
+        server.add("/d/", b'<a href="s0.tar">s0.tar</a> <a href="s1.tar">s1.tar</a>')
         assert names(find_shards([f"{server.url}/d/"])) == ["s0.tar", "s1.tar"]
         assert names(find_shards([f"{server.url}/d/s{{0..1}}.tar"])) == ["s0.tar", "s1.tar"]
 
@@ -196,8 +197,8 @@ def test_failures_are_told_in_the_result(tmp_path, ranged, no_waits):
     junk.write_bytes(b"x" * 2000)
     ranged.add("/page.tar", b"<!doctype html><html>" + b" " * 600)
     ranged.add("/gone.tar", b"", status(404))
-    told = [try_survey(Task(url=url)) for url in (str(tmp_path / "no.tar"), str(junk), ranged.url("/page.tar"))]
-    told.append(try_survey(Task(url=ranged.url("/gone.tar"))))
+    told = [try_survey(Task(url=url)) for url in (str(tmp_path / "no.tar"), str(junk), ranged.url + "/page.tar")]
+    told.append(try_survey(Task(url=ranged.url + "/gone.tar")))
     assert [found.is_missing for found in told] == [True, False, False, True]
     for found, words in zip(told, ("there is no file", "not a tar header", "web page", "gone.tar"), strict=True):
         assert words in found.failure

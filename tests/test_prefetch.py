@@ -64,7 +64,7 @@ def make(web, tmp_path):
 def describe(server, tags, *, has_sizes=True, rows=ROWS):
     """The shards of some tags, as an index has them."""
     sizes = {tag: {"filesize": len(server.files[f"/{tag}.tar"])} if has_sizes else {} for tag in tags}
-    return [{"url": server.url(f"/{tag}.tar"), "nsamples": rows, **sizes[tag]} for tag in tags]
+    return [{"url": f"{server.url}/{tag}.tar", "nsamples": rows, **sizes[tag]} for tag in tags]
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_shard_that_fails_disturbs_no_other(web, make, events, one_at_a_time):
     wait_until(lambda: len(web.requests) == len(PATHS))
     assert web.requests == PATHS
     wait_until(lambda: sum(isinstance(event, Fetched) for event in events) == len(PATHS) - 1)
-    assert [event.url for event in events if isinstance(event, NotFetchedAhead)] == [web.url("/c.tar")]
+    assert [event.url for event in events if isinstance(event, NotFetchedAhead)] == [web.url + "/c.tar"]
     assert all(event.is_ahead for event in events if isinstance(event, Fetched))
     for index in [0, *iteration]:
         if index // ROWS == 2:
@@ -318,7 +318,7 @@ def test_a_shard_that_failed_is_tried_again(web, make, events, monkeypatch):
     iteration = iter(ChunkedSampler(dataset, shuffle=False))
     next(iteration)
     wait_until(lambda: sum(isinstance(event, Fetched) for event in events) == len(PATHS))
-    assert {event.url for event in events if isinstance(event, NotFetchedAhead)} == {web.url("/c.tar")}
+    assert {event.url for event in events if isinstance(event, NotFetchedAhead)} == {web.url + "/c.tar"}
     assert all(event.is_ahead for event in events if isinstance(event, Fetched))
     assert len(list(iteration)) == len(dataset) - 1
 
@@ -549,11 +549,11 @@ def test_what_any_job_comes_to_stays(web, tmp_path, method):
     own = Store(cache_dir=cache)
 
     def fetch(tag, **options):
-        facts = {"url": web.url(f"/{tag}.tar"), "nsamples": ROWS, "filesize": SIZE}
+        facts = {"url": f"{web.url}/{tag}.tar", "nsamples": ROWS, "filesize": SIZE}
         Store(cache_dir=cache, **options).open(shards.Shard(**facts)).close()
 
     def is_planned(*tags):
-        names = [sorted(os.path.basename(own.place(web.url(f"/{tag}.tar"))[0]) for tag in pair) for pair in tags]
+        names = [sorted(os.path.basename(own.place(f"{web.url}/{tag}.tar")[0]) for tag in pair) for pair in tags]
         return lambda: planned(cache) == sorted(names)
 
     bound = 5 * (SIZE + space.table_allowance(SIZE, ROWS))
@@ -589,9 +589,9 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
         wait_until(lambda: planned(cache) != [])
         kill(process)
     assert len(left(cache)) > 2 * remote.CONNECTIONS
-    Store(cache_dir=cache).open(shards.Shard(url=web.url("/a.tar"), nsamples=ROWS)).close()
+    Store(cache_dir=cache).open(shards.Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
-    Store(cache_dir=cache).open(shards.Shard(url=web.url("/c.tar"), nsamples=ROWS)).close()
+    Store(cache_dir=cache).open(shards.Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
     assert left(cache) == []
 
 

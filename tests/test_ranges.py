@@ -141,7 +141,7 @@ def test_faults_are_tried_again(web, events, close_gaps):
 
 def test_what_is_not_there(web, tmp_path, memory):
     """A typed error that names it."""
-    for url in (web.url("/none.tar"), str(tmp_path / "none.tar"), memory + ".none"):
+    for url in (web.url + "/none.tar", str(tmp_path / "none.tar"), memory + ".none"):
         with pytest.raises(ShardNotFoundError, match="none"):
             _ = ShardBytes(url).size
     with pytest.raises(FetchError, match="program"):

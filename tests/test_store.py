@@ -305,7 +305,7 @@ def test_localname(tmp_path, server, form, events):
     place = {
         "lambda": lambda url: under(str(tmp_path), url),
         "partial": functools.partial(under, str(tmp_path)),
-        "method": {server.url("/a.tar"): f"{tmp_path}/a.tar"}.get,
+        "method": {server.url + "/a.tar": f"{tmp_path}/a.tar"}.get,
         "path": lambda url: tmp_path / "a.tar",
     }[form]
     shard = described(server.add("/a.tar", A), A)
@@ -321,9 +321,9 @@ def test_localname_in_place(tmp_path, server, events):
     path = shards.write(tmp_path / "a.tar", A)
     opener = Store(cache_dir=None, localname=lambda url: path, hooks=[events])
     for _ in range(2):
-        assert texts(opener.open(Shard(url=server.url("/a.tar"), nsamples=3))) == texts_of()
+        assert texts(opener.open(Shard(url=server.url + "/a.tar", nsamples=3))) == texts_of()
     with pytest.raises(ChangedShardError):
-        opener.open(Shard(url=server.url("/a.tar"), nsamples=3, filesize=5))
+        opener.open(Shard(url=server.url + "/a.tar", nsamples=3, filesize=5))
     assert os.listdir(tmp_path) == ["a.tar"]
     assert server.requests == []
 
@@ -342,7 +342,7 @@ def test_localname_never_overwrites_what_the_user_put_there(tmp_path, server, ev
     """A file put where a fetch failed before, or beside a table that was published with it, is the user's."""
     path = str(tmp_path / "a.tar")
     opener = Store(cache_dir=None, localname=lambda url: path, hooks=[events])
-    shard = Shard(url=server.url("/a.tar"), nsamples=4)
+    shard = Shard(url=server.url + "/a.tar", nsamples=4)
     with pytest.raises(ShardNotFoundError):
         opener.open(shard)
     server.add("/a.tar", A)
@@ -437,7 +437,7 @@ def test_storage_options_reach_the_file_system(server, cache, opened):
 def test_a_redirected_shard_keeps_its_name(server, opened):
     """The cache knows a shard by the URL of the index, wherever that leads."""
     server.add("/b.tar", A)
-    url = server.add("/a.tar", b"", redirect(server.url("/b.tar")))
+    url = server.add("/a.tar", b"", redirect(server.url + "/b.tar"))
     for _ in range(2):
         assert opened(described(url, A)) == texts_of()
     assert server.requests == ["/a.tar", "/b.tar"]
@@ -605,7 +605,7 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
     age(path)
     if harm == "table of another shard":
         opened(described(server.add("/b.tar", B), B))
-        os.replace(table_of(cached_path(cache, server.url("/b.tar"))), table_of(path))
+        os.replace(table_of(cached_path(cache, server.url + "/b.tar")), table_of(path))
         server.requests.pop()
     elif harm == "table overwritten":
         shards.write(table_of(path), b"\x89WIDX\r\n\x1a" + bytes(300))
@@ -936,7 +936,7 @@ def test_nothing_stays_open(server, tmp_path, cache, opened):
     url = server.add("/a.tar", A)
     for shard in (described(path, A), described(url, A), described(url, A, md5sum=None), described(url, A)):
         opened(shard)
-    for shard in (described(path, A, filesize=1), described(url, B), described(server.url("/x.tar"), A)):
+    for shard in (described(path, A, filesize=1), described(url, B), described(server.url + "/x.tar", A)):
         with pytest.raises((FetchError, ChangedShardError)):
             opened(shard)
     assert shards.files_open_in(tmp_path) == []

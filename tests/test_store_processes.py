@@ -130,7 +130,7 @@ def test_a_shard_that_came_while_waiting_is_found(server, cache, events, monkeyp
 
 def test_a_holder_that_fails_passes_the_turn_on(server, cache):
     """When the process that fetches fails, the next one tries for itself."""
-    url = server.url("/a.tar")
+    url = server.url + "/a.tar"
     with pytest.raises(FileNotFoundError):
         call_in_child(fetch_texts, url, cache)
     server.add("/a.tar", A)

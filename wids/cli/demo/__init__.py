@@ -1,4 +1,4 @@
-"""``wids demo``: the main job from end to end, on drawn shapes or on the user's own index.
+"""``wids demo``: the main job from end to end, on drawn shapes.
 
 Rules: this module is light; what is heavy is imported when the command runs. Everything is made in one temporary
 directory that is gone at the end, however the end comes: see `wids.cli.signals` and `wids.cli.demo.ranks`.
@@ -10,7 +10,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,126 +21,160 @@ from wids.errors import WidsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.cli.demo.report import Display
-    from wids.cli.demo.source import Source
+    from rich.console import Console
+    from rich.table import Table
+
     from wids.cli.demo.train import Job
-    from wids.cli.demo.verdict import Outcome
     from wids.cli.signals import Signals
+
+# An odd number, so that equal shares for two ranks take some care.
+TRAIN, TRAIN_SHARDS = 3001, 9
+TEST, TEST_SHARDS = 601, 2
+# What a network that learns reaches with much to spare.
+ENOUGH = 0.95
+# A socket of a rank has 51 more characters than this directory's, and the kernel takes 107.
+_LONGEST_TEMPORARY = 50
 
 
 def run_demo(
-    index: Annotated[
-        str, typer.Option(help="Train on this index (URL or path) instead of drawn shapes.", metavar="URL_OR_PATH")
-    ] = "",
-    image: Annotated[str, typer.Option(help="Extension of the images.", metavar="EXT")] = ".jpg",
-    label: Annotated[
-        str, typer.Option(help="Extension of the labels: whole numbers or short texts.", metavar="EXT")
-    ] = ".cls",
     ranks: Annotated[int, typer.Option(help="Training processes.", min=1)] = 2,
     workers: Annotated[int, typer.Option(help="DataLoader workers of each rank.", min=0)] = 2,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 6,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of one rank.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Decides drawings, order and first weights.", min=0)] = 0,
-    cache_dir: Annotated[
-        str, typer.Option(help="Keep fetched shards here. Default: a temporary directory.", metavar="DIR")
-    ] = "",
-    keep: Annotated[
-        str, typer.Option(help="Work in this new directory, and leave shards, index and cache there.", metavar="DIR")
-    ] = "",
 ) -> None:
     """Show the main job on this machine: shards over HTTP, a cache, DDP training with equal ranks.
 
     Draws a small labelled image set, packs it in shards of unequal sizes, serves them on loopback, and trains a small
     network on 2 processes with 2 DataLoader workers each. Ends with what each rank got and what was learned.
-
-    With --index, the same on samples of your own; a tenth of them is held out for the test.
     """
-    from wids.cli.demo.events import EventLog
-    from wids.cli.demo.report import Display
-    from wids.cli.demo.source import draw_source, survey_source
-    from wids.cli.demo.train import Job
-    from wids.cli.demo.verdict import judge
-    from wids.cli.signals import Signals
+    from rich.console import Console
 
-    image, label = (name if name.startswith(".") else f".{name}" for name in (image, label))
-    if image == label:
-        raise WidsError(f"--image and --label are both {image}; they are two members of a sample")
-    if not index and (image, label) != (".jpg", ".cls"):
-        raise WidsError("--image and --label say what to read from the samples of an --index, and none was given")
-    display = Display()
-    if index and not cache_dir:
-        cache_dir = os.environ.get("WIDS_CACHE", "")
-    with Signals() as signals, _workplace(keep, signals, display) as directory, contextlib.ExitStack() as stack:
-        place = os.path.abspath(os.path.expanduser(cache_dir)) if cache_dir else os.path.join(directory, "cache")
-        run_directory = os.path.join(directory, "run")
-        os.mkdir(run_directory)
-        if index:
-            source = survey_source(
-                index,
-                image=image,
-                label=label,
-                cache_dir=place,
-                seed=seed,
-                ranks=ranks,
-                log=EventLog(os.path.join(run_directory, "events-labels.jsonl")),
-                display=display,
-            )
-        else:
-            source = stack.enter_context(draw_source(directory, cache_dir=place, seed=seed, display=display))
+    from wids.cli.demo import shapes
+    from wids.cli.demo.train import Job
+    from wids.cli.signals import Signals
+    from wids.testing import Server
+
+    console = Console(highlight=False)
+    with Signals() as signals, contextlib.ExitStack() as stack:
+        directory = stack.enter_context(_workplace(signals))
+        shards, run = (os.path.join(directory, name) for name in ("shards", "run"))
+        os.mkdir(shards)
+        os.mkdir(run)
+        begin = time.monotonic()
+        with console.status("drawing shapes"):
+            sizes = shapes.pack(shards, split="train", count=TRAIN, nshards=TRAIN_SHARDS, seed=seed)
+            sizes += shapes.pack(shards, split="test", count=TEST, nshards=TEST_SHARDS, seed=seed)
+        drawn = f"{TRAIN:,} shapes of {len(shapes.SHAPES)} kinds to train on, and {TEST:,} to test on"
+        _say(console, f"drew {drawn}, in {time.monotonic() - begin:.1f} s")
+        with signals.held():
+            server = stack.enter_context(Server(shards))
+        _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
         job = Job(
-            data=source.data,
+            url=server.url,
+            directory=run,
             ranks=ranks,
             workers=workers,
             epochs=epochs,
             batch_size=batch_size,
             seed=seed,
-            directory=run_directory,
         )
-        outcome = _train(job, source, signals, display)
-        display.show_table(outcome)
-        display.say(judge(outcome, source, job))
+        results = _train(job, signals, console)
+        fetches = Counter(path for path in server.requests if path.endswith(".tar"))
+        console.print(make_table(results, fetches))
+        check(results, job)
+        times = "once" if set(fetches.values()) == {1} else f"{fetches.total()} times in all"
+        _say(console, f"{len(fetches)} shards went over HTTP {times} ({server.sent_bytes.total() / 1e6:.1f} MB)")
 
 
-def _train(job: Job, source: Source, signals: Signals, display: Display) -> Outcome:
-    """Run the job's ranks to their end."""
-    from wids.cli.demo.ranks import Ranks
-    from wids.cli.demo.train import Progress
-    from wids.cli.demo.verdict import Outcome
+def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
+    """The closing table: a row for each rank, and one for all.
 
-    results = {}
-    with display.training(job) as show, Ranks(job, signals=signals) as running:
-        for message in running.watch():
-            if isinstance(message, Progress):
-                show(message)
-            else:
-                results[message.rank] = message
-    return Outcome(
-        results=tuple(results[rank] for rank in range(job.ranks)),
-        events=tuple(job.events(rank).count() for rank in range(job.ranks)),
-        surveyed=source.surveyed,
+    Args:
+        results: what each rank told last; see `wids.cli.demo.train.train`.
+        fetches: path -> how often a shard was asked for.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("", "samples", "batches", "samples\nper s", "shards\nfetched", "accuracy"):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    for rank, result in enumerate(results):
+        speed = result["samples"] / result["seconds"]
+        table.add_row(f"rank {rank}", f"{result['samples']:,}", f"{result['steps']:,}", f"{speed:,.0f}")
+    samples = sum(result["samples"] for result in results)
+    table.add_row(
+        "all",
+        f"{samples:,}",
+        f"{sum(result['steps'] for result in results):,}",
+        f"{samples / max(result['seconds'] for result in results):,.0f}",
+        f"{fetches.total():,}",
+        f"{results[0]['correct'] / results[0]['tested']:.1%}",
+        style="bold",
     )
+    return table
+
+
+def check(results: list[dict[str, Any]], job: Job) -> None:
+    """Hold what the ranks told against what they were given.
+
+    Raises:
+        WidsError: the ranks' counts differ, samples were left out, or too little was learned.
+    """
+    shares = [(result["samples"], result["steps"]) for result in results]
+    if len(set(shares)) > 1:
+        raise WidsError(f"the ranks' shares differ: (samples, batches) are {shares}")
+    trained, tested = sum(samples for samples, _ in shares), results[0]["tested"]
+    if trained < TRAIN * job.epochs or tested != TEST:
+        counts = f"{trained} of {TRAIN} x {job.epochs} epochs to train on, {tested} of {TEST} to test on"
+        raise WidsError(f"samples were left out: {counts}")
+    accuracy = results[0]["correct"] / tested
+    if accuracy < ENOUGH:
+        raise WidsError(
+            f"too little was learned: {accuracy:.1%} of the held-out shapes were told apart, and {ENOUGH:.0%} is "
+            f"expected; give it more --epochs than {job.epochs}"
+        )
+
+
+def _train(job: Job, signals: Signals, console: Console) -> list[dict[str, Any]]:
+    """Run the ranks to their end and show how far they are; returns what each told last."""
+    from rich.progress import Progress
+
+    from wids.cli.demo.ranks import started, watch
+
+    told: list[dict[str, Any]] = []
+    ended = 0
+    with Progress(console=console, transient=True) as bar, started(job, signals) as processes:
+        task = bar.add_task("starting the ranks", total=None)
+        for told in watch(job, processes):
+            if not all(told):
+                continue
+            last = min(told, key=lambda facts: facts["steps"])
+            total = job.epochs * last["batches"]
+            text = f"epoch {last['epoch'] + 1}/{job.epochs}: loss {last['loss']:.3f}"
+            bar.update(task, description=text, total=total, completed=last["steps"])
+            if ended < last["steps"] // last["batches"]:
+                ended = last["steps"] // last["batches"]
+                speed = sum(facts["samples"] / facts["seconds"] for facts in told)
+                _say(console, f"epoch {ended}/{job.epochs}: loss {last['loss']:.3f}, {speed:,.0f} samples/s")
+    return told
+
+
+def _say(console: Console, text: str) -> None:
+    """Print one line, as it is."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 @contextlib.contextmanager
-def _workplace(keep: str, signals: Signals, display: Display) -> Iterator[str]:
-    """A directory to work in: the one to keep, made or empty, or a temporary one that is gone afterwards."""
-    if keep:
-        directory = os.path.abspath(os.path.expanduser(keep))
-        try:
-            os.makedirs(directory, exist_ok=True)
-            if os.listdir(directory):
-                raise WidsError(f"--keep {keep}: there is something in it already; name a new directory")
-        except OSError as error:
-            raise WidsError(f"--keep {keep}: cannot be used ({error}); name a new directory") from error
-        try:
-            yield directory
-        finally:
-            display.say(f"Kept in {directory}: {', '.join(sorted(os.listdir(directory)))}")
-        return
+def _workplace(signals: Signals) -> Iterator[str]:
+    """A temporary directory that is gone afterwards; not in $TMPDIR if that is too long for the sockets in it."""
+    usual = tempfile.gettempdir()
+    parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _LONGEST_TEMPORARY), usual)  # noqa: S108
     directory = ""
     try:
         with signals.held():
-            directory = tempfile.mkdtemp(prefix="wids-demo-")
+            directory = tempfile.mkdtemp(prefix="wids-demo-", dir=parent)
         yield directory
     finally:
         signals.hold()

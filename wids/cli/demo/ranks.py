@@ -1,198 +1,127 @@
-"""The demo's ranks: started, listened to, and ended together.
+"""The demo's ranks: started, watched, and ended together.
 
-Rules: a signal to a rank's process group reaches its workers too, even when the rank itself is dead; Ctrl-C in a
-terminal reaches the parent alone, which decides. Messages are pickled values in one pipe for each rank: no lock is
-shared that a killed process could leave locked.
+Rules: each rank has a session of its own, so that Ctrl-C in a terminal reaches the parent alone, and a signal to the
+rank's process group reaches its workers too, even when the rank is dead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.resource_tracker
+import json
+import math
 import os
 import signal
+import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from wids.cli.demo.process import Failure, log_path, run_rank
-from wids.cli.demo.train import Progress, Result
 from wids.errors import WidsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
-    from types import TracebackType
-
-    from typing_extensions import Self
 
     from wids.cli.demo.train import Job
     from wids.cli.signals import Signals
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
-_BLAME_SECONDS = 5.0
 
 
-class Ranks:
-    """The running ranks of one job; leaving the ``with`` block ends whatever still runs."""
+@contextlib.contextmanager
+def started(job: Job, signals: Signals) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes of the ranks; all that still run at the end of the block are ended, with their workers."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with signals.held():
+            for rank in range(job.ranks):
+                processes.append(_start(job, rank))  # noqa: PERF401 - if the next one cannot start, this one is known
+        yield processes
+    finally:
+        signals.hold()  # what follows must not be interrupted, and takes seconds at most
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            end = time.monotonic() + _GRACE_SECONDS
+            groups = [process for process in processes if process.poll() != 0 and _signal_group(process, number)]
+            while groups and time.monotonic() < end:
+                time.sleep(0.02)
+                groups = [process for process in groups if _signal_group(process, 0)]
+        for process in processes:
+            with process:  # closes its stdin, and waits
+                pass
 
-    def __init__(self, job: Job, *, signals: Signals) -> None:
-        self._job = job
-        self._signals = signals
-        self._processes: list[SpawnProcess] = []
-        self._receivers: list[Connection] = []
 
-    def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
-        _start_tracker()
-        try:
-            with self._signals.held(), _interrupts_blocked():
-                for rank in range(self._job.ranks):
-                    receiver, sender = context.Pipe(duplex=False)
-                    self._receivers.append(receiver)
-                    process = context.Process(target=run_rank, args=(self._job, rank, sender))
-                    process.start()
-                    self._processes.append(process)
-                    sender.close()
-        except BaseException:
-            self._end()
-            raise
-        return self
+def watch(job: Job, processes: list[subprocess.Popen[bytes]]) -> Iterator[list[dict[str, Any]]]:
+    """What each rank told last (see `train.train`), now and then, and once more when all have ended.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
+    Raises:
+        WidsError: a rank failed or was killed.
+    """
+    failed_at = math.inf
+    while True:
+        codes = [process.poll() for process in processes]
+        has_ended = None not in codes
+        if any(codes):
+            failed_at = min(failed_at, time.monotonic())
+            # Of two ranks that fail one after the other, the one that lost its partner may be seen first.
+            is_clear = has_ended or any(code is not None and code < 0 for code in codes)
+            if is_clear or time.monotonic() - failed_at > _GRACE_SECONDS:
+                raise WidsError(explain(codes, [_last_line(job.log_path(rank)) for rank in range(job.ranks)]))
+        yield [_last_told(job, rank) for rank in range(job.ranks)]
+        if has_ended:
+            return
+        time.sleep(_POLL_SECONDS)
 
-    def _end(self) -> None:
-        """End every rank and its workers: asked first, then killed. It must not be interrupted, and takes seconds."""
-        self._signals.hold()
-        for process in self._processes:
-            _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_is_running(process) for process in self._processes):
-            time.sleep(0.02)
-        for process in self._processes:
-            _signal_group(process, signal.SIGKILL)
-            process.join()
-            process.close()
-        for receiver in self._receivers:
-            receiver.close()
 
-    def watch(self) -> Iterator[Progress | Result]:
-        """What the ranks send, until each has sent its result.
+def explain(codes: list[int | None], last_lines: list[str]) -> str:
+    """Which rank failed first and why, by all exit codes and logs: that of a lost partner follows from the partner's.
 
-        Raises:
-            WidsError: a rank failed or died.
-        """
-        waiting: dict[Any, int] = {receiver: rank for rank, receiver in enumerate(self._receivers)}
-        while waiting:
-            # Not on the processes' sentinels: a dead rank's workers hold theirs open for seconds.
-            for receiver in multiprocessing.connection.wait(list(waiting), timeout=_POLL_SECONDS):
-                message = _receive(receiver)
-                if isinstance(message, Failure):
-                    self._raise(message)
-                elif message is None:
-                    self._raise_death(waiting[receiver])
-                else:
-                    if isinstance(message, Result):
-                        del waiting[receiver]
-                    yield message
-            for receiver, rank in waiting.items():
-                if not self._processes[rank].is_alive() and not receiver.poll():
-                    self._raise_death(rank)
-        for process in self._processes:
-            process.join(_GRACE_SECONDS)  # they have nothing left to do
+    Args:
+        codes: of each rank; None if it still runs, 0 if it ended well.
+        last_lines: what each printed last.
+    """
+    failed = [rank for rank, code in enumerate(codes) if code]
+    rank = min(failed, key=lambda rank: ((codes[rank] or 0) > 0, "by peer" in last_lines[rank]))
+    code = codes[rank] or 0
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name} in mid-run; the others were ended"
+    return f"rank {rank} failed: {last_lines[rank] or f'exit code {code}'}"
 
-    def _raise(self, failure: Failure) -> NoReturn:
-        # A rank that lost its partner complains at once; what befell the partner is the news, and may take longer.
-        others: dict[Any, int] = {one: rank for rank, one in enumerate(self._receivers) if rank != failure.rank}
-        deadline = time.monotonic() + _BLAME_SECONDS
-        while others and _is_about_partner(failure) and time.monotonic() < deadline:
-            ready = multiprocessing.connection.wait(list(others), timeout=_POLL_SECONDS)
-            heard = {receiver: _receive(receiver) for receiver in ready}
-            failure = next((message for message in heard.values() if isinstance(message, Failure)), failure)
-            for receiver, rank in list(others.items()):
-                if rank != failure.rank and self._processes[rank].exitcode:
-                    self._raise_death(rank)
-                has_more = receiver.poll() and heard.get(receiver, failure) is not None  # its end can be read, too
-                if not has_more and not self._processes[rank].is_alive():
-                    del others[receiver]
-        raise WidsError(f"rank {failure.rank} failed: {failure.message}") from RuntimeError(failure.trace)
 
-    def _raise_death(self, rank: int) -> NoReturn:
-        self._processes[rank].join(_GRACE_SECONDS)
-        code = self._processes[rank].exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = "" if code == -signal.SIGKILL else _last_line(log_path(self._job, rank))  # that leaves no last words
-        raise WidsError(
-            f"rank {rank} {how} in mid-run; the others were ended" + (f" (it said: {last})" if last else "")
+def _start(job: Job, rank: int) -> subprocess.Popen[bytes]:
+    # With our sys.path: it may begin with another directory than the current one, which -c puts first.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from wids.cli.demo.train import main; main()"
+    with open(job.log_path(rank), "ab") as log:
+        return subprocess.Popen(  # noqa: S603 - our own program, without a shell
+            [sys.executable, "-c", code, json.dumps(asdict(job)), str(rank)],
+            stdin=subprocess.PIPE,  # its end tells the rank that this process has gone
+            stdout=log,  # gloo prints there as it likes
+            stderr=log,
+            env={**os.environ, "TMPDIR": job.directory},  # a killed rank would leave its sockets
+            start_new_session=True,
         )
 
 
-def _receive(receiver: Any) -> Progress | Result | Failure | None:
-    """The next message; None when whoever could send one is gone."""
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Signal a rank and its workers, also those that outlived it; returns whether there was one."""
+    process.poll()  # a dead one that was not waited for would count
     try:
-        return receiver.recv()  # type: ignore[no-any-return]
-    except (EOFError, OSError):
-        return None
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
-def _is_about_partner(failure: Failure) -> bool:
-    return not failure.is_told and "by peer" in failure.message
+def _last_told(job: Job, rank: int) -> dict[str, Any]:
+    try:
+        with open(job.progress_path(rank), encoding="utf-8") as file:
+            whole_lines = file.read().split("\n")[:-1]
+    except FileNotFoundError:
+        return {}
+    return json.loads(whole_lines[-1]) if whole_lines else {}
 
 
 def _last_line(path: str) -> str:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file.read().splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        return ([""] + [line.strip() for line in file if line.strip()])[-1]
     return ""
-
-
-def _start_tracker() -> None:
-    """Start the process that frees what killed processes leave, before any signal is blocked: it would unblock them.
-
-    It warns of each such thing on our stderr, where it would look like an error; it inherits the option not to.
-    """
-    sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
-    try:
-        multiprocessing.resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.pop()
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started here inherit the block: Ctrl-C before a rank has its own group must not reach it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _signal_group(process: SpawnProcess, number: int) -> None:
-    """Signal a rank and its workers; also those that outlived their rank."""
-    pid = process.pid
-    if pid is None:
-        return
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # it has no group yet, or all are gone
-        if process.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-def _is_running(process: SpawnProcess) -> bool:
-    if process.is_alive():
-        return True
-    try:
-        os.killpg(process.pid or 0, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True

@@ -1,105 +1,121 @@
-"""What one rank of the demo does: an ordinary DDP training loop on a `wids` dataset and sampler.
+"""One rank of the demo: an ordinary DDP training loop on a `wids` dataset and sampler, in a process of its own.
 
-Rules: it runs in a process of its own (see `wids.cli.demo.ranks`), and torch is imported there and nowhere else. It
-prints nothing; it sends values. Every held-out sample is tested exactly once, by one rank.
+Rules: torch is imported here and nowhere else in the demo. A rank leads a process group that its DataLoader workers
+belong to, and kills it when its parent has gone. It prints to its log, and tells its progress in a file.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import socket
+import sys
+import threading
 import time
+import traceback
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from wids.cli.demo.events import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.cli.demo.data import Data
-
 _CHUNKSIZE = 250
-_TELL_SECONDS = 0.1
 _WIDTHS = (16, 32, 64)
 _LEARNING_RATE = 4e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What all ranks are told: the data, the sizes of things, and a directory of the demo's own to work in."""
+    """What all ranks have in common: where the indexes are, the sizes of things, and a directory to work in."""
 
-    data: Data
+    url: str
+    directory: str
     ranks: int
     workers: int
     epochs: int
     batch_size: int
     seed: int
-    directory: str
 
-    def events(self, rank: int) -> EventLog:
-        """The events of one rank and its workers."""
-        return EventLog(os.path.join(self.directory, f"events-{rank}.jsonl"))
+    def progress_path(self, rank: int) -> str:
+        """A file of JSON lines; the last one tells how far the rank is."""
+        return os.path.join(self.directory, f"rank-{rank}.jsonl")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a rank is: batches done in this epoch, of so many; the loss, smoothed; samples and seconds so far."""
-
-    rank: int
-    epoch: int
-    batch: int
-    batches: int
-    loss: float
-    samples: int
-    seconds: float
+    def log_path(self, rank: int) -> str:
+        """What the rank and its workers print."""
+        return os.path.join(self.directory, f"rank-{rank}.log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a rank did: samples and batches trained on, seconds of that; and of all ranks: samples tested, and right."""
+def main() -> None:
+    """Train as the rank of ``sys.argv``, which has a job as JSON and a rank; the parent keeps stdin open."""
+    job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = 0
+    try:
+        with open(job.progress_path(rank), "a", buffering=1, encoding="utf-8") as file:
+            train(job, rank, lambda facts: print(json.dumps(facts), file=file))
+    except Exception:  # noqa: BLE001 - the edge of the process: the parent tells the last line of the log
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again, in the middle of this
+        traceback.print_exc()
+        code = 1
+    except SystemExit:
+        code = 128 + signal.SIGTERM
+    sys.stderr.flush()
+    os._exit(code)  # all that matters is in files, and torch's way out of the interpreter takes seconds
 
-    rank: int
-    device: str
-    samples: int
-    batches: int
-    seconds: float
-    tested: int
-    correct: int
 
+def train(job: Job, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Train and test as rank ``rank`` of ``job.ranks``; all of them must run, each in a process of its own.
 
-def train(job: Job, rank: int, tell: Callable[[Progress], None]) -> Result:
-    """Train and test as rank ``rank`` of ``job.ranks``; all ranks must run, each in a process of its own."""
+    Args:
+        job: see there.
+        rank: from 0.
+        tell: called after each batch with epoch (from 0), batch (from 1) and batches (of an epoch), loss, and samples,
+            steps and seconds so far; at last also with device, tested and correct (samples, of all ranks).
+    """
     import torch
     import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
+
+    import wids
+    from wids.cli.demo.shapes import SHAPES
 
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     device = _join(job, rank)
-    train_set, test_set = job.data.open(hooks=[job.events(rank)])
-    network = build_network(len(job.data.classes)).to(device)
+    train_set, test_set = (_open(f"{job.url}/shapes-{split}.json", job) for split in ("train", "test"))
+    network = build_network(len(SHAPES)).to(device)
     ddp = DistributedDataParallel(network, device_ids=[rank] if device.type == "cuda" else None)
-    counts = _fit(job, rank, ddp, train_set, device, tell)
+    sampler = wids.DistributedChunkedSampler(train_set, chunksize=_CHUNKSIZE, shuffle=True, seed=job.seed)
+    loader = _load(train_set, sampler, job)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=_LEARNING_RATE)
+    end = job.epochs * len(loader) + 1  # the learning rate rises and falls along half a sine
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: math.sin(math.pi * (step + 1) / (end + 1)))
+    facts: dict[str, Any] = {"batches": len(loader), "samples": 0, "steps": 0}
+    begin = time.monotonic()
+    for epoch in range(job.epochs):
+        sampler.set_epoch(epoch)
+        for batch, (images, labels) in enumerate(loader, 1):
+            loss = cross_entropy(ddp(images.to(device) / 255), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
+            optimizer.step()
+            schedule.step()
+            facts["samples"] += len(labels)
+            facts["steps"] += 1
+            facts["loss"] = 0.9 * facts.get("loss", loss.item()) + 0.1 * loss.item()
+            tell({**facts, "epoch": epoch, "batch": batch, "seconds": time.monotonic() - begin})
+    facts["seconds"] = time.monotonic() - begin
     tested, correct = _test(job, rank, network, test_set, device)
+    tell({**facts, "epoch": epoch, "batch": batch, "device": device.type, "tested": tested, "correct": correct})
     dist.destroy_process_group()
-    samples, batches, seconds = counts
-    return Result(
-        rank=rank,
-        device=str(device),
-        samples=samples,
-        batches=batches,
-        seconds=seconds,
-        tested=tested,
-        correct=correct,
-    )
 
 
-def build_network(nclasses: int) -> Any:
-    """A small convolutional network for RGB images of any size, (n, 3, h, w) -> (n, nclasses).
+def build_network(classes: int) -> Any:
+    """A small convolutional network for RGB images of any size, (n, 3, h, w) -> (n, classes).
 
     GroupNorm, because the running statistics of BatchNorm would differ between ranks, and so their answers.
     """
@@ -110,116 +126,45 @@ def build_network(nclasses: int) -> Any:
     for width in _WIDTHS:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.GroupNorm(8, width), nn.ReLU(), nn.MaxPool2d(2)]
         inputs = width
-    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(inputs, nclasses))
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
-def leave(*_: Any) -> None:
-    """End by an exception, so that a download under way takes its part file with it: the handler of SIGTERM."""
-    raise SystemExit(128 + signal.SIGTERM)
+def make_sample(sample: dict[str, Any]) -> tuple[Any, int]:
+    """(image, class): a uint8 tensor of shape (3, height, width), and the number of the sample's class."""
+    import numpy as np
+    import torch
 
-
-def _init_worker(_: int) -> None:
-    # Forked workers have the rank's handler, those of other start methods do not.
-    signal.signal(signal.SIGTERM, leave)
+    return torch.from_numpy(np.array(sample[".jpg"])).permute(2, 0, 1).contiguous(), sample[".cls"]
 
 
 def _join(job: Job, rank: int) -> Any:
     """Join the process group, over loopback alone; returns this rank's device."""
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
 
     has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= job.ranks
-    device = torch.device("cuda", rank) if has_gpus else torch.device("cpu")
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:  # else gloo looks up the host's name, which fails on a machine without network
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
     if has_gpus:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if has_gpus else "gloo",
-        store=FileStore(os.path.join(job.directory, "rendezvous"), job.ranks),
+        init_method=f"file://{os.path.join(job.directory, 'rendezvous')}",
         rank=rank,
         world_size=job.ranks,
     )
-    return device
+    return torch.device("cuda", rank) if has_gpus else torch.device("cpu")
 
 
-def _fit(
-    job: Job, rank: int, network: Any, dataset: Any, device: Any, tell: Callable[[Progress], None]
-) -> tuple[int, int, float]:
-    """Train; returns (samples, batches, seconds)."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
+def _open(url: str, job: Job) -> Any:
     import wids
 
-    sampler = wids.DistributedChunkedSampler(dataset, chunksize=_CHUNKSIZE, shuffle=True, seed=job.seed)
-    loader = _load(dataset, sampler, job)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=_LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_pace, total=job.epochs * len(loader)))
-    samples = batches = 0
-    smoothed, told, start = 0.0, 0.0, time.monotonic()
-    for epoch in range(job.epochs):
-        sampler.set_epoch(epoch)
-        for batch, (images, labels) in enumerate(loader, 1):
-            loss = cross_entropy(network(_scaled(images, device)), labels.to(device))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call] # torch's own
-            optimizer.step()
-            schedule.step()
-            samples += len(labels)
-            batches += 1
-            smoothed = loss.item() if batches == 1 else 0.9 * smoothed + 0.1 * loss.item()
-            now = time.monotonic()
-            if now - told >= _TELL_SECONDS or batch == len(loader):
-                told = now
-                tell(
-                    Progress(
-                        rank=rank,
-                        epoch=epoch,
-                        batch=batch,
-                        batches=len(loader),
-                        loss=smoothed,
-                        samples=samples,
-                        seconds=now - start,
-                    )
-                )
-    return samples, batches, time.monotonic() - start
-
-
-def _pace(step: int, *, total: int) -> float:
-    """The learning rate of a step relative to its peak: a rise over a fifth of all steps, then half a cosine down."""
-    rise = max(1, total // 5)
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 + 0.5 * math.cos(math.pi * (step - rise) / max(1, total - rise))
-
-
-def _test(job: Job, rank: int, network: Any, dataset: Any, device: Any) -> tuple[int, int]:
-    """Test on a range of the held-out samples that no other rank has; returns (tested, correct) of all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    import wids
-
-    count = len(dataset)
-    mine = (count * rank // job.ranks, count * (rank + 1) // job.ranks)
-    sampler = wids.ChunkedSampler(dataset, num_samples=mine, shuffle=False)
-    loader = _load(dataset, sampler, job)
-    network.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=device)
-    with torch.no_grad():
-        for images, labels in loader:
-            answers = network(_scaled(images, device)).argmax(dim=1)
-            counts += torch.stack([torch.tensor(len(labels), device=device), (answers == labels.to(device)).sum()])
-    dist.all_reduce(counts)
-    tested, correct = counts.tolist()
-    return tested, correct
+    cache = os.path.join(job.directory, "cache")
+    return wids.ShardListDataset(url, cache_dir=cache, fields=(".jpg", ".cls"), transformations=["PIL", make_sample])
 
 
 def _load(dataset: Any, sampler: Any, job: Job) -> Any:
-    """The ordinary DataLoader over a dataset and a sampler."""
     from torch.utils.data import DataLoader
 
     return DataLoader(
@@ -232,5 +177,36 @@ def _load(dataset: Any, sampler: Any, job: Job) -> Any:
     )
 
 
-def _scaled(images: Any, device: Any) -> Any:
-    return images.to(device).float() / 255
+def _test(job: Job, rank: int, network: Any, dataset: Any, device: Any) -> tuple[int, int]:
+    """Test on a range of the held-out samples that no other rank has; returns (tested, correct) of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    import wids
+
+    lo, hi = (len(dataset) * end // job.ranks for end in (rank, rank + 1))
+    loader = _load(dataset, wids.ChunkedSampler(dataset, num_samples=(lo, hi), shuffle=False), job)
+    network.eval()
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        for images, labels in loader:
+            answers = network(images.to(device) / 255).argmax(dim=1)
+            counts += torch.stack([torch.tensor(len(labels), device=device), (answers == labels.to(device)).sum()])
+    dist.all_reduce(counts)
+    tested, correct = counts.tolist()
+    return tested, correct
+
+
+def _leave(*_: Any) -> None:
+    """End by an exception, and not within a call that makes shared memory: a killed process would leave it."""
+    raise SystemExit
+
+
+def _init_worker(_: int) -> None:
+    signal.signal(signal.SIGTERM, _leave)  # torch has set one of its own
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
