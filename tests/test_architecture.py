@@ -210,8 +210,8 @@ def test_modules_say_what_they_are_for():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
-def test_a_long_temporary_directory_is_told_at_once(tmp_path):
-    """Sockets have short paths: a suite whose loaders would hang says what to set, and runs nothing."""
+def test_a_long_temporary_directory(tmp_path):
+    """Sockets have short paths: where $TMPDIR is too long for those of workers, the suite uses /tmp."""
     directory = tmp_path / ("x" * 80)
     directory.mkdir()
     done = subprocess.run(
@@ -220,7 +220,7 @@ def test_a_long_temporary_directory_is_told_at_once(tmp_path):
         env={**os.environ, "TMPDIR": str(directory)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
-    assert done.returncode == 4, done.stdout
-    assert "set TMPDIR to one of at most" in done.stderr
+    assert done.returncode == 0, done.stdout
+    assert os.listdir(directory) == []
