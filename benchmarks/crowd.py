@@ -27,8 +27,8 @@ from rich.table import Table
 
 import wids
 from wids.cache.directory import CacheDirectory
-from wids.cache.store import Store
 from wids.index.spec import Shard
+from wids.readers.store import Store
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS, QUICK_COUNTS = (100, 10_000, 100_000), (10, 100, 1000)

@@ -29,7 +29,7 @@ from rich.table import Table
 from slow_server import SlowServer
 
 import wids
-from wids.cache import files
+from wids.osfiles import atomic
 
 ROOT = str(Path(__file__).parents[1])
 BATCH = 32
@@ -55,8 +55,8 @@ def write_shard(path: str, samples: int, size: int) -> None:
 
 def publish(path: str) -> None:
     """Save the member table of a shard beside it."""
-    fd, facts = files.open_file(path)
-    files.save_table(f"{path}.widx", files.scan_table(fd, path, facts))
+    fd, facts = atomic.open_file(path)
+    atomic.save_table(f"{path}.widx", atomic.scan_table(fd, path, facts))
     os.close(fd)
 
 

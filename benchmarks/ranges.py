@@ -1,6 +1,6 @@
 """How many byte ranges at a time, and how long: what a shard's fetch takes, beside what it costs in CPU.
 
-    python benchmarks/ranges.py              a minute; the figures behind the defaults in wids/cache/remote.py
+    python benchmarks/ranges.py              a minute; the figures behind the defaults in wids/transport/filesystems.py
     python benchmarks/ranges.py --quick      seconds; the figures mean nothing
 
 One process fetches shards into an empty file, from the server of cold.py (30 ms to the first byte, 40 MB/s a
@@ -25,8 +25,8 @@ import typer
 from rich.table import Table
 from slow_server import SlowServer
 
-from wids.cache import remote
-from wids.cache.transfer import Transfer
+from wids.transport import filesystems
+from wids.transport.download import Transfer
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS = (1, 2, 4, 8, 16)
@@ -51,7 +51,7 @@ def fetch(urls: list[str], directory: str, size: int) -> None:
 
 def measure(urls: list[str], directory: str, size: int, *, count: int, length: int | None, rounds: int) -> tuple:
     """Median seconds and CPU seconds of fetching ``urls`` with so many ranges at a time, of so many bytes."""
-    connections = remote.connections()
+    connections = filesystems.connections()
     connections.count = connections.free._value = count  # noqa: SLF001 - nothing waits for it now
     chosen = type(connections).range_bytes
     if length is not None:

@@ -2,8 +2,8 @@
 
 import os
 
-from wids.cache import files
 from wids.cache.directory import CacheDirectory, directory_of
+from wids.osfiles import atomic
 
 
 def put_file(directory, name, data=b""):
@@ -36,7 +36,7 @@ def staging_of(path):
 
 def put_garbage(path, size=0):
     """The part file of a download to ``path`` that was killed; returns its path."""
-    part, fd = files.make_part(staging_of(path))
+    part, fd = atomic.make_part(staging_of(path))
     os.truncate(fd, size)
     os.close(fd)
     return part

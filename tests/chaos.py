@@ -30,11 +30,13 @@ from tests.cache_shards import md5, pack
 from tests.children import child, receive
 from tests.clocks import skip_waits
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache import plans, remote, space, system
+from wids.cache import space, usage_hints
 from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
-from wids.cache.store import Store
 from wids.errors import WidsError
 from wids.index import spec
+from wids.osfiles import system
+from wids.readers.store import Store
+from wids.transport import filesystems
 
 ROWS = 6
 # Samples are of about this size, shards of seven times that.
@@ -108,8 +110,8 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     os.fsync = lambda fd: None
     skip_waits()
     worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
-    remote.READ_SECONDS, space.WAIT_SECONDS = read_seconds, wait_seconds
-    remote._LEAST_RANGE_BYTES = remote._FIRST_RANGE_BYTES = SIZE * 2
+    filesystems.READ_SECONDS, space.WAIT_SECONDS = read_seconds, wait_seconds
+    filesystems._LEAST_RANGE_BYTES = filesystems._FIRST_RANGE_BYTES = SIZE * 2
 
 
 def lose_locks(code):
@@ -282,7 +284,7 @@ def live_to_call(count, directory, limit, old, new):
     hurry()
     calls = die_at_call(count)
     store = Store(cache_dir=directory, cache_size=limit)
-    plan = plans.Plan(directory)
+    plan = usage_hints.Plan(directory)
     later = {os.path.basename(store.place(url)[0]): time.time() + 60 for url in (old[0]["url"], new[0]["url"])}
     plan.write(later)
     store.open(shard_of(old[0])).close()  # an update: the old version is in the way

@@ -8,9 +8,9 @@ import signal
 
 from tests.cache_shards import texts
 from tests.clocks import skip_waits
-from wids.cache import locks
-from wids.cache.store import Store
 from wids.index.spec import Shard
+from wids.osfiles import locks
+from wids.readers.store import Store
 
 # How long the tests wait for a process; only a test that failed gets there.
 PATIENCE_SECONDS = 60

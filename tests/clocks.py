@@ -1,9 +1,9 @@
-"""Time as the retries of `wids.cache.fetch` see it, without waiting."""
+"""Time as the retries of `wids.transport.retrying` see it, without waiting."""
 
 import threading
 
-from wids.cache import fetch
-from wids.cache.failures import CancelledTransferError
+from wids.transport import retrying
+from wids.transport.failures import CancelledTransferError
 
 
 def skip_waits(patch=setattr):
@@ -26,8 +26,8 @@ def skip_waits(patch=setattr):
     def now():
         return getattr(clock, "seconds", 0.0)
 
-    patch(fetch, "pause", pause)
-    patch(fetch, "now", now)
-    patch(fetch, "_answered", set())
-    patch(fetch, "spread", lambda: 1.0)
+    patch(retrying, "pause", pause)
+    patch(retrying, "now", now)
+    patch(retrying, "_answered", set())
+    patch(retrying, "spread", lambda: 1.0)
     return waits

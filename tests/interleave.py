@@ -15,8 +15,8 @@ import time
 import traceback
 
 from tests.children import PATIENCE_SECONDS, child
-from wids.cache import system
 from wids.index import table as tables
+from wids.osfiles import system
 
 # What changes a file or a lock. Between two of these the disk is the same.
 _CALLS = ("open", "replace", "unlink", "ftruncate", "pwrite", "utime", "fsync", "mkdir")

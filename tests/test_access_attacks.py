@@ -20,13 +20,14 @@ from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS
 from tests.range_faults import held, marked_anew, short, too_long, unsaid, unsized
 from tests.servers import instead, redirect, status, whole, whole_unannounced, zipped
-from wids.cache import range_store, ranges, remembered, remote
-from wids.cache.range_reader import RangeReader
-from wids.cache.ranges import ShardBytes
 from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
 from wids.index import table as tables
 from wids.index import tar
 from wids.index.table import MemberTable
+from wids.readers import memo, remote_tables
+from wids.readers.remote import RangeReader
+from wids.transport import filesystems, range_client
+from wids.transport.range_client import ShardBytes
 
 pytestmark = pytest.mark.usefixtures("own_cache", "no_waits")
 
@@ -44,7 +45,7 @@ def web(server):
 @pytest.fixture
 def far(monkeypatch):
     """Another request costs as much as 600 bytes."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 600)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
 
 
 def table_of(data):
@@ -297,7 +298,7 @@ def test_a_drip_ends(web, far, monkeypatch, path, fault):
     dataset = open_dataset(url)
     if path == "/a.tar":
         dataset[0]
-    monkeypatch.setattr(remote, "limit_of", lambda size: 0.3)
+    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.3)
     web.faults[path] = [fault]
     if path == "/a.tar":
         with pytest.raises(FetchError, match=r"/a\.tar"):
@@ -309,8 +310,8 @@ def test_a_drip_ends(web, far, monkeypatch, path, fault):
 
 def test_a_large_batch_survives_a_flaky_server(web, monkeypatch):
     """Each try brings some of its requests: it goes on, and nothing is asked for twice."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 0)
-    monkeypatch.setattr(remote, "CONNECTIONS", 1)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
+    monkeypatch.setattr(filesystems, "CONNECTIONS", 1)
     url = web.add("/a.tar", DATA)
     source = ShardBytes(url, size=len(DATA))
     web.faults["/a.tar"] = [*([whole, status(503)] * 12), whole]
@@ -320,7 +321,7 @@ def test_a_large_batch_survives_a_flaky_server(web, monkeypatch):
 
 def test_a_failure_does_not_waste_what_is_under_way(web, monkeypatch):
     """A request that fails at once leaves another its time: what that brings is not asked for again."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 0)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
     failed = threading.Event()
 
     def fail(handler, body):
@@ -364,7 +365,7 @@ def test_a_client_that_does_not_answer_ends(monkeypatch, what):
     fsspec.register_implementation("wids-silent", Silent, clobber=True)
     source = ShardBytes("wids-silent://x/a.tar")
     assert source.read(7, 5) == DATA[7:12]
-    monkeypatch.setattr(remote, "limit_of", lambda size: 0.05)
+    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.05)
     monkeypatch.setattr(Silent, "is_silent", (what,))
     with pytest.raises(FetchError, match="wids-silent"):
         source.read(0, 5)
@@ -373,7 +374,7 @@ def test_a_client_that_does_not_answer_ends(monkeypatch, what):
 
 def is_idle():
     """Whether this process has no request under way."""
-    return remote.connections().free._value == remote.connections().count
+    return filesystems.connections().free._value == filesystems.connections().count
 
 
 class Sparse(fsspec.AbstractFileSystem):
@@ -425,7 +426,7 @@ def test_a_table_that_is_too_long_is_not_read(web, far, monkeypatch, caplog):
 
 def test_what_lies_between_pieces_is_not_kept(monkeypatch):
     """Ten thousand small pieces with much in between are several requests, and what nobody wants goes at once."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 1 << 20)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 1 << 20)
     fsspec.register_implementation("wids-sparse", Sparse, clobber=True)
     monkeypatch.setattr(Sparse, "size", 1 << 40)
     monkeypatch.setattr(Sparse, "asked", [])
@@ -436,8 +437,8 @@ def test_what_lies_between_pieces_is_not_kept(monkeypatch):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found == [bytes(100)] * 400
-    assert max(Sparse.asked) <= ranges._MOST_SPAN_BYTES
-    assert peak < 3 * ranges._MOST_SPAN_BYTES
+    assert max(Sparse.asked) <= range_client._MOST_SPAN_BYTES
+    assert peak < 3 * range_client._MOST_SPAN_BYTES
 
 
 def test_a_member_that_claims_more_than_there_is(web, far):
@@ -478,7 +479,7 @@ def test_members_of_more_than_8_gib(monkeypatch, far):
 
 def test_auto_counts_what_a_shard_cost_before_it_was_closed(web, monkeypatch):
     """A shard that is closed and opened for each sample is fetched as one that stays open."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 5000)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
     dataset = open_dataset(serve(web), "auto")
     for row in range(ROWS):
         assert dataset[row][".txt"] == shards.text("a", row)
@@ -526,7 +527,7 @@ def test_threads_that_find_the_shard_spent_at_once(monkeypatch):
 
 def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
     """Summing them up meets others that come and go."""
-    store = range_store.RangeStore(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
+    store = remote_tables.RangeStore(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
     table = table_of(shards.shard("a", 3))
     count = iter(range(50))
 
@@ -534,7 +535,7 @@ def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
         number = next(count, None)
         if number is not None:  # as another thread would at this moment
             store._tables.remember(f"other{number}", (table, False))
-        return remembered.MOST_BYTES // 2
+        return memo.MOST_BYTES // 2
 
     monkeypatch.setattr(MemberTable, "nbytes", property(nbytes))
     for number in range(3):

@@ -27,13 +27,14 @@ from tests.children import PATIENCE_SECONDS, call_in_child, child, receive
 from tests.servers import Server, redirect
 from tests.shards import write_shards
 from wids import errors
-from wids.cache import fetch, files
-from wids.cache.source import load_shards
-from wids.cache.sources import find_shards
-from wids.decode import SampleDecoder
+from wids.codecs.decode import SampleDecoder
+from wids.collection import load_shards
 from wids.index import urls
 from wids.index.table import Identity, build_table
 from wids.index.urls import cache_name
+from wids.jobs.discovery import find_shards
+from wids.osfiles import atomic
+from wids.transport import retrying
 
 
 def run_script(text):
@@ -100,7 +101,7 @@ def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
     run_script(f"""
         import importlib.abc, os, sys, threading, time
-        from wids.decode import SampleDecoder
+        from wids.codecs.decode import SampleDecoder
         inside = threading.Event()
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
@@ -162,7 +163,7 @@ def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server,
     """Threads, forks and SIGKILL at any moment: the survivor ends, reads right, and the cache holds what was served."""
     blobs = {server.add(f"/{tag}.tar", data): data for tag in "abc" if (data := cache_shards.shard(tag, 200, 4000))}
     shards = [(url, 200) for url in blobs]
-    fetch.read_bytes(next(iter(blobs)))  # imports here, so that the children are in the middle of their work
+    retrying.read_bytes(next(iter(blobs)))  # imports here, so that the children are in the middle of their work
     rng = random.Random(5)
     for number in range(20):
         cache_dir = str(tmp_path / f"cache{number // 2}")
@@ -527,7 +528,7 @@ def test_without_a_temporary_directory_an_own_cache_directory_and_local_shards_w
     assert wids.ShardListDataset(shards, transformations=[])[0]["__index__"] == 0
     dataset = wids.ShardListDataset(shards, cache_dir=tmp_path / "cache", cache_local=True, transformations=[])
     assert dataset[2]["__key__"] == "s0-002"
-    assert files.private_dir() == f"/tmp/wids-cache-{os.getuid()}"
+    assert atomic.private_dir() == f"/tmp/wids-cache-{os.getuid()}"
 
 
 def read_all_with_few_descriptors(shards, cache_dir):

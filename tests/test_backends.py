@@ -17,7 +17,6 @@ import wids
 from tests import backends
 from tests.backends import entry, ranges_of
 from tests.cache_shards import pack, shard, text
-from wids.cache import system
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,
@@ -30,6 +29,7 @@ from wids.errors import (
     UnreachableError,
     WrongContentError,
 )
+from wids.osfiles import system
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

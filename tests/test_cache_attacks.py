@@ -19,12 +19,14 @@ from tests.cache_shards import described
 from tests.children import PATIENCE_SECONDS, call_in_child, child, receive, stop_here
 from tests.range_faults import unsized
 from tests.servers import whole, whole_unannounced
-from wids.cache import fetch, files, prefetch, space, system
+from wids.cache import prefetch, space
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
-from wids.cache.store import Store
-from wids.cache.transfer import Transfer
 from wids.errors import CacheFull, SizeMismatchError, WidsError
+from wids.osfiles import atomic, system
+from wids.readers.store import Store
+from wids.transport import retrying
+from wids.transport.download import Transfer
 
 pytestmark = pytest.mark.usefixtures("no_waits", "own_cache")
 
@@ -64,14 +66,14 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
     url = server.add("/a.tar", shards.shard("a"))
     opener = Store(cache_dir=str(tmp_path / "cache"))
     entered, go = threading.Event(), threading.Event()
-    real = files.scan_table
+    real = atomic.scan_table
 
     def held(*args, **options):
         entered.set()
         assert go.wait(PATIENCE_SECONDS)
         return real(*args, **options)
 
-    monkeypatch.setattr(files, "scan_table", held)
+    monkeypatch.setattr(atomic, "scan_table", held)
     shard = described(url, shards.shard("a"))
     thread = threading.Thread(target=lambda: opener.fetch_ahead(shard, after=-math.inf, is_cancelled=lambda: False))
     thread.start()
@@ -149,7 +151,7 @@ def test_nothing_goes_for_what_can_never_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(space, "_GRACE_SECONDS", 0.0)
     for name in "abc":
         put_shard(tmp_path, f"{name}.tar", 1000)
-    _, fd = files.make_part(str(tmp_path / "new.tar"))
+    _, fd = atomic.make_part(str(tmp_path / "new.tar"))
     try:
         with pytest.raises(CacheFull):
             Space(str(tmp_path), limit=None).reserve([(fd, 1 << 60)], url="http://x/new.tar")
@@ -162,7 +164,7 @@ def test_nothing_goes_ahead_for_what_does_not_fit(tmp_path):
     """What is fetched ahead, and cannot be let in whatever goes, evicts nothing."""
     for name in "abc":
         put_shard(tmp_path, f"{name}.tar", 1000)
-    _, fd = files.make_part(str(tmp_path / "new.tar"))
+    _, fd = atomic.make_part(str(tmp_path / "new.tar"))
     try:
         with pytest.raises(CacheFull):
             Space(str(tmp_path), limit=4000).reserve([(fd, 5000)], url="http://x/new.tar", after=time.time())
@@ -196,8 +198,8 @@ def test_a_stream_that_is_too_long_ends_there(server, tmp_path):
 
 def test_a_drip_ends(server, tmp_path, monkeypatch):
     """A server that sends a byte now and then does not keep a shard's lock for good."""
-    monkeypatch.setattr(fetch, "TOTAL_SECONDS", 0.3)
-    monkeypatch.setattr(fetch, "SLOWEST_BYTES", 1 << 30)
+    monkeypatch.setattr(retrying, "TOTAL_SECONDS", 0.3)
+    monkeypatch.setattr(retrying, "SLOWEST_BYTES", 1 << 30)
     sent = []
 
     def drip(handler, body):
@@ -212,7 +214,7 @@ def test_a_drip_ends(server, tmp_path, monkeypatch):
     target.touch()
     url = server.add("/a.tar", bytes(200), drip)
     with contextlib.suppress(WidsError):
-        fetch.fetch_to(url, str(target), check=lambda: None)
+        retrying.fetch_to(url, str(target), check=lambda: None)
     assert len(sent) < 150
 
 
@@ -226,7 +228,7 @@ def test_a_server_that_never_says_how_long_the_whole_is(server, tmp_path):
     target = tmp_path / "target"
     target.touch()
     body = shards.shard("a")
-    fetch.fetch_to(server.add("/a.tar", body, odd), str(target), check=lambda: None)
+    retrying.fetch_to(server.add("/a.tar", body, odd), str(target), check=lambda: None)
     assert target.read_bytes() == body
 
 

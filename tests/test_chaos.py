@@ -49,9 +49,11 @@ from tests.servers import (
     whole,
     zipped,
 )
-from wids.cache import files, space, system, transfer
-from wids.cache.store import Store
+from wids.cache import space
 from wids.errors import CacheError, CacheFull
+from wids.osfiles import atomic, system
+from wids.readers.store import Store
+from wids.transport import download
 
 ONE = len(shard_bytes(0))
 # How long a step may take before the test fails.
@@ -257,7 +259,7 @@ def fill_while_fetching(directory, shards):
     """Have others fill the disk when room was made and no byte has come; gives the error, and what is left."""
     store = Store(cache_dir=directory)
     filler = os.path.join(directory, "of-others")
-    learn = transfer.Transfer._learn
+    learn = download.Transfer._learn
 
     def fill(self, size, mark):
         learn(self, size, mark)
@@ -265,10 +267,10 @@ def fill_while_fetching(directory, shards):
             while True:
                 file.write(bytes(4096))
 
-    transfer.Transfer._learn = fill
+    download.Transfer._learn = fill
     with pytest.raises(CacheError) as caught:
         store.open(shard_of(shards[0]))
-    transfer.Transfer._learn = learn
+    download.Transfer._learn = learn
     found = files_in(directory)
     os.unlink(filler)
     with contextlib.closing(store.open(shard_of(shards[0]))) as reader:
@@ -531,8 +533,8 @@ def reserve_what_is_promised(directory):
     """Promise bytes of a small disk to two downloads that have written nothing yet; gives the error."""
     place = space.Space(directory, limit=None)
     with (
-        files.part_file(staging_of(os.path.join(directory, "a"))) as (_, a),
-        files.part_file(staging_of(os.path.join(directory, "b"))) as (_, b),
+        atomic.part_file(staging_of(os.path.join(directory, "a"))) as (_, a),
+        atomic.part_file(staging_of(os.path.join(directory, "b"))) as (_, b),
     ):
         place.reserve([(a, 1000)], url="a")
         place.reserve([(a, 200_000)], url="a")

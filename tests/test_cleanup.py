@@ -20,8 +20,9 @@ from filelock import FileLock
 import wids
 from tests.cache_dirs import files_in, keep_mark_of, put_file, put_shard, put_table, staging_of, table_of
 from tests.shards import serve, write_index, write_shard
-from wids.cache import cleanup, files, locks, plans
-from wids.cache.survey import survey_shard
+from wids.cache import cleanup, usage_hints
+from wids.jobs.scan import survey_shard
+from wids.osfiles import atomic, locks
 
 PATIENCE_SECONDS = 60
 ROOT = str(Path(wids.__file__).parents[1])
@@ -178,7 +179,7 @@ def test_what_is_open_kept_or_coming_stays(tmp_path):
     """A leased shard stays, one that is marked too; one that a live job is coming to goes last."""
     paths = fill(tmp_path, ["a.tar", "b.tar", "c.tar", "d.tar"])
     put_file(tmp_path, keep_mark_of(paths[1]))
-    plan = plans.Plan(str(tmp_path))
+    plan = usage_hints.Plan(str(tmp_path))
     plan.write({"c.tar": time.time() + 5})
     with open(paths[0], "rb") as reader:
         assert locks.lease(reader.fileno())
@@ -195,7 +196,7 @@ def test_what_killed_processes_left_is_swept(tmp_path):
     for name in ("a.tar.1-0123abcd.part", "7-0123abcd.plan", "gone.tar.lock", "tables/gone.tar.keep"):
         put_file(tmp_path / ".wids", name, b"{}")
     put_table(tmp_path / "gone.tar", 10)
-    with files.part_file(staging_of(path)) as (part, _):
+    with atomic.part_file(staging_of(path)) as (part, _):
         assert cleanup.keep_most_recent_files(tmp_path) == []
         assert files_in(tmp_path) == [os.path.relpath(part, tmp_path), ".wids/tables/a.tar.widx", "a.tar"]
     assert not (tmp_path / ".wids" / "gone.tar.lock").exists()

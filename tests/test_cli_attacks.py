@@ -12,13 +12,14 @@ import pytest
 
 import wids
 from tests.shards import write_index, write_json, write_shard
-from wids.cache import files, journal, survey
-from wids.cache.indexing import Wanted, create_index
-from wids.cache.rewriting import merge_indexes, split_index
-from wids.cache.survey import Task, try_survey
-from wids.cli.words import print_table, to_json
+from wids.cli.format import print_table, to_json
 from wids.errors import CacheError, SpecError, WidsError
 from wids.index import writing
+from wids.jobs import journal, scan
+from wids.jobs.index_create import Wanted, create_index
+from wids.jobs.index_edit import merge_indexes, split_index
+from wids.jobs.scan import Task, try_survey
+from wids.osfiles import atomic
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
@@ -150,7 +151,7 @@ def test_a_name_that_no_file_can_have_is_not_there(tmp_path, name):
     """A name that an index has, and that the file system refuses, is that of a missing file."""
     index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": name, "nsamples": 1}]})
     with pytest.raises(FileNotFoundError):
-        files.open_file(str(tmp_path / name))
+        atomic.open_file(str(tmp_path / name))
     assert run("verify", index)[0] == 1
     for args in (("info", index), ("index", "update", index)):
         code, _, told = run(*args)
@@ -163,8 +164,8 @@ def test_a_link_in_a_circle_is_tried_once(tmp_path, monkeypatch):
     """What another try cannot mend is not tried again for seconds."""
     (tmp_path / "a.tar").symlink_to("a.tar")
     tries = []
-    real = files.open_file
-    monkeypatch.setattr(files, "open_file", lambda path: tries.append(path) or real(path))
+    real = atomic.open_file
+    monkeypatch.setattr(atomic, "open_file", lambda path: tries.append(path) or real(path))
     found = try_survey(Task(url=str(tmp_path / "a.tar")))
     assert "symbolic links" in found.failure
     assert len(tries) == 1
@@ -177,7 +178,7 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path):
     """Whoever may write to /dev does not lose /dev/null to an index or a page."""
     os.mkfifo(tmp_path / "null")  # stands for a device, which only root can make
     with pytest.raises(CacheError, match="not a file"):
-        files.write_atomically(str(tmp_path / "null"), b"x")
+        atomic.write_atomically(str(tmp_path / "null"), b"x")
     write_shard(tmp_path / "a.tar", 3)
     assert run("index", "create", tmp_path / "a.tar", "-o", tmp_path / "null")[0] == 1
     assert not os.path.isfile(tmp_path / "null")
@@ -247,14 +248,14 @@ def test_a_shard_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, ha
     write_shard(shard, 2)
     write_shard(tmp_path / "b.tar", 200)
     more = (tmp_path / "b.tar").read_bytes()
-    real = survey.tables.build_table
+    real = scan.tables.build_table
 
     def late(*args, **options):
         table = real(*args, **options)
         shard.write_bytes(more)
         return table
 
-    monkeypatch.setattr(survey.tables, "build_table", late)
+    monkeypatch.setattr(scan.tables, "build_table", late)
     found = try_survey(Task(url=str(shard), has_md5=has_md5))
     assert "changed while it was read" in found.failure
 
@@ -269,7 +270,7 @@ def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
     log = journal.Journal(str(tmp_path / "i.json"))
     monkeypatch.setattr(log._file, "add", fail)
     with pytest.raises(CacheError, match=r"i\.json: cannot be written .*free space"):
-        log.add(survey.Survey(url="a.tar"))
+        log.add(scan.Survey(url="a.tar"))
     log.close()
     monkeypatch.setattr(writing, "dump_index", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(CacheError, match=r"i\.json: cannot be written .*free space"):

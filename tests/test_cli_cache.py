@@ -21,11 +21,12 @@ import typer
 from tests.cache_dirs import files_in, keep_mark_of, names_in, put_file, put_garbage, put_shard
 from tests.cache_shards import described, shard, texts, texts_of, write
 from tests.servers import Server, status, whole
-from wids.cache import locks, plans
-from wids.cache.source import load_shards
-from wids.cache.store import Store
-from wids.cli.words import count_of, format_seconds, format_size, parse_size, printable
+from wids.cache import usage_hints
+from wids.cli.format import count_of, format_seconds, format_size, parse_size, printable
+from wids.collection import load_shards
 from wids.index.spec import Shard
+from wids.osfiles import locks
+from wids.readers.store import Store
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How long the tests wait for a process; only a test that failed gets there.
@@ -116,7 +117,7 @@ def leased(path):
 @contextlib.contextmanager
 def planned(directory, uses):
     """A live job that comes to shards: name -> in how many seconds."""
-    plan = plans.Plan(str(directory))
+    plan = usage_hints.Plan(str(directory))
     plan.write({name: time.time() + seconds for name, seconds in uses.items()})
     try:
         yield

@@ -17,7 +17,7 @@ from tests.cache_shards import pack
 from tests.servers import status, whole
 from tests.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
-from wids.cache.indexing import Wanted, create_index
+from wids.jobs.index_create import Wanted, create_index
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
@@ -321,7 +321,7 @@ def write_program(tmp_path):
 import json, os, subprocess, sys
 import ray
 from ray.cluster_utils import Cluster
-from wids.cache.indexing import Wanted, create_index
+from wids.jobs.index_create import Wanted, create_index
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 cluster.add_node(num_cpus=1)

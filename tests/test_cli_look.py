@@ -21,12 +21,12 @@ from rich.console import Console
 from tests.cache_dirs import files_in
 from tests.servers import Server
 from tests.shards import serve, write_index, write_json, write_shard, write_tar
-from wids.cache.store import Store
 from wids.cli import main
 from wids.cli.look.describe import describe
 from wids.cli.look.keys import near_keys, rows_of
 from wids.cli.look.preview import can_draw, draw
 from wids.index.spec import Shard
+from wids.readers.store import Store
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 REPEATED = [("a/x.txt", b"0"), ("y.txt", b"1"), ("a/x.txt", b"2"), ("héron.txt", b"3"), ("000007.txt", b"4")]

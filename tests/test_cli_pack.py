@@ -21,11 +21,11 @@ from tests import backends
 from tests.shards import write_index, write_json, write_shard, write_tar
 from wids.errors import SampleError, WidsError
 from wids.index.table import parse_table
-from wids.packing import datasets, folders, manifest
-from wids.packing.journal import SUFFIX
-from wids.packing.plan import cut
-from wids.packing.run import Settings, pack
 from wids.testing import Server
+from wids.writing.pack import datasets, folders, manifest
+from wids.writing.pack.journal import SUFFIX
+from wids.writing.pack.plan import cut
+from wids.writing.pack.run import Settings, pack
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # How long the tests wait for a process; only a test that failed gets there.
@@ -446,7 +446,7 @@ def test_signals_leave_no_half_shard(tmp_path, number, code):
 # Killed when all is written, the index too, and only the journal is left to be removed.
 KILLED_LAST = f"""
 import os
-from wids.packing import run
+from wids.writing.pack import run
 run.Journal.remove = lambda _: os.kill(os.getpid(), {signal.SIGKILL:d})
 {PROGRAM}
 """

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from tests.children import call_in_child
-from wids.cache import engines, scratch
-from wids.cache.journal import Journal
-from wids.cache.rewriting import update_index
 from wids.cli import app
 from wids.errors import CacheError, SampleError, SpecError, WidsError
-from wids.packing.where import parse_condition
+from wids.jobs import runner
+from wids.jobs.index_edit import update_index
+from wids.jobs.journal import Journal
+from wids.osfiles import tempdirs
 from wids.simulate.job import Job, read_epochs
-from wids.simulate.node import Node
+from wids.simulate.node_cache import Node
 from wids.simulate.run import Simulation
-from wids.writer import ShardWriter
+from wids.writing.pack.where import parse_condition
+from wids.writing.writer import ShardWriter
 
 
 @pytest.fixture
@@ -53,10 +54,10 @@ def leave(place):
 def test_a_forked_process_that_leaves_the_block_takes_nothing_with_it(temporary):
     """The directory and its lock are those of the process that made it."""
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(scratch.directory("verify"))
+        place = stack.enter_context(tempdirs.directory("verify"))
         call_in_child(leave, stack)
         assert os.path.isdir(place)
-        call_in_child(scratch.sweep, str(temporary))
+        call_in_child(tempdirs.sweep, str(temporary))
         assert os.path.isdir(place)
     assert os.listdir(temporary) == []
 
@@ -73,15 +74,15 @@ def test_a_forked_process_that_discards_a_writer_takes_nothing_with_it(temporary
 
 def test_a_directory_that_somebody_planted_stays(temporary, monkeypatch):
     """Who takes the name first, in a place where all may write, is told and not cleaned up after."""
-    make_part = scratch.files.make_part
+    make_part = tempdirs.files.make_part
 
     def slowly(prefix):
         mark, fd = make_part(prefix)
         os.makedirs(os.path.join(mark.removesuffix(".part"), "theirs"))
         return mark, fd
 
-    monkeypatch.setattr(scratch.files, "make_part", slowly)
-    with pytest.raises(CacheError, match="TMPDIR"), scratch.directory("verify"):
+    monkeypatch.setattr(tempdirs.files, "make_part", slowly)
+    with pytest.raises(CacheError, match="TMPDIR"), tempdirs.directory("verify"):
         pass
     [place] = os.listdir(temporary)
     assert os.listdir(temporary / place) == ["theirs"]
@@ -184,14 +185,14 @@ ADDRESSES = ["ray://", ":6379", "127.0.0.1:-1", "127.0.0.1:99999", "127.0.0.1:x"
 def test_ray_addresses_that_are_none(address):
     """They are refused at once, and an example says what one is."""
     with pytest.raises(WidsError, match=r"is no address of a Ray cluster.*10\.0\.0\.1:6379"):
-        engines._check_reachable(address, lambda: "127.0.0.1")
+        runner._check_reachable(address, lambda: "127.0.0.1")
 
 
 @pytest.mark.parametrize("address", [None, "auto", "local", "http://127.0.0.1:1", "anyscale://x"])
 def test_ray_addresses_that_ray_knows(address, monkeypatch):
     """Whatever Ray itself finds, or explains, is left to it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    engines._check_reachable(address, lambda: "127.0.0.1")
+    runner._check_reachable(address, lambda: "127.0.0.1")
 
 
 def test_simulating_hundreds_who_wait_for_room_looks_once_for_all_of_them(monkeypatch):

@@ -20,14 +20,15 @@ import pytest
 
 from tests import tars
 from tests.servers import cut_unannounced, instead, status, whole
-from wids.cache import files, verifying
-from wids.cache.inspection import Inspection
-from wids.cache.problems import Looks
-from wids.cache.verifying import verify_shard
-from wids.decode import SampleDecoder
+from wids.codecs.decode import SampleDecoder
 from wids.errors import CacheError
 from wids.index.spec import Shard
 from wids.index.table import Identity, build_table
+from wids.jobs import check
+from wids.jobs.check import verify_shard
+from wids.jobs.inspection import Inspection
+from wids.jobs.problems import Looks
+from wids.osfiles import atomic
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
@@ -196,8 +197,8 @@ def local(tmp_path):
 
 def save_table(path):
     """Put the right .widx beside a shard."""
-    fd, facts = files.open_file(path)
-    files.save_table(f"{path}.widx", files.scan_table(fd, path, facts))
+    fd, facts = atomic.open_file(path)
+    atomic.save_table(f"{path}.widx", atomic.scan_table(fd, path, facts))
     os.close(fd)
 
 
@@ -226,9 +227,9 @@ def stale_table(path):
 def wrong_table(path):
     """A table that claims to be of this shard and is of another one."""
     members = [(b"s0.png", 0, 512, 4), (b"t1.png", 1024, 1536, 4)]
-    fd, facts = files.open_file(path)
+    fd, facts = atomic.open_file(path)
     os.close(fd)
-    files.save_table(f"{path}.widx", build_table(members, identity=facts, shard=path))
+    atomic.save_table(f"{path}.widx", build_table(members, identity=facts, shard=path))
 
 
 BESIDE = {
@@ -370,14 +371,14 @@ def test_interrupted_while_decoding(tmp_path):
 def test_all_are_looked_at(tmp_path, server, monkeypatch):
     """Whatever is wrong with some, all are looked at; remote ones are never more on the disk than jobs, then gone."""
     monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
-    seen, lock, look = [], threading.Lock(), verifying._look_into
+    seen, lock, look = [], threading.Lock(), check._look_into
 
     def count(path, *args, **options):
         with lock:
             seen.append(len(os.listdir(os.path.dirname(path))))
         return look(path, *args, **options)
 
-    monkeypatch.setattr(verifying, "_look_into", count)
+    monkeypatch.setattr(check, "_look_into", count)
     bodies = [SOUND, SOUND[:1500], None, SOUND, flipped(20), SOUND, flipped(600), SOUND]
     shards = []
     for k, body in enumerate(bodies):
@@ -400,7 +401,7 @@ def test_bug_in_looking_is_a_problem_of_one_shard(tmp_path, monkeypatch):
     def fail(data):
         raise RuntimeError("never thought of")
 
-    monkeypatch.setattr(verifying.fetch, "file_md5", fail)
+    monkeypatch.setattr(check.fetch, "file_md5", fail)
     shards = [(0, promised(url)), (1, Shard(url=url, nsamples=3))]
     first, second = Inspection(shards, looks=Looks()).run(1)
     assert first.problems[0].kind == "error"
@@ -415,7 +416,7 @@ def test_no_room_ends_it(server, monkeypatch, tmp_path):
     def fail(*args, **options):
         raise CacheError("no space left")
 
-    monkeypatch.setattr(verifying.fetch, "fetch_to", fail)
+    monkeypatch.setattr(check.fetch, "fetch_to", fail)
     with pytest.raises(CacheError, match="no space"):
         Inspection([(k, promised(f"{server.url}/{k}")) for k in range(5)], looks=Looks()).run(2)
     assert os.listdir(tmp_path) == []

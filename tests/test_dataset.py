@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Sampler
 import wids
 from tests.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
-from wids.cache import fetch
 from wids.errors import (
     ChangedShardError,
     CountMismatchError,
@@ -35,6 +34,7 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
+from wids.transport import retrying
 
 COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
@@ -1066,8 +1066,8 @@ def test_the_bound_of_compressed_members(tmp_path):
 def test_a_worker_knows_the_servers_that_have_answered(tmp_path, no_waits, monkeypatch):
     """A process that is started is as patient with them as the one that started it."""
     dataset = wids.ShardListDataset(write_index(tmp_path), transformations=[])
-    fetch.note_answered(["http://known"])
+    retrying.note_answered(["http://known"])
     data = pickle.dumps(dataset)
-    monkeypatch.setattr(fetch, "_answered", set())
+    monkeypatch.setattr(retrying, "_answered", set())
     pickle.loads(data)
-    assert fetch.answered() == {"http://known"}
+    assert retrying.answered() == {"http://known"}

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from wids import decode, decoders
-from wids.decode import UNASKED, SampleDecoder, register_decoder
+from wids.codecs import decode, decoders
+from wids.codecs.decode import UNASKED, SampleDecoder, register_decoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 FORMATS = ["PIL", "numpy", "torch"]
@@ -703,10 +703,10 @@ def test_the_cache_of_fields_is_bounded():
 
 
 def test_import_is_cheap():
-    """Importing wids.decode and making a decoder loads neither torch nor PIL nor numpy nor msgspec."""
+    """Importing wids.codecs.decode and making a decoder loads neither torch nor PIL nor numpy nor msgspec."""
     code = (
-        "import sys, wids.decode\n"
-        "wids.decode.SampleDecoder()({'.txt': b'a', '.what': b'b'})\n"
+        "import sys, wids.codecs.decode\n"
+        "wids.codecs.decode.SampleDecoder()({'.txt': b'a', '.what': b'b'})\n"
         "print(sorted({'torch', 'PIL', 'numpy', 'msgspec'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

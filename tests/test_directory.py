@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.cache_dirs import put_file, put_garbage, put_shard
 from wids.cache import directory as directories
-from wids.cache import files
 from wids.cache.directory import CacheDirectory
-from wids.cache.evict import Entry
+from wids.osfiles import atomic
+from wids.policy.eviction import Entry
 
 HEX = "0123456789abcdef"
 STEMS = [
@@ -275,7 +275,7 @@ def test_what_a_part_file_is_promised(tmp_path):
     """Bytes that a download will have count as used at once, and as promised until they are written."""
     home = CacheDirectory(str(tmp_path))
     home.make()
-    with files.part_file(home.staging("a.tar")) as (_, fd):
+    with atomic.part_file(home.staging("a.tar")) as (_, fd):
         os.truncate(fd, 1 << 20)
         found = home.transients()
         assert (found.used_bytes, found.promised_bytes) == (1 << 20, 1 << 20)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import wids
 from tests import cache_shards
 from tests.servers import cut, instead, redirect, reset, status
-from wids.cache import fetch
-from wids.cache.ranges import ShardBytes
-from wids.cache.sources import find_shards
-from wids.cache.target import Target
-from wids.cli.words import complain, shown_url
+from wids.cli.format import complain, shown_url
 from wids.errors import FetchError, WidsError, without_secrets
 from wids.events import NotFetchedAhead, Retried, logger
+from wids.jobs.discovery import find_shards
+from wids.transport import retrying
+from wids.transport.range_client import ShardBytes
+from wids.transport.upload import Target
 
 SECRETS = ("s3cr3t-sig", "s3cr3t-pass", "s3cr3t-key")
 SIGNED = "?X-Amz-Signature=s3cr3t-sig&X-Amz-Date=1"
@@ -170,7 +170,7 @@ def test_no_failure_tells_a_secret(server, tmp_path):
             "ftp://127.0.0.1:1/a.tar",
             "http://127.0.0.1:1/a b.tar",
         ):
-            texts.fails(fetch.fetch_to, secret(url), str(target), check=lambda: None, hooks=[texts])
+            texts.fails(retrying.fetch_to, secret(url), str(target), check=lambda: None, hooks=[texts])
             texts.fails(Target().put_bytes, b"", secret(url))
         whole = secret(server.add("/whole.tar", body))
         texts.fails(open_dataset, [(whole, 5)])

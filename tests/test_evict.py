@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wids.cache.evict import Entry, missing_bytes, victims
+from wids.policy.eviction import Entry, missing_bytes, victims
 
 checked = settings(deadline=None)
 NAMES = [f"{letter}.tar" for letter in "abcdef"]

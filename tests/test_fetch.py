@@ -31,7 +31,6 @@ from tests.servers import (
     whole,
     zipped,
 )
-from wids.cache import fetch, remote
 from wids.errors import (
     CacheError,
     CorruptHeaderError,
@@ -44,11 +43,12 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import Retried
+from wids.transport import filesystems, retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
 BODY = bytes(range(256)) * 1000
-PAUSE = fetch.pause  # before it is replaced
+PAUSE = retrying.pause  # before it is replaced
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def fetch_body(url, target, *, expected=BODY, **options):
         if found != len(expected):
             raise SizeMismatchError(f"{found} bytes", expected=len(expected), found=found)
 
-    fetch.fetch_to(url, target, check=check, **options)
+    retrying.fetch_to(url, target, check=check, **options)
     with open(target, "rb") as file:
         return file.read()
 
@@ -109,7 +109,7 @@ def test_what_passes_is_tried_again(server, target, events, fault):
 @pytest.mark.parametrize("fault", [stall, mute], ids=["body", "answer"])
 def test_a_stall_ends(server, target, events, monkeypatch, fault):
     """A connection that says nothing more is given up after the read time-out, and the transfer tried again."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 0.2)
     assert fetch_body(server.add("/a.tar", BODY, fault, whole), target, hooks=[events]) == BODY
     assert len(server.requests) == 2
     assert len(events) == 1
@@ -194,7 +194,7 @@ def test_home(target, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     shards.write(tmp_path / "a.tar", BODY)
     assert fetch_body("~/a.tar", target) == BODY
-    assert fetch.read_bytes("~/a.tar") == BODY
+    assert retrying.read_bytes("~/a.tar") == BODY
 
 
 # --- what does not
@@ -250,7 +250,7 @@ def test_damage_and_other_faults_count_apart(server, target):
 def test_an_error_of_the_check_that_is_no_damage_is_final(server, target):
     """What the check refuses for another reason is raised as it is, at once."""
     with pytest.raises(WidsError, match="not this one"):
-        fetch.fetch_to(server.add("/a.tar", BODY), target, check=refuse)
+        retrying.fetch_to(server.add("/a.tar", BODY), target, check=refuse)
     assert len(server.requests) == 1
 
 
@@ -351,7 +351,7 @@ def test_errors_of_other_clients(target, monkeypatch, error, tries):
         calls.append(name)
         raise error
 
-    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
+    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
     with pytest.raises(FetchError) as caught:
         fetch_body("gs://bucket/a.tar", target)
     assert len(calls) == tries
@@ -386,7 +386,7 @@ def test_a_full_disk_by_any_name(target, monkeypatch, code):
         calls.append(name)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(remote, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
+    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
     with pytest.raises(CacheError, match="free space"):
         fetch_body("gs://bucket/a.tar", target)
     assert calls == ["name"]
@@ -395,7 +395,7 @@ def test_a_full_disk_by_any_name(target, monkeypatch, code):
 def test_a_target_that_is_gone(server, tmp_path):
     """A directory that is deleted during the fetch is not taken for a shard that is not there."""
     with pytest.raises(CacheError, match="cannot be written"):
-        fetch.fetch_to(server.add("/a.tar", BODY), str(tmp_path / "gone" / "target"), check=refuse)
+        retrying.fetch_to(server.add("/a.tar", BODY), str(tmp_path / "gone" / "target"), check=refuse)
 
 
 # --- what arrived
@@ -404,17 +404,17 @@ def test_a_target_that_is_gone(server, tmp_path):
 def test_check_file(tmp_path):
     """Size and md5 are compared where they are known; the errors hold both sides."""
     with open(shards.write(tmp_path / "a", BODY), "rb") as file:
-        fetch.check_file("u", file.fileno(), size=None, md5=None)
-        fetch.check_file("u", file.fileno(), size=len(BODY), md5=md5(BODY))
+        retrying.check_file("u", file.fileno(), size=None, md5=None)
+        retrying.check_file("u", file.fileno(), size=len(BODY), md5=md5(BODY))
         with pytest.raises(SizeMismatchError, match="filesize 5") as caught:
-            fetch.check_file("u", file.fileno(), size=5, md5=None)
+            retrying.check_file("u", file.fileno(), size=5, md5=None)
         assert (caught.value.expected, caught.value.found) == (5, len(BODY))
         file.seek(0)
         with pytest.raises(DigestMismatchError, match="update the index") as caught:
-            fetch.check_file("u", file.fileno(), size=None, md5="0" * 32)
+            retrying.check_file("u", file.fileno(), size=None, md5="0" * 32)
         assert (caught.value.expected, caught.value.found) == ("0" * 32, md5(BODY))
         assert file.seek(0) == 0  # still open
-    assert fetch.file_md5(str(tmp_path / "a")) == md5(BODY)
+    assert retrying.file_md5(str(tmp_path / "a")) == md5(BODY)
 
 
 # --- pipe:
@@ -485,25 +485,25 @@ def test_pipe_without_a_program(target, events, url, says):
 def test_read_bytes(server, tmp_path):
     """An index comes from http, a path, a URL of a path, or another file system; faults are retried as for shards."""
     url = server.add("/index.json", BODY, status(500), cut, whole)
-    assert fetch.read_bytes(url + "?v=%2F") == BODY
+    assert retrying.read_bytes(url + "?v=%2F") == BODY
     assert server.requests == ["/index.json?v=%2F"] * 3
     path = shards.write(tmp_path / "index.json", BODY)
-    assert fetch.read_bytes(path) == fetch.read_bytes(f"file://{path}") == BODY
+    assert retrying.read_bytes(path) == retrying.read_bytes(f"file://{path}") == BODY
     fsspec.filesystem("memory").pipe("/index.json", BODY)
-    assert fetch.read_bytes("memory://index.json") == BODY
+    assert retrying.read_bytes("memory://index.json") == BODY
     fsspec.filesystem("memory").rm("/index.json")
 
 
 def test_read_bytes_that_fails(server, tmp_path):
     """Errors are those of fetching a shard, and say how often it was tried."""
     with pytest.raises(ShardNotFoundError):
-        fetch.read_bytes(server.url + "/index.json")
+        retrying.read_bytes(server.url + "/index.json")
     with pytest.raises(ShardNotFoundError):
-        fetch.read_bytes(str(tmp_path / "index.json"))
+        retrying.read_bytes(str(tmp_path / "index.json"))
     with pytest.raises(FetchError, match="IsADirectoryError"):
-        fetch.read_bytes(str(tmp_path))
+        retrying.read_bytes(str(tmp_path))
     with pytest.raises(FetchError, match="tries: 6"):
-        fetch.read_bytes(server.add("/index.json", BODY, status(503)))
+        retrying.read_bytes(server.add("/index.json", BODY, status(503)))
 
 
 # --- what the log says
@@ -537,7 +537,7 @@ def fetch_and_collect(url, target):
 
 def test_a_fork_fetches(server, target, events, monkeypatch):
     """A process forked after its parent has fetched can fetch, and so can the parent after that, at once."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 5.0)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 5.0)
     url = server.add("/a.tar", BODY)
     assert fetch_body(url, target) == BODY
     assert call_in_child(fetch_and_collect, url, shards.write(target + "-child", b"")) == BODY
@@ -631,7 +631,7 @@ def test_nothing_stays_open(server, target, tmp_path):
     with pytest.raises(FetchError):
         fetch_body(server.url + "/nosuch.tar", target)
     with pytest.raises(CorruptHeaderError):
-        fetch.fetch_to(server.url + "/a.tar", target, check=damaged)
+        retrying.fetch_to(server.url + "/a.tar", target, check=damaged)
     gc.collect()
     assert shards.files_open_in(tmp_path) == []
 

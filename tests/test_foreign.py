@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests import tars
 from tests.shards import write_shard
-from wids.cache import files
-from wids.cache.source import load_shards
-from wids.cache.store import Store
+from wids.collection import load_shards
 from wids.dataset import ShardListDataset
 from wids.errors import NotAllowedError, SpecError, TableError
 from wids.index import energon, foreign, tar
 from wids.index.spec import Shard
+from wids.osfiles import atomic
+from wids.readers.store import Store
 
 # --- as the tools write them, from what tarfile finds in a shard
 
@@ -85,17 +85,17 @@ class Here:
 
     def load(self):
         """The table from the index, or None."""
-        fd, facts = files.open_file(self.path)
+        fd, facts = atomic.open_file(self.path)
         try:
-            return files.load_foreign(fd, self.path, self.url, facts)
+            return atomic.load_foreign(fd, self.path, self.url, facts)
         finally:
             os.close(fd)
 
     def scan(self):
         """The table from the shard's own headers."""
-        fd, facts = files.open_file(self.path)
+        fd, facts = atomic.open_file(self.path)
         try:
-            return files.scan_table(fd, self.url, facts)
+            return atomic.scan_table(fd, self.url, facts)
         finally:
             os.close(fd)
 
@@ -109,7 +109,7 @@ def here(tmp_path):
 @pytest.fixture(autouse=True)
 def slow_storage(monkeypatch):
     """Reading a header takes long, wherever the shard is."""
-    monkeypatch.setattr(files, "_SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(atomic, "_SLOW_SECONDS", -1.0)
 
 
 # --- DALI
@@ -139,7 +139,7 @@ def test_table_from_dali_of_an_archive_with_all_sorts_of_things(tmp_path):
 def test_store_reads_by_a_dali_index(here, monkeypatch):
     """A shard in place with its .idx beside it is opened without reading all headers."""
     here.put(dali(here.data))
-    monkeypatch.setattr(files, "scan_table", None)
+    monkeypatch.setattr(atomic, "scan_table", None)
     with contextlib.closing(Store(cache_dir=None).open(Shard(url=here.path, nsamples=20))) as reader:
         assert reader[3]["__key__"] == "d/s0003"
         assert reader[3][".c.x"].getvalue() == bytes([3]) * 23
@@ -214,7 +214,7 @@ def test_dali_index_without_names(here):
 
 def test_headers_that_come_at_once_are_scanned(here, monkeypatch):
     """From memory, the shard's own headers are read as quickly as an index."""
-    monkeypatch.setattr(files, "_SLOW_SECONDS", 60.0)
+    monkeypatch.setattr(atomic, "_SLOW_SECONDS", 60.0)
     here.put(dali(here.data))
     assert here.load() is None
 

@@ -14,16 +14,16 @@ from tests.cache_shards import pack
 from tests.servers import status
 from tests.shards import serve, write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
-from wids.cache import engines, indexing, survey
-from wids.cache.indexing import Wanted, create_index
-from wids.cache.journal import Journal
-from wids.cache.rewriting import merge_indexes, rebase_index, split_index, update_index
-from wids.cache.sources import find_shards, look_local
-from wids.cache.survey import Task, survey_shard, try_survey
-from wids.cache.window import Window
 from wids.errors import CacheError, FetchError, ShardError, SpecError, WidsError
 from wids.index import table as tables
 from wids.index import tar, writing
+from wids.jobs import index_create, runner, scan
+from wids.jobs.discovery import find_shards, look_local
+from wids.jobs.index_create import Wanted, create_index
+from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
+from wids.jobs.journal import Journal
+from wids.jobs.scan import Task, survey_shard, try_survey
+from wids.transport.header_reader import Window
 
 QUIET = Wanted(jobs=2)
 
@@ -359,7 +359,7 @@ def double(number, is_cancelled):
     return 2 * number
 
 
-@pytest.mark.parametrize("engine", [engines.run_in_threads, engines.run_in_processes])
+@pytest.mark.parametrize("engine", [runner.run_in_threads, runner.run_in_processes])
 def test_engines_give_every_answer_once(engine):
     """Whatever finishes first, each task's number comes with its answer; no tasks are no answers."""
     assert sorted(engine(double, list(range(20)), jobs=2)) == [(k, 2 * k) for k in range(20)]
@@ -371,7 +371,7 @@ def fail(number, is_cancelled):
     raise ValueError(number)
 
 
-@pytest.mark.parametrize("engine", [engines.run_in_threads, engines.run_in_processes])
+@pytest.mark.parametrize("engine", [runner.run_in_threads, runner.run_in_processes])
 def test_an_error_of_the_function_is_raised(engine):
     """It is not swallowed, and nothing hangs."""
     with pytest.raises(ValueError, match="1"):
@@ -386,7 +386,7 @@ def end(number, is_cancelled):
 def test_a_process_that_ends_is_told():
     """A killed worker is an error in words, not a hang."""
     with pytest.raises(WidsError, match="ended in its work"):
-        list(engines.run_in_processes(end, [1], jobs=1))
+        list(runner.run_in_processes(end, [1], jobs=1))
 
 
 def test_closing_ends_what_runs():
@@ -400,7 +400,7 @@ def test_closing_ends_what_runs():
         if number:
             ended.set()
 
-    answers = engines.run_in_threads(task, [0, 1, 2, 3], jobs=1)
+    answers = runner.run_in_threads(task, [0, 1, 2, 3], jobs=1)
     assert next(answers) == (0, None)
     answers.close()
     assert begun in ([0], [0, 1])
@@ -611,9 +611,9 @@ def test_malformed_indexes_are_refused_by_place(tmp_path):
     with pytest.raises(FetchError):
         update_index(str(tmp_path / "none.json"))
     with pytest.raises(CacheError, match="cannot be written"):
-        indexing.Indexing(str(tmp_path / "no/i.json"), QUIET, lambda *_: None)
+        index_create.Indexing(str(tmp_path / "no/i.json"), QUIET, lambda *_: None)
     assert look_local(str(tmp_path / "none.tar")).size is None
-    assert survey.Survey(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
+    assert scan.Survey(url="a", nsamples=1, filesize=2).entry() == {"url": "a", "nsamples": 1, "filesize": 2}
 
 
 @pytest.mark.parametrize("store", [backends.s3, backends.gs])

@@ -18,11 +18,11 @@ from tests.cache_dirs import table_of
 from tests.cache_shards import described, files_open_in
 from tests.conftest import Events
 from tests.interleave import Actor, arrive, doomed, play, watch_calls
-from wids.cache import files
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
-from wids.cache.store import Store
+from wids.osfiles import atomic
+from wids.readers.store import Store
 
 ROWS = 3
 # Letter of a shard -> tags of its versions, which are of one size. The first one of ``a`` is cached, and out of date.
@@ -175,14 +175,14 @@ class Place:
             with open(path, "rb") as file:
                 data = file.read()
                 assert data in [data_of(tag) for tag in tags]
-                facts = files.identify(file.fileno())
-                table = files.load_table(table_of(path), path, shard_bytes=len(data))
+                facts = atomic.identify(file.fileno())
+                table = atomic.load_table(table_of(path), path, shard_bytes=len(data))
                 assert table is not None
                 is_tied = table.identity.is_same(facts)
                 assert is_tied or has_crashed
                 if is_tied:
                     assert table.identity.md5 in (None, shards.md5(data))  # who knew no more than the name had no md5
-                    assert table.to_bytes() == files.scan_table(file.fileno(), path, table.identity).to_bytes()
+                    assert table.to_bytes() == atomic.scan_table(file.fileno(), path, table.identity).to_bytes()
 
     @contextlib.contextmanager
     def telling(self, words):

@@ -11,9 +11,9 @@ from tests.cache_shards import described, texts, texts_of
 from tests.children import PATIENCE_SECONDS, call_in_child
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases, leases
-from wids.cache.pool import OpenShards
 from wids.cache.space import Space
-from wids.cache.store import Store
+from wids.readers.pool import OpenShards
+from wids.readers.store import Store
 
 TAGS = "abcde"
 

@@ -30,7 +30,6 @@ import wids.wids_specs
 import wids.wids_tar
 from tests.cache_dirs import put_shard
 from tests.shards import write_shard, write_tar
-from wids.cache.indexing import create_index
 from wids.errors import (
     CountMismatchError,
     DecodeError,
@@ -41,6 +40,7 @@ from wids.errors import (
     TruncatedShardError,
     UnsafeFormatError,
 )
+from wids.jobs.index_create import create_index
 
 COUNTS = (3, 4, 2)
 EXPECTED = [f"text {g}" for g in range(sum(COUNTS))]

@@ -10,9 +10,9 @@ import pytest
 
 from tests.cache_dirs import put_file
 from tests.children import PATIENCE_SECONDS, call_in_child, child, kill, receive, stop_here
-from wids.cache import locks
 from wids.errors import CacheError
 from wids.events import Waited
+from wids.osfiles import locks
 
 
 def is_free(path):

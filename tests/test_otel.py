@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import wids
 from wids.events import Closed, Evicted, Fetched, Hit, Retried, Waited, WaitedForRoom
 from wids.otel import OpenTelemetryHook, observe
-from wids.tally import Stats
+from wids.stats import Stats
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

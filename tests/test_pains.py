@@ -29,7 +29,6 @@ import wids
 import wids.wids
 from tests import servers, tars
 from tests.shards import serve, write_index, write_shard, write_shards, write_tar
-from wids.cache import locks, system
 from wids.errors import (
     CompressedShardError,
     CountMismatchError,
@@ -42,6 +41,7 @@ from wids.errors import (
 )
 from wids.events import Evicted, Fetched, Opened, Rejected
 from wids.index import tar
+from wids.osfiles import locks, system
 
 PATIENCE_SECONDS = 60
 

@@ -12,11 +12,11 @@ import pytest
 from tests import cache_shards as shards
 from tests.cache_dirs import files_in
 from tests.children import PATIENCE_SECONDS
-from wids.cache import pipe
-from wids.cache.failures import CancelledTransferError
-from wids.cache.store import Store
-from wids.cache.transfer import Transfer
 from wids.errors import FetchError
+from wids.readers.store import Store
+from wids.transport import pipe
+from wids.transport.download import Transfer
+from wids.transport.failures import CancelledTransferError
 
 BODY = random.Random(0).randbytes(3 << 20)
 WAYS = pytest.mark.parametrize("way", ["output", "file"])

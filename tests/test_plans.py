@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.cache_dirs import files_in, put_file
 from tests.cache_shards import files_open_in
 from tests.children import child, kill, receive, stop_here
-from wids.cache import files, plans, system
+from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
-from wids.cache.plans import Plan
 from wids.cache.space import Space
+from wids.cache.usage_hints import Plan
+from wids.osfiles import atomic, system
 
 LONG_AGO, IN_AN_HOUR = 1_000_000.0, time.time() + 3600.0
 NAME = "1-0123abcd.plan"
@@ -39,7 +40,7 @@ def plan(home):
 def read_all(directory):
     """What the plans of a directory say."""
     home = CacheDirectory(directory)
-    return plans.read(home.own, home.transients().plans)
+    return usage_hints.read(home.own, home.transients().plans)
 
 
 def name_of(plan):
@@ -181,7 +182,7 @@ def test_a_forked_child_does_not_take_its_parent_s_plan_back(home, plan):
 def test_a_plan_that_is_replaced_while_it_is_read(home, plan, monkeypatch):
     """Between the opening of a plan and the look at its lock its job writes another one: that is what counts."""
     plan.write({"a.tar": 5.0})
-    real = files.open_file
+    real = atomic.open_file
 
     def late(path):
         opened = real(path)
@@ -191,7 +192,7 @@ def test_a_plan_that_is_replaced_while_it_is_read(home, plan, monkeypatch):
         return opened
 
     seen = []
-    monkeypatch.setattr(files, "open_file", late)
+    monkeypatch.setattr(atomic, "open_file", late)
     assert read_all(home) == {"a.tar": 6.0}
     assert files_open_in(home) == [plan.path]
 
@@ -201,7 +202,7 @@ def test_a_plan_that_changes_whenever_it_is_looked_at(home, plan, monkeypatch, e
     """Whoever reads it goes on without it, and leaves nothing open."""
     plan.write({"a.tar": 5.0})
     names = CacheDirectory(home).transients().plans
-    real = files.open_file
+    real = atomic.open_file
 
     def late(path):
         opened = real(path)
@@ -211,22 +212,22 @@ def test_a_plan_that_changes_whenever_it_is_looked_at(home, plan, monkeypatch, e
             plan.write({"a.tar": 6.0})
         return opened
 
-    monkeypatch.setattr(files, "open_file", late)
-    assert plans.read(CacheDirectory(home).own, names) == {}
+    monkeypatch.setattr(atomic, "open_file", late)
+    assert usage_hints.read(CacheDirectory(home).own, names) == {}
     assert files_open_in(home) == ([] if end == "closes" else [plan.path])
 
 
 def test_a_plan_that_is_replaced_while_others_sweep(home, plan, monkeypatch):
     """A sweeper that holds the plan before, which is nobody's now, does not delete the one that took its name."""
     plan.write({"a.tar": 5.0})
-    real = plans.is_left
+    real = usage_hints.is_left
 
     def late(fd, **options):
         plan.write({"a.tar": 6.0})
         return real(fd, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(plans, "is_left", late)
+        patch.setattr(usage_hints, "is_left", late)
         sweep(home)
     assert files_in(home) == [name_of(plan)]
     assert read_all(home) == {"a.tar": 6.0}
@@ -267,9 +268,9 @@ def test_a_plan_that_is_too_long_is_not_read(home, plan, locked_file, monkeypatc
     data = b'{"uses": {"a.tar": 5.0}, "busy": {}}'
     locked_file(data)
     plan.write({})
-    monkeypatch.setattr(plans, "_MOST_BYTES", len(data))
+    monkeypatch.setattr(usage_hints, "_MOST_BYTES", len(data))
     assert read_all(home) == {"a.tar": 5.0}
-    monkeypatch.setattr(plans, "_MOST_BYTES", len(data) - 1)
+    monkeypatch.setattr(usage_hints, "_MOST_BYTES", len(data) - 1)
     assert read_all(home) == {}
 
 
@@ -281,7 +282,7 @@ def test_what_is_no_file(home):
     os.mkfifo(os.path.join(own, "2-00000000.plan"))
     os.symlink("nothing", os.path.join(own, "3-00000000.plan"))
     before = files_in(home)
-    assert plans.read(home, [*before, "not there"]) == {}
+    assert usage_hints.read(home, [*before, "not there"]) == {}
     sweep(home)
     assert files_in(home) == before
 

@@ -19,12 +19,13 @@ import wids
 from tests import cache_shards as shards
 from tests.cache_shards import texts, texts_of
 from tests.children import PATIENCE_SECONDS, call_in_child
-from wids.cache import pool, system
-from wids.cache.pool import LRUCache, OpenShards, default_capacity
-from wids.cache.store import Store
 from wids.errors import CacheError, FetchDeniedError, ShardNotFoundError
 from wids.events import Closed
 from wids.index.spec import Shard
+from wids.osfiles import system
+from wids.readers import pool
+from wids.readers.pool import LRUCache, OpenShards, default_capacity
+from wids.readers.store import Store
 
 TAGS = "abcdef"
 

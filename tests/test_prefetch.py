@@ -21,14 +21,15 @@ from tests import cache_shards as shards
 from tests.cache_dirs import files_in
 from tests.children import PATIENCE_SECONDS, child, kill, receive
 from tests.servers import instead, status, whole
-from wids.cache import prefetch, remote, space
-from wids.cache.store import Store
+from wids.cache import prefetch, space
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
 from wids.order import epoch
 from wids.order.coming import Shards
+from wids.readers.store import Store
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
+from wids.transport import filesystems
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -70,8 +71,8 @@ def describe(server, tags, *, has_sizes=True, rows=ROWS):
 @pytest.fixture
 def one_at_a_time(monkeypatch):
     """One fetch at a time, so that the order of requests is that of the fetches."""
-    monkeypatch.setattr(remote, "CONNECTIONS", 1)
-    monkeypatch.setattr(remote, "_connections", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(filesystems, "CONNECTIONS", 1)
+    monkeypatch.setattr(filesystems, "_connections", weakref.WeakKeyDictionary())
     monkeypatch.setattr(prefetch, "_LEAST_UNDER_WAY", 1)
 
 
@@ -426,10 +427,10 @@ def by_workers(sampler):
 )
 def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, leave):
     """However an iteration ends: no thread, no part file, no plan, and not one request more."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)
     story = leave(ChunkedSampler(make(), chunksize=ROWS, shuffle=False))
     assert next(story) == 0
-    wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
     wait_until(lambda: any(name.endswith(".plan") for name in left(tmp_path)))
     assert "wids-prefetch" in threads()
     with monkeypatch.context() as patch:
@@ -437,16 +438,16 @@ def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, leav
         assert list(story) == []
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + remote.CONNECTIONS
+    assert len(web.requests) == 2 + filesystems.CONNECTIONS
     assert not held.go.is_set()
 
 
 @pytest.mark.parametrize("way", ["close", "with", "del", "exception"])
 def test_one_s_own_indices_end(web, make, held, tmp_path, monkeypatch, way):
     """A sequence of the caller's own ends when it is closed, left or forgotten."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
     if way == "close":
         ahead.close()
         ahead.close()
@@ -460,20 +461,20 @@ def test_one_s_own_indices_end(web, make, held, tmp_path, monkeypatch, way):
         del ahead
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + remote.CONNECTIONS
+    assert len(web.requests) == 2 + filesystems.CONNECTIONS
 
 
 def test_what_is_under_way_at_the_end_arrives(web, make, held):
     """When the last index was drawn, what is half there comes whole, and nothing else is begun."""
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
     assert list(ahead) == list(range(60))
     held.go.set()
     wait_until(lambda: threads() == [])
-    assert len(web.requests) == 2 + remote.CONNECTIONS
-    for row in range(2 + remote.CONNECTIONS):
+    assert len(web.requests) == 2 + filesystems.CONNECTIONS
+    for row in range(2 + filesystems.CONNECTIONS):
         assert text_of(make()[row * ROWS]) == expected_text(row * ROWS)
-    assert len(web.requests) == 2 + remote.CONNECTIONS
+    assert len(web.requests) == 2 + filesystems.CONNECTIONS
 
 
 SCRIPT = """
@@ -502,7 +503,7 @@ def test_it_ends_with_the_program(web, held, tmp_path, way):
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", SCRIPT, arguments], **pipes) as process:
         try:
-            wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
+            wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
             _, complaints = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
@@ -585,10 +586,10 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
     cache = str(tmp_path / "cache")
     with child(run_job, describe(web, TAGS), cache, range(60)) as (process, connection):
         assert receive(connection) == "begun"
-        wait_until(lambda: len(web.requests) == 2 + remote.CONNECTIONS)
+        wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
         wait_until(lambda: planned(cache) != [])
         kill(process)
-    assert len(left(cache)) > 2 * remote.CONNECTIONS
+    assert len(left(cache)) > 2 * filesystems.CONNECTIONS
     Store(cache_dir=cache).open(shards.Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
     Store(cache_dir=cache).open(shards.Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()

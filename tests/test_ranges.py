@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.servers import reset, status, whole
-from wids.cache import remote
-from wids.cache.ranges import ShardBytes
 from wids.errors import ChangedShardError, FetchError, ShardNotFoundError
+from wids.transport import filesystems
+from wids.transport.range_client import ShardBytes
 
 DATA = bytes(i * i % 251 for i in range(50_000))
 
@@ -47,7 +47,7 @@ def url(request, tmp_path):
 @pytest.fixture
 def close_gaps(monkeypatch):
     """Pieces more than 100 bytes apart are two requests."""
-    monkeypatch.setattr(remote.Connections, "gap_bytes", lambda self, host: 100)
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 100)
 
 
 pieces = st.lists(st.tuples(st.integers(0, 50_100), st.integers(0, 3000)), max_size=8)
@@ -72,12 +72,12 @@ def test_close_pieces_are_one_request(web, close_gaps):
 
 def test_much_comes_over_all_connections(web, monkeypatch):
     """One long read is several ranges at a time, as long as those of a fetch, which hold each byte once."""
-    monkeypatch.setattr(remote, "_LEAST_RANGE_BYTES", 1)
-    monkeypatch.setattr(remote, "_FIRST_RANGE_BYTES", 2 * 40_000 // remote.CONNECTIONS)
+    monkeypatch.setattr(filesystems, "_LEAST_RANGE_BYTES", 1)
+    monkeypatch.setattr(filesystems, "_FIRST_RANGE_BYTES", 2 * 40_000 // filesystems.CONNECTIONS)
     source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
     assert source.read(10, 40_000) == DATA[10:40_010]
     found = sorted(web.ranges)
-    assert len(found) == remote.CONNECTIONS
+    assert len(found) == filesystems.CONNECTIONS
     assert [lo for _, lo, _ in found] == [10, *(hi for _, _, hi in found[:-1])]
 
 

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS, call_in_child
-from wids.cache import files, reader, system
-from wids.cache.reader import SPAN_BYTES, Blocks, ShardReader
 from wids.errors import ChangedShardError, ShardError, TruncatedShardError
+from wids.osfiles import atomic, system
+from wids.readers import local
+from wids.readers.local import SPAN_BYTES, Blocks, ShardReader
 
 
 def open_shard(path, *, group="adjacent", url="shard-url"):
     """A reader of a local shard, its table built as for the first open."""
-    fd, facts = files.open_file(path)
-    return ShardReader(fd, table=files.scan_table(fd, url, facts, group=group), url=url, path=path)
+    fd, facts = atomic.open_file(path)
+    return ShardReader(fd, table=atomic.scan_table(fd, url, facts, group=group), url=url, path=path)
 
 
 def values(sample):
@@ -39,12 +40,12 @@ def read_into(shard, rows, first_index=0, name=None):
 
 def make_small(patch):
     """Blocks of 1 KiB that are read at the second sample, three of them kept; samples of more than 256 bytes apart."""
-    patch.setattr(reader, "BLOCK_SHIFT", 10)
-    patch.setattr(reader, "BLOCK_BYTES", 1 << 10)
-    patch.setattr(reader, "SPAN_BYTES", 256)
-    patch.setattr(reader, "_WORTH_READS", 2)
-    patch.setattr(reader, "_MEMORY_READS", 20)
-    patch.setattr(reader, "_MAX_BLOCKS", 3)
+    patch.setattr(local, "BLOCK_SHIFT", 10)
+    patch.setattr(local, "BLOCK_BYTES", 1 << 10)
+    patch.setattr(local, "SPAN_BYTES", 256)
+    patch.setattr(local, "_WORTH_READS", 2)
+    patch.setattr(local, "_MEMORY_READS", 20)
+    patch.setattr(local, "_MAX_BLOCKS", 3)
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def test_a_shard_cut_and_regrown_is_a_changed_one(path, monkeypatch):
 def test_a_replaced_shard_is_read_as_it_was(path):
     """Who has a shard open goes on with the old file when another one takes its name, or when it is deleted."""
     shard = open_shard(path)
-    files.write_atomically(path, shards.shard("b", 20))
+    atomic.write_atomically(path, shards.shard("b", 20))
     assert shards.texts(shard) == shards.texts_of("a", 20)
     os.unlink(path)
     assert shards.texts(shard) == shards.texts_of("a", 20)
@@ -270,7 +271,7 @@ def test_without_maps_reads_go_on(path, monkeypatch):
     def refuse(*args, **options):
         raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(reader, "mmap", SimpleNamespace(mmap=refuse, ACCESS_READ=mmap.ACCESS_READ))
+    monkeypatch.setattr(local, "mmap", SimpleNamespace(mmap=refuse, ACCESS_READ=mmap.ACCESS_READ))
     shard.map_file()
     assert shards.texts(shard) == shards.texts_of("a", 20)
 
@@ -311,13 +312,13 @@ def test_close_reads_become_one(tmp_path, preads):
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     preads.clear()
     check_all(shard, expected(members), list(range(1000)))
-    assert len(preads) == 2 * reader._WORTH_READS  # of two blocks
-    assert max(size for size, _ in preads) <= reader.BLOCK_BYTES + SPAN_BYTES
+    assert len(preads) == 2 * local._WORTH_READS  # of two blocks
+    assert max(size for size, _ in preads) <= local.BLOCK_BYTES + SPAN_BYTES
 
 
 def test_scattered_reads_stay_small(tmp_path, monkeypatch, preads):
     """Blocks that are read from now and then only are never read ahead: their counts are forgotten in time."""
-    monkeypatch.setattr(reader, "_MEMORY_READS", 4)
+    monkeypatch.setattr(local, "_MEMORY_READS", 4)
     members = sized([200] * 100)
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     preads.clear()
@@ -331,7 +332,7 @@ def test_samples_about_as_long_as_a_span(tmp_path, size):
     members = sized([size, *[77] * 30] * 40)
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     wanted = expected(members)
-    assert max(shard.table.offsets) > reader.BLOCK_BYTES
+    assert max(shard.table.offsets) > local.BLOCK_BYTES
     check_all(shard, wanted, list(range(len(wanted))))
     check_all(shard, wanted, random.Random(0).sample(range(len(wanted)), len(wanted)))
 
@@ -357,9 +358,9 @@ def test_members_without_bytes(tmp_path, small_blocks):
 def test_an_empty_sample_at_the_end_of_the_last_block(tmp_path, small_blocks):
     """An empty member whose offset is the file's size, on a block boundary, is served."""
     path = shards.write(tmp_path / "a.tar", bytes(1024))
-    fd, facts = files.open_file(path)
+    fd, facts = atomic.open_file(path)
     members = [(b"a.txt", 0, 1000, 24), (b"b.txt", 1024, 1024, 0)]
-    table = files.tables.build_table(members, identity=facts, shard="s")
+    table = atomic.tables.build_table(members, identity=facts, shard="s")
     shard = ShardReader(fd, table=table, url="s", path=path)
     for _ in range(5):
         assert values(shard.read(1)) == {".txt": b"", "__key__": "b"}
@@ -386,7 +387,7 @@ def test_old_blocks_make_room(tmp_path, small_blocks):
         shard.read(row)
         assert len(blocks.kept) <= 3
     newest = max(blocks.kept)
-    assert newest == shard.tag + (shard.table.offsets[-1] >> reader.BLOCK_SHIFT)
+    assert newest == shard.tag + (shard.table.offsets[-1] >> local.BLOCK_SHIFT)
     check_all(shard, expected(members), [0, 99, 50, 0, 99, 50] * 4)
 
 

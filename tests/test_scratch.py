@@ -6,8 +6,8 @@ import tempfile
 import pytest
 
 from tests.children import child, kill, receive, stop_here
-from wids.cache import scratch, system
 from wids.errors import CacheError
+from wids.osfiles import system, tempdirs
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _here(tmp_path, monkeypatch):
 
 def hold(connection):
     """Make a directory with a file in it, say where it is, and go no further."""
-    with scratch.directory("verify") as place:
+    with tempdirs.directory("verify") as place:
         with open(os.path.join(place, "x.tar"), "w") as file:
             file.write("half")
         connection.send(place)
@@ -27,12 +27,12 @@ def hold(connection):
 
 def test_it_is_gone_at_the_end(tmp_path):
     """With all that is in it, also when the block fails; it is its user's alone."""
-    with scratch.directory("verify") as place:
+    with tempdirs.directory("verify") as place:
         assert os.path.basename(place).startswith("wids-verify.")
         assert os.stat(place).st_mode & 0o777 == 0o700
         open(os.path.join(place, "x"), "w").close()
     assert os.listdir(tmp_path) == []
-    with pytest.raises(KeyboardInterrupt), scratch.directory("verify"):
+    with pytest.raises(KeyboardInterrupt), tempdirs.directory("verify"):
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == []
 
@@ -43,11 +43,11 @@ def test_one_that_is_in_use_stays_and_one_of_a_killed_process_goes(tmp_path):
     with child(hold) as (process, connection):
         place = receive(connection)
         assert receive(connection) == "here"
-        with scratch.directory("survey"):
+        with tempdirs.directory("survey"):
             assert os.path.exists(os.path.join(place, "x.tar"))
         kill(process)
     assert os.path.exists(os.path.join(place, "x.tar"))
-    with scratch.directory("survey"):
+    with tempdirs.directory("survey"):
         assert not os.path.exists(place)
     assert os.listdir(tmp_path) == ["wids-verify-old"]
 
@@ -55,7 +55,7 @@ def test_one_that_is_in_use_stays_and_one_of_a_killed_process_goes(tmp_path):
 def test_one_killed_before_its_directory_was_made_leaves_nothing(tmp_path):
     """A mark alone goes too."""
     (tmp_path / "wids-pack.12-0123abcd.part").touch()
-    with scratch.directory("pack"):
+    with tempdirs.directory("pack"):
         pass
     assert os.listdir(tmp_path) == []
 
@@ -66,7 +66,7 @@ def test_without_locks_nothing_is_swept(tmp_path, monkeypatch, answer):
     (tmp_path / "wids-pack.12-0123abcd").mkdir()
     (tmp_path / "wids-pack.12-0123abcd.part").touch()
     monkeypatch.setattr(system, "try_lock", lambda _, is_shared: answer)
-    scratch.sweep(str(tmp_path))
+    tempdirs.sweep(str(tmp_path))
     assert len(os.listdir(tmp_path)) == 2
 
 
@@ -77,24 +77,24 @@ def test_those_of_others_stay(tmp_path, monkeypatch):
     os.symlink(tmp_path / "precious", tmp_path / "wids-pack.13-0123abcd.part")
     user = system.user_id()
     monkeypatch.setattr(system, "user_id", lambda: user + 1)
-    scratch.sweep(str(tmp_path))
+    tempdirs.sweep(str(tmp_path))
     monkeypatch.undo()
-    scratch.sweep(str(tmp_path))
+    tempdirs.sweep(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["precious", "wids-pack.13-0123abcd.part"]
 
 
 def test_a_thread_that_writes_on_is_cleaned_up_after_later(tmp_path, monkeypatch):
     """What cannot be removed at the end keeps its mark, and goes the next time."""
-    with scratch.directory("verify") as place:
-        monkeypatch.setattr(scratch.shutil, "rmtree", lambda *_, **__: None)
+    with tempdirs.directory("verify") as place:
+        monkeypatch.setattr(tempdirs.shutil, "rmtree", lambda *_, **__: None)
     monkeypatch.undo()
     assert os.path.exists(place)
-    scratch.sweep(str(tmp_path))
+    tempdirs.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
 def test_no_place_for_it_is_one_error(tmp_path, monkeypatch):
     """It says what to do."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(CacheError, match=r"TMPDIR"), scratch.directory("verify"):
+    with pytest.raises(CacheError, match=r"TMPDIR"), tempdirs.directory("verify"):
         pass

@@ -11,8 +11,8 @@ from tests.cache_shards import described, texts, texts_of
 from tests.children import call_in_child
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
-from wids.cache.store import Store
 from wids.errors import CacheFull, WidsError
+from wids.readers.store import Store
 
 ALICE, BOB = 60_001, 60_002
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")

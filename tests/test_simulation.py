@@ -20,11 +20,11 @@ from tests.children import PATIENCE_SECONDS
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
 from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
-from wids.cache.store import Store
 from wids.events import Evicted, Fetched
 from wids.index import table as tables
+from wids.readers.store import Store
 from wids.simulate import figures, job
-from wids.simulate.node import Node
+from wids.simulate.node_cache import Node
 from wids.simulate.run import Simulation
 
 

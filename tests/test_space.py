@@ -26,17 +26,18 @@ from tests.cache_dirs import (
 )
 from tests.cache_shards import described, files_open_in, texts, texts_of
 from tests.children import child, receive
-from wids.cache import files, locks, plans, system
 from wids.cache import space as spaces
+from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
-from wids.cache.evict import Entry
-from wids.cache.plans import Plan
-from wids.cache.pool import OpenShards
 from wids.cache.space import Space, evict_from, table_allowance
-from wids.cache.store import Store
+from wids.cache.usage_hints import Plan
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom
 from wids.index.spec import Shard
+from wids.osfiles import atomic, locks, system
+from wids.policy.eviction import Entry
+from wids.readers.pool import OpenShards
+from wids.readers.store import Store
 
 A, B = shards.shard("a"), shards.shard("b")
 
@@ -60,7 +61,7 @@ class Clock:
     def rule(self, monkeypatch):
         """Be the clock of whoever waits for space, for at most seven seconds, and of plans."""
         monkeypatch.setattr(spaces, "time", self)
-        monkeypatch.setattr(plans, "time", self)
+        monkeypatch.setattr(usage_hints, "time", self)
         monkeypatch.setattr(spaces, "WAIT_SECONDS", 7.0)
 
     def time(self):
@@ -118,7 +119,7 @@ def planned(home, **uses):
 def reserve(space, size, **options):
     """Make room for a shard of ``size`` bytes, and give it up again; how large its part file was."""
     space.directory.make()
-    with files.part_file(space.directory.staging("new.tar")) as (_, fd):
+    with atomic.part_file(space.directory.staging("new.tar")) as (_, fd):
         space.reserve([(fd, size)], url="u://new.tar", **options)
         return os.fstat(fd).st_size
 
@@ -155,7 +156,7 @@ def test_several_files_at_once(home):
     space = Space(home, limit=50)
     staging = space.directory.staging("n.tar")
     space.directory.make()
-    with files.part_file(staging) as (_, one), files.part_file(f"{staging}.widx") as (_, other):
+    with atomic.part_file(staging) as (_, one), atomic.part_file(f"{staging}.widx") as (_, other):
         space.reserve([(one, 12), (other, 8)], url="u")
         assert left(home) == "bcd"
         assert (os.fstat(one).st_size, os.fstat(other).st_size) == (12, 8)
@@ -169,7 +170,7 @@ def test_what_weighs_and_what_does_not(home):
     """Downloads of others count with the size they will have; strangers, locks, marks and plans do not count."""
     fill(home, "ab")
     put_file(home, "mine.tar", bytes(1000))
-    with files.part_file(staging_of(f"{home}/other.tar")) as (_, fd), planned(home, a=5.0):
+    with atomic.part_file(staging_of(f"{home}/other.tar")) as (_, fd), planned(home, a=5.0):
         os.truncate(fd, 100)
         reserve(Space(home, limit=131), 11)
         assert left(home) == "ab"
@@ -277,7 +278,7 @@ def test_bytes_that_are_promised_to_downloads_are_not_free(home, disk):
     """A part file that is still empty will fill the disk: its bytes are not promised twice."""
     fill(home)
     disk.size, disk.others = 100_000, 100_000 - 40 - 1000 - 5000
-    with files.part_file(staging_of(f"{home}/other.tar")) as (_, fd):
+    with atomic.part_file(staging_of(f"{home}/other.tar")) as (_, fd):
         os.truncate(fd, 4995)
         reserve(Space(home, limit=None), 5)
         assert left(home) == "abcd"
@@ -432,7 +433,7 @@ def test_who_waits_lets_go_of_its_own(home, clock):
 def test_who_waits_goes_on_when_a_download_ends(home, clock):
     """A download of another process takes the room for now: no bell, for nobody can let go of it, but a wait."""
     space = Space(home, limit=25)
-    part = files.part_file(staging_of(f"{home}/other.tar"))
+    part = atomic.part_file(staging_of(f"{home}/other.tar"))
     _, fd = part.__enter__()
     os.truncate(fd, 20)
 
@@ -627,7 +628,7 @@ def test_room_is_made_as_a_simulation_makes_it(scene):
         for size in scene.garbage:
             put_garbage(f"{home}/g.tar", size)
         for size in scene.live:
-            os.truncate(stack.enter_context(files.part_file(staging_of(f"{home}/l.tar")))[1], size)
+            os.truncate(stack.enter_context(atomic.part_file(staging_of(f"{home}/l.tar")))[1], size)
         if scene.orphan is not None:
             put_table(f"{home}/o.tar", scene.orphan)
         put_file(home, "mine.tar", b"mine")
@@ -701,7 +702,7 @@ def test_sweeping_takes_nothing_that_is_alive(home, events):
     """Part files that are locked, plans of live jobs, tables of shards: all stay; garbage goes, and is told."""
     fill(home, "a")
     garbage = put_garbage(f"{home}/x.tar", 7)
-    with files.part_file(staging_of(f"{home}/y.tar")) as (part, _), planned(home, a=5.0):
+    with atomic.part_file(staging_of(f"{home}/y.tar")) as (part, _), planned(home, a=5.0):
         before = files_in(home)
         Space(home, limit=None, hooks=[events]).sweep()
         assert files_in(home) == [name for name in before if name != os.path.relpath(garbage, home)]
@@ -711,15 +712,15 @@ def test_sweeping_takes_nothing_that_is_alive(home, events):
 
 def test_a_part_file_that_was_published_while_others_sweep(home, events, monkeypatch):
     """Where nobody can lock the directory, a download may get its name between the look at it and its deletion."""
-    part, fd = files.make_part(staging_of(f"{home}/a.tar"))
-    real = plans.is_left
+    part, fd = atomic.make_part(staging_of(f"{home}/a.tar"))
+    real = usage_hints.is_left
 
     def late(other, **options):
         os.replace(part, f"{home}/a.tar")
         locks.unmark(fd)
         return real(other, **options)
 
-    monkeypatch.setattr(plans, "is_left", late)
+    monkeypatch.setattr(usage_hints, "is_left", late)
     Space(home, limit=None, hooks=[events]).sweep()
     os.close(fd)
     assert os.path.exists(f"{home}/a.tar")
@@ -775,7 +776,7 @@ def test_cleaning_does_not_count_what_it_sweeps(home):
 def test_cleaning_counts_downloads_under_way(home):
     """What others are fetching is within the bound, too."""
     fill(home)
-    with files.part_file(staging_of(f"{home}/x.tar")) as (_, fd):
+    with atomic.part_file(staging_of(f"{home}/x.tar")) as (_, fd):
         os.truncate(fd, 15)
         evict_from([Space(home, limit=None)], limit=40, most=99)
     assert left(home) == "cd"

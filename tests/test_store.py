@@ -15,8 +15,6 @@ from tests import cache_shards as shards
 from tests.cache_dirs import files_in, table_of
 from tests.cache_shards import described, texts, texts_of
 from tests.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import fetch, files, remembered, system
-from wids.cache.store import Store, default_cache_dir
 from wids.errors import (
     CacheError,
     ChangedShardError,
@@ -34,6 +32,10 @@ from wids.errors import (
 )
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
 from wids.index.spec import Shard
+from wids.osfiles import atomic, system
+from wids.readers import memo
+from wids.readers.store import Store, default_cache_dir
+from wids.transport import retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -148,8 +150,8 @@ def test_what_is_there_instead_of_a_local_shard(tmp_path, opened):
 def test_a_saved_table_saves_the_scan(tmp_path, opened, events, monkeypatch):
     """A table published beside a local shard is used, as long as it is the shard's own."""
     path = shards.write(tmp_path / "a.tar", A)
-    fd, facts = files.open_file(path)
-    files.save_table(path + ".widx", files.scan_table(fd, path, facts))
+    fd, facts = atomic.open_file(path)
+    atomic.save_table(path + ".widx", atomic.scan_table(fd, path, facts))
     os.close(fd)
     assert opened(described(path, A)) == texts_of()
     assert events[0].has_saved_table
@@ -179,20 +181,20 @@ def test_a_table_that_is_no_file(tmp_path, opened):
 def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     """A shard without a saved table is scanned once for each store, until it changes, and up to a bound."""
     scans = []
-    real = files.scan_table
+    real = atomic.scan_table
     monkeypatch.setattr(
-        files, "scan_table", lambda fd, url, *args, **options: scans.append(url) or real(fd, url, *args, **options)
+        atomic, "scan_table", lambda fd, url, *args, **options: scans.append(url) or real(fd, url, *args, **options)
     )
     paths = [shards.write(tmp_path / f"{tag}.tar", shards.shard(tag)) for tag in "abc"]
     opener = Store(cache_dir=str(cache))
     for path in paths * 2:
         opener.open(Shard(url=path, nsamples=3))
     assert scans == paths
-    files.write_atomically(paths[0], shards.shard("z", 4))
+    atomic.write_atomically(paths[0], shards.shard("z", 4))
     age(paths[0])
     assert texts(opener.open(Shard(url=paths[0], nsamples=4))) == texts_of("z", 4)
     assert scans == [*paths, paths[0]]
-    monkeypatch.setattr(remembered, "MOST_BYTES", 1)
+    monkeypatch.setattr(memo, "MOST_BYTES", 1)
     scans.clear()
     opener = Store(cache_dir=str(cache))
     for path in paths * 2:
@@ -200,7 +202,7 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
         assert list(opener._tables) == [path]
     assert scans == paths * 2
     each = max(table.nbytes for table in opener._tables.values())
-    monkeypatch.setattr(remembered, "MOST_BYTES", 2 * each)
+    monkeypatch.setattr(memo, "MOST_BYTES", 2 * each)
     for path in paths:
         opener.open(Shard(url=path, nsamples=None))
     assert list(opener._tables) == paths[1:]
@@ -210,8 +212,8 @@ def test_grouping_and_key_rules(tmp_path, opened, events):
     """Another key rule or grouping gives its own samples, whatever table is saved; repeated keys are reported."""
     data = shards.pack([("a.1.txt", b"1"), ("b.1.txt", b"2"), ("a.2.txt", b"3")])
     path = shards.write(tmp_path / "a.tar", data)
-    fd, facts = files.open_file(path)
-    files.save_table(path + ".widx", files.scan_table(fd, path, facts))
+    fd, facts = atomic.open_file(path)
+    atomic.save_table(path + ".widx", atomic.scan_table(fd, path, facts))
     os.close(fd)
     shard = Shard(url=path, nsamples=3)
     opener = Store(cache_dir=None, hooks=[events])
@@ -642,8 +644,8 @@ def test_a_cached_shard_of_another_size_is_not_hashed(server, opened, monkeypatc
     new = shards.shard("b", 30)
     server.add("/a.tar", new)
     digests = []
-    real = fetch.file_md5
-    monkeypatch.setattr(fetch, "file_md5", lambda file: digests.append(real(file)) or digests[-1])
+    real = retrying.file_md5
+    monkeypatch.setattr(retrying, "file_md5", lambda file: digests.append(real(file)) or digests[-1])
     assert opened(described(url, new, nsamples=30)) == texts_of("b", 30)
     assert digests == [shards.md5(new)]
 
@@ -850,7 +852,7 @@ def test_another_version_published_meanwhile_is_no_matter(server, cache, monkeyp
     def replace(source, target):
         real(source, target)
         if target == path:
-            files.write_atomically(table_of(path), b"of another")
+            atomic.write_atomically(table_of(path), b"of another")
             shards.write(path + ".other", B)
             real(path + ".other", path)
 

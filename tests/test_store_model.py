@@ -25,14 +25,15 @@ from tests.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.cache_shards import described, files_open_in
 from tests.clocks import skip_waits
 from tests.conftest import Events
-from wids.cache import contents, files, system
+from wids.cache import contents
 from wids.cache import space as spaces
 from wids.cache.directory import CacheDirectory
-from wids.cache.plans import Plan
 from wids.cache.space import Space, evict_from, table_allowance
-from wids.cache.store import Store
+from wids.cache.usage_hints import Plan
 from wids.errors import CacheFull, FetchError, ShardError
 from wids.index import table as tables
+from wids.osfiles import atomic, system
+from wids.readers.store import Store
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
 # Later than any file is really written, so that the order of use is the model's, to the step.
@@ -490,10 +491,10 @@ class Directory(RuleBasedStateMachine):
         before = self.size(key) if self.is_ours(key) else None
         self.garbage.add(put_garbage(self.path(key)))
         put_file(self.home, "new", data)
-        fd, facts = files.open_file(os.path.join(self.home, "new"))
+        fd, facts = atomic.open_file(os.path.join(self.home, "new"))
         md5 = shards.md5(data) if has_md5 else None
         facts = tables.Identity(size=facts.size, mtime_ns=self.next_tick() * 1_000_000_000, md5=md5)
-        files.write_atomically(self.file(key, "table"), files.scan_table(fd, self.url(key), facts).to_bytes())
+        atomic.write_atomically(self.file(key, "table"), atomic.scan_table(fd, self.url(key), facts).to_bytes())
         os.close(fd)
         if key in self.files:
             self.files[key].is_tied = False
@@ -506,7 +507,7 @@ class Directory(RuleBasedStateMachine):
     def download(self, key, size, is_killed):
         """Another process begins on a shard of its own, for which it has room; or it gives up, or is killed."""
         if not self.downloads:
-            part, fd = files.make_part(staging_of(self.path(key) + "-other"))
+            part, fd = atomic.make_part(staging_of(self.path(key) + "-other"))
             os.truncate(fd, size)
             self.downloads.append((part, fd))
             return

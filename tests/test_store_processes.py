@@ -22,10 +22,11 @@ from tests.children import (
     stop_here,
 )
 from tests.servers import whole
-from wids.cache import fetch, files
 from wids.cache.directory import CacheDirectory
-from wids.cache.store import Store
 from wids.index.spec import Shard
+from wids.osfiles import atomic
+from wids.readers.store import Store
+from wids.transport import retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -196,9 +197,9 @@ def is_publishing(source, target):
 
 
 POINTS = {
-    "with the lock": before(files, "part_file"),
-    "with an empty part file": before(fetch, "fetch_to"),
-    "with all bytes, not checked": before(fetch, "check_file"),
+    "with the lock": before(atomic, "part_file"),
+    "with an empty part file": before(retrying, "fetch_to"),
+    "with all bytes, not checked": before(retrying, "check_file"),
     "with the table in its part file": before(os, "replace"),
     "with the table published": before(os, "replace", is_publishing),
     "with the shard published": before(os, "unlink", lambda path: ".tar." in path and ".widx" not in path),

@@ -9,7 +9,7 @@ import torch
 import wids
 from tests.shards import write_index
 from wids.events import Closed, Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
-from wids.tally import Stats, Tally
+from wids.stats import Stats, Tally
 
 EVENTS = {
     Fetched(url="u", path="p", size_bytes=10, seconds=0.5): {"fetches": 1, "fetched_bytes": 10, "stalled_seconds": 0.5},

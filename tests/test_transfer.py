@@ -32,9 +32,6 @@ from tests.range_faults import (
     within,
 )
 from tests.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced
-from wids.cache import fetch, remote, transfer
-from wids.cache.failures import CancelledTransferError
-from wids.cache.store import Store
 from wids.errors import (
     CacheFull,
     FetchDeniedError,
@@ -45,11 +42,14 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Retried
+from wids.readers.store import Store
+from wids.transport import download, filesystems, retrying
+from wids.transport.failures import CancelledTransferError
 
 pytestmark = pytest.mark.usefixtures("no_waits", "small_ranges", "nothing_left")
 
 RANGE = 1000
-COUNT = remote.CONNECTIONS
+COUNT = filesystems.CONNECTIONS
 PATH = "/a.tar"
 
 
@@ -65,7 +65,7 @@ BODY, OTHER = make(20 * RANGE + 7), make(20 * RANGE + 7, seed=1)
 def small_ranges(monkeypatch):
     """All ranges have RANGE bytes, whatever was seen of the server."""
     for name in ("_FIRST_RANGE_BYTES", "_LEAST_RANGE_BYTES", "_MOST_RANGE_BYTES"):
-        monkeypatch.setattr(remote, name, RANGE)
+        monkeypatch.setattr(filesystems, name, RANGE)
 
 
 @pytest.fixture
@@ -102,14 +102,14 @@ def is_idle():
     async def look():
         return asyncio.all_tasks() - {asyncio.current_task()}
 
-    connections = remote.connections()
-    running = asyncio.run_coroutine_threadsafe(look(), remote.loop()).result(PATIENCE_SECONDS)
+    connections = filesystems.connections()
+    running = asyncio.run_coroutine_threadsafe(look(), filesystems.loop()).result(PATIENCE_SECONDS)
     return not running and connections.free._value == connections.count
 
 
 def fetch_body(url, target, *, size=None, check=lambda: None, **options):
     """The bytes that a fetch of ``url`` wrote."""
-    fetch.fetch_to(url, target, check=check, size=size, **options)
+    retrying.fetch_to(url, target, check=check, size=size, **options)
     with open(target, "rb") as file:
         return file.read()
 
@@ -151,7 +151,7 @@ def test_servers_without_ranges(server, target, size, answer):
 @pytest.mark.parametrize("size", SIZES)
 def test_other_sources(target, tmp_path, monkeypatch, size):
     """Local files and file systems without asynchronous reads come in blocks, of whatever length they are."""
-    monkeypatch.setattr(transfer, "BLOCK_BYTES", RANGE)
+    monkeypatch.setattr(download, "BLOCK_BYTES", RANGE)
     body = make(size)
     assert fetch_body(shards.write(tmp_path / "source", body), target) == body
     fsspec.filesystem("memory").pipe("/a.tar", body)
@@ -243,7 +243,7 @@ def test_a_transfer_that_does_not_get_on_is_given_up(ranges, target, events, no_
 
 def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, monkeypatch):
     """When the time for all tries is over, there is not another one, however well they go."""
-    monkeypatch.setattr(fetch, "TOTAL_SECONDS", 0.0)
+    monkeypatch.setattr(retrying, "TOTAL_SECONDS", 0.0)
     with pytest.raises(FetchError, match="tries: 1"):
         fetch_body(ranges.add(PATH, BODY, part(10)), target, hooks=[events])
     assert events == []
@@ -253,7 +253,7 @@ def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, monkeypat
 @pytest.mark.parametrize("fault", [stall, held, mute], ids=["body", "no body", "no answer"])
 def test_a_stall_ends(ranges, target, events, monkeypatch, fault, place):
     """A range that stops coming ends by the read time-out, and is asked for again from where it stopped."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 0.3)
     url = ranges.add(PATH, BODY, *[whole] * place, fault, whole)
     assert fetch_body(url, target, hooks=[events]) == BODY
     assert len(events) == 1
@@ -320,7 +320,7 @@ def test_after_one_change_there_are_ranges_again(ranges, target):
     def together(handler, body):
         if asked.wait(PATIENCE_SECONDS) == 0:
             ranges.add(PATH, OTHER)
-            remote.loop().call_soon_threadsafe(block)
+            filesystems.loop().call_soon_threadsafe(block)
         blocked.wait(PATIENCE_SECONDS)
         data = handler.begin(OTHER)
         answered.wait(PATIENCE_SECONDS)
@@ -455,7 +455,7 @@ PHASES = [ask_nothing, hold_head, hold_first, hold_later, hold_stream, hold_unan
 @pytest.fixture
 def cancelled_later(tmp_path, monkeypatch):
     """A function: fetch ahead, cancel when a condition holds; the transfer has ended then, and left nothing."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 10 * PATIENCE_SECONDS)  # no time-out is to end it
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)  # no time-out is to end it
 
     def run(url, condition, *, size=None):
         cancelled, caught = threading.Event(), []
@@ -498,7 +498,7 @@ def test_cancelled_while_others_have_all_connections(ranges, tmp_path, cancelled
     thread.start()
     wait_until(lambda: all(gate.entered.is_set() for gate in gates))
     ranges.add(PATH, SHARD)
-    cancelled_later(ranges.url + PATH, lambda: len(remote.connections().free._waiters or ()) > 0)
+    cancelled_later(ranges.url + PATH, lambda: len(filesystems.connections().free._waiters or ()) > 0)
     for gate in gates:
         gate.go.set()
     thread.join(PATIENCE_SECONDS)
@@ -515,7 +515,7 @@ def test_cancelled_before_it_begins(ranges, target):
 
 def test_cancelled_local(tmp_path, target, monkeypatch):
     """Local files and file systems without asynchronous reads are left between two blocks."""
-    monkeypatch.setattr(transfer, "BLOCK_BYTES", RANGE)
+    monkeypatch.setattr(download, "BLOCK_BYTES", RANGE)
     fsspec.filesystem("memory").pipe(PATH, BODY)
     for url in (shards.write(tmp_path / "source", BODY), "memory://a.tar"):
         shards.write(target, b"")
@@ -688,7 +688,7 @@ def test_a_bucket(bucket, target, size, has_size):
 @pytest.mark.parametrize("fault", [fail, shorten, say_nothing], ids=lambda fault: fault.__name__)
 def test_a_bucket_that_fails_at_times(bucket, target, events, monkeypatch, fault):
     """What did not come is asked for again, and nothing else."""
-    monkeypatch.setattr(remote, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "READ_SECONDS", 0.2)
     bucket.faults = [None, fault, None, fault]
     assert fetch_body(URL, target, hooks=[events]) == BODY
     assert len(bucket.asked) == len(range(0, len(BODY), RANGE)) + 2

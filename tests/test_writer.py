@@ -20,10 +20,8 @@ from PIL import Image
 import wids
 from tests import backends
 from tests.children import call_in_child
-from wids.cache import files, system
-from wids.cache.store import Store
-from wids.decode import UNASKED, SampleDecoder
-from wids.encoders import encode_field
+from wids.codecs.decode import UNASKED, SampleDecoder
+from wids.codecs.encoders import encode_field
 from wids.errors import SampleError, SpecError, WidsError
 from wids.events import Opened
 from wids.index import ustar
@@ -31,6 +29,8 @@ from wids.index.pattern import parse_pattern
 from wids.index.spec import Shard
 from wids.index.table import build_table
 from wids.index.tar import scan
+from wids.osfiles import atomic, system
+from wids.readers.store import Store
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -320,7 +320,7 @@ def test_what_a_killed_writer_left_is_swept(tmp_path):
     for name in ("t-0.tar", "t-0.tar.widx", "t.json"):
         (tmp_path / f"{name}.123-abcdef01.part").write_bytes(b"x")
     (tmp_path / "u-0.tar.123-abcdef01.part").write_bytes(b"x")
-    path, fd = files.make_part(str(tmp_path / "t-1.tar"))
+    path, fd = atomic.make_part(str(tmp_path / "t-1.tar"))
     write_index = wids.ShardWriter(tmp_path / "t-%d.tar")
     write_index.discard()
     os.close(fd)

@@ -13,11 +13,11 @@ __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
+    from wids.codecs.decode import register_decoder
     from wids.dataset import ShardListDataset
-    from wids.decode import register_decoder
     from wids.errors import WidsError
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-    from wids.writer import ShardWriter
+    from wids.writing.writer import ShardWriter
 
 __all__ = [
     "ChunkedSampler",
@@ -39,12 +39,12 @@ _HOME = {
     "DistributedChunkedSampler": "wids.samplers",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
-    "ShardWriter": "wids.writer",
+    "ShardWriter": "wids.writing.writer",
     "ShardedSampler": "wids.samplers",
     "WidsError": "wids.errors",
     "create_cleanup_background_process": "wids.cache.cleanup",
     "keep_most_recent_files": "wids.cache.cleanup",
-    "register_decoder": "wids.decode",
+    "register_decoder": "wids.codecs.decode",
 }
 
 # `import wids.wids_cleanup` looks along this path; the original's modules stay importable by name.

@@ -25,15 +25,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids.cache import fetch
-from wids.cache.lookup import Keys
-from wids.cache.pool import OpenShards
 from wids.cache.prefetch import Ahead, Source
-from wids.cache.range_store import parse_access
-from wids.cache.reader import Reader
-from wids.cache.source import load_shards
-from wids.cache.store import Store, default_cache_dir
-from wids.decode import DEFAULT_INFLATE_BYTES, SampleDecoder
+from wids.codecs.decode import DEFAULT_INFLATE_BYTES, SampleDecoder
+from wids.collection import load_shards
 from wids.errors import CountMismatchError, SpecError, without_secrets
 from wids.index import checks, urls
 from wids.index import table as tables
@@ -41,18 +35,24 @@ from wids.index.live import FixedList, LiveDict
 from wids.index.spec import list_shards
 from wids.order.layout import digest
 from wids.order.mask import MarkedIndex
-from wids.tally import COLUMNS, ROWS, Tally
+from wids.readers.key_lookup import Keys
+from wids.readers.local import Reader
+from wids.readers.pool import OpenShards
+from wids.readers.remote_tables import parse_access
+from wids.readers.store import Store, default_cache_dir
+from wids.stats import COLUMNS, ROWS, Tally
+from wids.transport import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
-    from wids.cache.range_store import Access
     from wids.events import Hook
     from wids.index.spec import Shard, ShardList
     from wids.index.table import Group, KeyRule, MemberTable
-    from wids.tally import Stats
+    from wids.readers.remote_tables import Access
+    from wids.stats import Stats
 
     Sample: TypeAlias = dict[str, Any]
     Transform: TypeAlias = Callable[[Any], Any]
@@ -448,11 +448,11 @@ class ShardListDataset(Dataset[T_co]):
         if is_started and self._counts is None:
             self._counts = _shared_counts()
             self._tally.join(self._counts.numpy())
-        own["_answered"] = fetch.answered()  # a worker's first fetch may meet a server that is just being restarted
+        own["_answered"] = retrying.answered()  # a worker's first fetch may meet a server that is just being restarted
         return {**self.__dict__, **own, "_counts": self._counts if is_started else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        fetch.note_answered(state.pop("_answered", ()))
+        retrying.note_answered(state.pop("_answered", ()))
         self.__dict__.update(state)
         if self._counts is not None:
             self._tally.join(self._counts.numpy())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from wids.events import Event
-    from wids.tally import Stats
+    from wids.stats import Stats
 
 SCOPE = "wids"
 _SPANS: dict[type[Event], str] = {

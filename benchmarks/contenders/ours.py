@@ -14,10 +14,10 @@ class Ours(WidsBatches, WidsApi):
 
     def open(self, row: dict):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
-        from wids.cache import files
-        from wids.cache.store import Store
         from wids.events import Opened
         from wids.index.spec import Shard
+        from wids.osfiles import atomic
+        from wids.readers.store import Store
 
         directory = os.path.join(self.scratch, "open")
         os.makedirs(directory)
@@ -26,7 +26,7 @@ class Ours(WidsBatches, WidsApi):
             # A link, so that the saved tables do not come between the other rows and the shards.
             path = os.path.join(directory, os.path.basename(shard["url"]))
             os.symlink(shard["url"], path)
-            files.save_table(f"{path}.widx", _build(path))
+            atomic.save_table(f"{path}.widx", _build(path))
             shards.append(Shard(url=path, nsamples=shard["nsamples"], filesize=shard["filesize"]))
         Store(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
         if not [event for event in opened if isinstance(event, Opened) and event.has_saved_table]:
@@ -55,11 +55,11 @@ class Ours(WidsBatches, WidsApi):
 
 
 def _build(path: str):
-    from wids.cache import files
+    from wids.osfiles import atomic
 
-    descriptor, identity = files.open_file(path)
+    descriptor, identity = atomic.open_file(path)
     try:
-        return files.scan_table(descriptor, path, identity)
+        return atomic.scan_table(descriptor, path, identity)
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,1 @@
-"""The bytes, here: fetch, verify, publish, open, read. The only part of wids that does I/O on shards.
-
-One fetch is: lock -> look again -> download to a unique part file -> verify -> build member table -> publish.
-"""
+"""Shards on this disk: the directory, its space, leases, hints of use, prefetching, cleaning."""

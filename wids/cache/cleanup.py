@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from wids.cache import system
 from wids.cache.directory import KEEP_SUFFIX, LOCK_SUFFIX, directory_of
-from wids.cache.evict import Entry
 from wids.cache.space import Space, evict_from
 from wids.events import Swept, logger
 from wids.index import table as tables
+from wids.osfiles import system
+from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,8 +16,8 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
-from wids.cache import files, system
-from wids.cache.evict import Entry
+from wids.osfiles import atomic, system
+from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -195,7 +195,7 @@ _HEAD_BYTES, _MAX_LINE_BYTES = 33, 1024
 @contextlib.contextmanager
 def _open_log(directory: CacheDirectory) -> Iterator[_Log]:
     try:
-        fd = files.open_shared(directory, directory.changes)
+        fd = atomic.open_shared(directory, directory.changes)
     except OSError:  # another user's, or a full disk: every use lists the directory
         yield _Log(directory, -1)
         return

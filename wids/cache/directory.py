@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache.evict import Entry
 from wids.index import table as tables
+from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 Rules: an open cached shard cannot be evicted, so no process keeps one open that it does not read. One thread looks at
 all directories with leases for requests of other processes; it starts with the first lease and ends after the last.
-The notes change under `wids.forks.held`, and nothing slow or foreign is called under it: no file system that hangs, no
+The notes change under `wids.osfiles.forks.held`, and nothing slow or foreign is called under it: no file system that hangs, no
 hook. A forked child begins with none.
 """
 
@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Protocol
 
-from wids import forks
+from wids.osfiles import forks
 
 # How often a directory is looked at, and for how long more often: one request is mostly followed by others.
 _IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.05, 1.0

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache import plans, system
+from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheError
+from wids.osfiles import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -114,7 +115,7 @@ def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str 
     parts = [here.staging(name) for name in transients.parts]
     planned = [here.staging(name) for name in transients.plans]
     orphans = [os.path.join(here.tables, name) for name in found.orphans]
-    now, uses = time.time(), plans.read(here.own, transients.plans)
+    now, uses = time.time(), usage_hints.read(here.own, transients.plans)
     sizes = dict(_sizes_of([*parts, *orphans, *planned]))
     left = [path for path in [*parts, *planned] if is_known and _is_locked(path) is False]
     gone = {*left, *orphans} & sizes.keys()

@@ -21,32 +21,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.cache import pace, plans, remote
-from wids.cache.failures import DAMAGE, CancelledTransferError
+from wids.cache import usage_hints
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
 from wids.order.coming import Shards
+from wids.policy import prefetching
+from wids.transport import filesystems
+from wids.transport.failures import DAMAGE, CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
-    from wids.cache.store import Store
     from wids.index.shardlist import Shard
     from wids.order.coming import Visit
     from wids.order.permute import Indices
+    from wids.readers.store import Store
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 # A fetch that the network has failed comes again; by then it has been tried for minutes.
 _FAILED_SECONDS = 30.0
 _END_SECONDS = 5.0
-_LEAST_UNDER_WAY = pace.LEAST_UNDER_WAY
+_LEAST_UNDER_WAY = prefetching.LEAST_UNDER_WAY
 # Who only lists the indices is done before anything is fetched.
 _START_SECONDS = 0.02
 # What a loader draws in its first moments is how far it reads ahead: so much of what was drawn may not have been read.
-_BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, pace.LEAST_BURST, 1 << 14
+_BURST_SECONDS, _LEAST_BURST, _MOST_BURST = 0.1, prefetching.LEAST_BURST, 1 << 14
 _FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
 
@@ -102,7 +104,7 @@ class Prefetcher:
         self._sources, self._visits, self._position = sources, visits, position
         self._coming: deque[Visit] = deque()
         self._jobs: dict[tuple[int, int], _Job] = {}
-        self._plans: dict[str, plans.Plan] = {}
+        self._plans: dict[str, usage_hints.Plan] = {}
         self._pid = os.getpid()
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
         self._is_exhausted = False
@@ -177,7 +179,7 @@ class Prefetcher:
             if visit.last >= position and self._is_counted(self._sources[visit.dataset], visit, position)
         }
         size = sum(self._job(key).size for key in ahead)
-        while not self._is_exhausted and len(self._coming) < pace.MOST_VISITS and size < wanted:
+        while not self._is_exhausted and len(self._coming) < prefetching.MOST_VISITS and size < wanted:
             block = next(self._visits, None)
             if block is None:
                 self._is_exhausted = True
@@ -203,7 +205,7 @@ class Prefetcher:
         """How many bytes ahead to be at most, in each shard list."""
         typical, ranks = self._typical_bytes(), max(_environ_int("LOCAL_WORLD_SIZE"), 1)
         return [
-            pace.most_ahead(source.ahead_bytes, limit=source.store.cache_size, ranks=ranks, typical=typical)
+            prefetching.most_ahead(source.ahead_bytes, limit=source.store.cache_size, ranks=ranks, typical=typical)
             for source in self._sources
         ]
 
@@ -219,11 +221,11 @@ class Prefetcher:
         for visit, job in self._missing(position):
             if job.thread is not None or now < job.again:
                 continue
-            if slots >= remote.CONNECTIONS and count >= _LEAST_UNDER_WAY:
+            if slots >= filesystems.CONNECTIONS and count >= _LEAST_UNDER_WAY:
                 break
             if job.store.cache_size is not None:
                 self._write_plans(is_due=True)  # what is evicted for it must be judged by the same clock as it is
-            use = pace.with_margin(self._when(visit, position), time.time())
+            use = prefetching.with_margin(self._when(visit, position), time.time())
             thread = threading.Thread(target=self._fetch, args=(job, use), daemon=True, name="wids-prefetch-one")
             job.thread = thread
             try:
@@ -235,7 +237,7 @@ class Prefetcher:
 
     def _missing(self, position: int) -> Iterator[tuple[Visit, _Job]]:
         """What is within reach, and not there."""
-        looks = pace.LEAST_SHARDS
+        looks = prefetching.LEAST_SHARDS
         for visit, job in self._within_reach(position):
             if job.is_failed or job.is_in_place:
                 continue
@@ -250,7 +252,7 @@ class Prefetcher:
 
         What is being read counts only where it takes room: where there is a bound.
         """
-        good = pace.good_ahead(self._rate, typical=self._typical_bytes(), each=self._samples_a_shard())
+        good = prefetching.good_ahead(self._rate, typical=self._typical_bytes(), each=self._samples_a_shard())
         most, ahead = self._most_ahead(), [0] * len(self._sources)
         full: set[int] = set()  # one shard list that may not be as far ahead stops no other one
         seen: set[tuple[int, int]] = set()
@@ -332,7 +334,7 @@ class Prefetcher:
                 busy.setdefault(directory, {})[name] = time.time() - (now - self._moved) + left
         for directory in {*uses, *busy}:
             if directory not in self._plans and os.path.isdir(directory):
-                self._plans[directory] = plans.Plan(directory)
+                self._plans[directory] = usage_hints.Plan(directory)
             if directory in self._plans:
                 self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}))
 
@@ -351,7 +353,9 @@ class Ahead:
         rest = self._rest
         self._prefetcher = prefetch(
             dataset,
-            lambda: (np.asarray(indices[lo : lo + pace.BLOCK], np.int64) for lo in range(0, count, pace.BLOCK)),
+            lambda: (
+                np.asarray(indices[lo : lo + prefetching.BLOCK], np.int64) for lo in range(0, count, prefetching.BLOCK)
+            ),
             position=lambda: count - operator.length_hint(rest),
         )
 
@@ -407,8 +411,8 @@ def prefetch(
 
 def _slots(job: _Job) -> int:
     """How many connections a fetch keeps busy."""
-    length = remote.connections().range_bytes(urls.host_of(job.shard.url), job.size)
-    return pace.slots(job.size, length, remote.CONNECTIONS)
+    length = filesystems.connections().range_bytes(urls.host_of(job.shard.url), job.size)
+    return prefetching.slots(job.size, length, filesystems.CONNECTIONS)
 
 
 def _environ_int(name: str) -> int:

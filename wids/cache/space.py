@@ -18,26 +18,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache import files, locks, pace, plans, system
+from wids.cache import usage_hints
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory
-from wids.cache.evict import missing_bytes, victims
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
+from wids.osfiles import atomic, locks, system
+from wids.policy import prefetching
+from wids.policy.eviction import missing_bytes, victims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wids.cache.directory import Transients
-    from wids.cache.evict import Entry
     from wids.events import Hook
     from wids.index.table import MemberTable
+    from wids.policy.eviction import Entry
 
 WAIT_SECONDS = 300.0
 # What is done under the lock takes milliseconds, or as long as listing a large directory on a file server.
 STOPPED_SECONDS = 30.0
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
-_SOON_SECONDS, _GRACE_SECONDS, _NOW_SECONDS = pace.SOON_SECONDS, pace.GRACE_SECONDS, pace.NOW_SECONDS
+_SOON_SECONDS, _GRACE_SECONDS, _NOW_SECONDS = (
+    prefetching.SOON_SECONDS,
+    prefetching.GRACE_SECONDS,
+    prefetching.NOW_SECONDS,
+)
 # Where files cannot be locked, a part file that no process has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
 # Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
@@ -137,7 +143,7 @@ class Space:
         try:
             with (
                 self.publishing(name, table.identity.size + len(data)),
-                files.part_file(self.directory.staging(name)) as (part, fd),
+                atomic.part_file(self.directory.staging(name)) as (part, fd),
             ):
                 system.write_all(fd, data, 0)
                 self.directory.share(fd)
@@ -184,7 +190,7 @@ class Space:
                 continue
             try:
                 size = os.fstat(fd).st_size
-                is_left = plans.is_left(fd, stale_seconds=_STALE_SECONDS)
+                is_left = usage_hints.is_left(fd, stale_seconds=_STALE_SECONDS)
                 # A job that replaces its plan lets go of the one before: by then the name is another file's.
                 is_left = is_left and os.fstat(fd).st_nlink > 0 and _unlink(path)
             finally:
@@ -197,7 +203,7 @@ class Space:
     def request_release(self) -> None:
         """Ask all processes to release shards that they have open and are not reading."""
         with contextlib.suppress(OSError):
-            os.close(files.open_shared(self.directory, self.directory.release_request))
+            os.close(atomic.open_shared(self.directory, self.directory.release_request))
             os.utime(self.directory.release_request)
 
     def release_request_time(self) -> int:
@@ -267,7 +273,7 @@ class Space:
         """Evict for ``missing`` bytes of files that will have ``total``; what `_reserve` returns."""
         if self.limit is None:
             self._contents.refresh()
-        uses = plans.read(self.directory.own, found.plans)
+        uses = usage_hints.read(self.directory.own, found.plans)
         is_blocked = uses.busy_until > time.time()
         used = self._contents.used_bytes + found.used_bytes
         with contextlib.closing(self._contents.oldest_first()) as entries:
@@ -385,7 +391,7 @@ def evict_from(spaces: Sequence[Space], *, limit: int, most: int, is_dry: bool =
             entries += here
             home.update((entry.name, space) for entry in here)
             used += found.used_bytes
-            planned = plans.read(space.directory.own, found.transients.plans)
+            planned = usage_hints.read(space.directory.own, found.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         gone = []
         count = len(entries)

@@ -19,12 +19,12 @@ from typer.core import TyperGroup
 
 from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
+from wids.cli.format import complain
 from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
-from wids.cli.words import complain
 from wids.errors import WidsError
 
 

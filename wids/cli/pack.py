@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wids.cli.format import complain_each, count_of, format_size, parse_range, parse_size, print_json, shown_url
 from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.cli.words import complain_each, count_of, format_size, parse_range, parse_size, print_json, shown_url
 from wids.errors import SpecError, WidsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.cli.progress import Bar
-    from wids.packing.listing import Listing
-    from wids.packing.run import Outcome, Progress, Settings
+    from wids.writing.pack.listing import Listing
+    from wids.writing.pack.run import Outcome, Progress, Settings
 
 _Format = Literal["auto", "folder", "files", "manifest", "dataset"]
 _NAMES = {
@@ -113,9 +113,9 @@ def run_pack(
     """
     from wids.cli.progress import progress
     from wids.cli.signals import Signals
-    from wids.packing.manifest import list_rows, parse_field
-    from wids.packing.run import Settings, pack
-    from wids.packing.where import keep_matching, parse_condition
+    from wids.writing.pack.manifest import list_rows, parse_field
+    from wids.writing.pack.run import Settings, pack
+    from wids.writing.pack.where import keep_matching, parse_condition
 
     try:
         parsed = [parse_field(text) for text in fields or ()]
@@ -196,9 +196,9 @@ def _find_format(source: str) -> str:
     Raises:
         WidsError: like nothing that can be packed.
     """
-    from wids.packing.datasets import is_dataset
-    from wids.packing.folders import guess_format
-    from wids.packing.manifest import SUFFIXES
+    from wids.writing.pack.datasets import is_dataset
+    from wids.writing.pack.folders import guess_format
+    from wids.writing.pack.manifest import SUFFIXES
 
     path = os.path.expanduser(source)
     if os.path.isdir(path):
@@ -235,7 +235,7 @@ def _list(
     cache_dir: str,
     tell: Callable[[int], None],
 ) -> Listing:
-    from wids.packing import datasets, folders
+    from wids.writing.pack import datasets, folders
 
     if form in ("folder", "files") and not os.path.isdir(source):
         raise WidsError(f"{source}: is no folder" if os.path.exists(source) else f"{source}: there is no such folder")
@@ -243,7 +243,7 @@ def _list(
         return folders.list_images(source, numbers_keys=settings.numbers_keys, tell=tell)
     if form == "files":
         return folders.list_files(source, numbers_keys=settings.numbers_keys, keep_fields=kept, tell=tell)
-    from wids.cache.store import default_cache_dir
+    from wids.readers.store import default_cache_dir
 
     shards: Any = source
     if os.path.isdir(source):

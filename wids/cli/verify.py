@@ -18,9 +18,9 @@ from wids.cli.options import Index, Json, Shards, StorageOptions, check_index
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wids.cache.inspection import Inspection
-    from wids.cache.problems import Finding, Looks
     from wids.index.spec import Shard
+    from wids.jobs.inspection import Inspection
+    from wids.jobs.problems import Finding, Looks
 
 # So many problems of one shard are told one by one.
 _MOST_TOLD = 10
@@ -82,8 +82,8 @@ def run_verify(
     """
     if is_quick and is_decoded:
         raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
-    from wids.cache.problems import Looks
-    from wids.cli.words import parse_range
+    from wids.cli.format import parse_range
+    from wids.jobs.problems import Looks
 
     looks = Looks(
         is_quick=is_quick,
@@ -107,12 +107,12 @@ def run_verify(
 def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs: int, is_json: bool) -> None:
     import msgspec
 
-    from wids.cache.inspection import Inspection
-    from wids.cache.source import load_shards
+    from wids.cli.format import count_of
     from wids.cli.progress import quiet
     from wids.cli.signals import Signals
-    from wids.cli.words import count_of
+    from wids.collection import load_shards
     from wids.errors import WidsError
+    from wids.jobs.inspection import Inspection
 
     check_index(index)
     _, listed, options = load_shards(index, storage_options=looks.storage_options)
@@ -124,7 +124,7 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
     chosen = [(k, listed[k]) for k in numbers]
     decode = None
     if is_decoded:
-        from wids.decode import UNASKED, SampleDecoder
+        from wids.codecs.decode import UNASKED, SampleDecoder
 
         decode = SampleDecoder("PIL", also=UNASKED)
     inspection = Inspection(chosen, looks=looks, decode=decode)
@@ -144,8 +144,8 @@ def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs
 
 def _run(inspection: Inspection, shards: Sequence[Shard], jobs: int, *, is_shown: bool) -> None:
     """Look at the shards, with a progress bar: of bytes where the index says how many there are."""
+    from wids.cli.format import count_of
     from wids.cli.progress import progress
-    from wids.cli.words import count_of
 
     sizes = [shard.filesize for shard in shards if shard.filesize is not None]
     has_sizes = len(sizes) == len(shards) and not inspection.is_quick
@@ -169,7 +169,7 @@ def _run(inspection: Inspection, shards: Sequence[Shard], jobs: int, *, is_shown
 def _print_json(index: str, inspection: Inspection) -> None:
     import msgspec
 
-    from wids.cli.words import print_json
+    from wids.cli.format import print_json
 
     findings = inspection.findings
     print_json(
@@ -192,7 +192,7 @@ def _print_json(index: str, inspection: Inspection) -> None:
 
 
 def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], looks: Looks) -> None:
-    from wids.cli.words import count_of, format_size, print_table, shown_url
+    from wids.cli.format import count_of, format_size, print_table, shown_url
 
     findings = inspection.findings
     rows = list(_rows(findings))
@@ -221,7 +221,7 @@ def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], l
 
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
     """The lines of the table; a shard's name once, and of a shard with very many problems the first ones."""
-    from wids.cli.words import printable, shown_url
+    from wids.cli.format import printable, shown_url
     from wids.index import urls
 
     for finding in findings:
@@ -234,7 +234,7 @@ def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
 
 def _missing_words(shards: Sequence[Shard], looks: Looks) -> str:
     """What the index does not say of how many shards."""
-    from wids.cli.words import count_of
+    from wids.cli.format import count_of
 
     told = [("size", sum(shard.filesize is None for shard in shards))]
     if not looks.is_quick:

@@ -7,16 +7,17 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from wids.cache import fetch, store
-from wids.cache.pool import LRUCache, OpenShards
-from wids.cache.reader import ShardReader
+from wids.codecs.decode import SampleDecoder
 from wids.dataset import ShardListDataset
-from wids.decode import SampleDecoder
 from wids.errors import CountMismatchError, DigestMismatchError
 from wids.index import table, urls
 from wids.index.spec import Shard
 from wids.legacy import refuse
+from wids.readers import store
+from wids.readers.local import ShardReader
+from wids.readers.pool import LRUCache, OpenShards
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+from wids.transport import retrying
 
 # By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
 from wids.wids_decode import default_decoder
@@ -156,7 +157,7 @@ class IndexedTarSamples:
 
 def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int = 1 << 20) -> str:
     if isinstance(fname, (str, os.PathLike)):
-        return fetch.file_md5(os.fspath(fname))
+        return retrying.file_md5(os.fspath(fname))
     digest = hashlib.md5(usedforsecurity=False)
     fname.seek(0)
     while block := fname.read(chunksize):

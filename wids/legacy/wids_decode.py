@@ -1,7 +1,7 @@
 """``wids.wids_decode`` of the original: the decoder behind ``transformations="PIL"``, and its steps one by one.
 
 Rules: a step changes the sample in place and returns it, as the original's did, so it may also be called for its
-effect. What the bytes of a member mean is said in `wids.decoders`.
+effect. What the bytes of a member mean is said in `wids.codecs.decoders`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from wids.decode import SampleDecoder
-from wids.decoders import Options, decode_gzipped
+from wids.codecs.decode import SampleDecoder
+from wids.codecs.decoders import Options, decode_gzipped
 from wids.errors import DecodeError
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from wids.cache import fetch, files, locks
 from wids.errors import FetchError
 from wids.events import logger
 from wids.index import urls
 from wids.legacy import refuse
+from wids.osfiles import atomic, locks
+from wids.transport import retrying
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,8 +44,8 @@ def download_file(
     start, path = time.time(), _own_path(local)
     if urls.is_local(remote) and os.path.abspath(os.path.expanduser(urls.local_path(remote))) == path:
         return os.fspath(local)
-    with files.part_file(path) as (part, _):
-        fetch.fetch_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
+    with atomic.part_file(path) as (part, _):
+        retrying.fetch_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
         os.replace(part, path)
     seconds = time.time() - start
     recent_downloads.append((remote, os.fspath(local), time.time(), seconds))
@@ -93,5 +94,5 @@ class ULockFile:
 def _own_path(local: str | os.PathLike[str]) -> str:
     """The absolute path, in a directory that exists: where ``DefaultLocalname`` points, nothing may be there yet."""
     path = os.path.abspath(os.path.expanduser(os.fspath(local)))
-    files.make_directory(os.path.dirname(path), is_private=False)
+    atomic.make_directory(os.path.dirname(path), is_private=False)
     return path

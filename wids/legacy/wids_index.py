@@ -7,15 +7,15 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wids.cache.engines import run_in_threads
-from wids.cache.fetch import read_bytes
-from wids.cache.files import write_atomically
-from wids.cache.rewriting import read_index
-from wids.cache.survey import Task, survey
 from wids.errors import SpecError, WidsError
 from wids.index import urls, writing
 from wids.index.writing import shorten_name
+from wids.jobs.index_edit import read_index
+from wids.jobs.runner import run_in_threads
+from wids.jobs.scan import Task, survey
 from wids.legacy import refuse
+from wids.osfiles.atomic import write_atomically
+from wids.transport.retrying import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

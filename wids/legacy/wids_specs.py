@@ -6,11 +6,11 @@ import json
 import os
 from typing import IO, Any
 
-from wids.cache.fetch import read_bytes
 from wids.errors import SpecError
 from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.index.urls import directory_of as urldir
 from wids.index.urls import join as urlmerge
+from wids.transport.retrying import read_bytes
 
 __all__ = [
     "check_shards",

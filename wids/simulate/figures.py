@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wids.order.permute import Indices
-    from wids.simulate.course import Course, Visits
     from wids.simulate.job import Epoch, Job
+    from wids.simulate.trace import Course, Visits
 
 # Batches of which the shards are counted, spread over an epoch; each costs a window of every lane.
 _LOOKS = 8

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.cache import pace
 from wids.order.epoch import Plan
 from wids.order.layout import layout
 from wids.order.permute import Indices  # noqa: TC001 - dataclasses look at their annotations
-from wids.simulate.course import Course, Visits
+from wids.policy import prefetching
+from wids.simulate.trace import Course, Visits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class Job:
     step_seconds: float = 0.1
     decode_seconds: float = 0.0
     prefetch: int | None = None
-    connections: int = pace.CONNECTIONS
+    connections: int = prefetching.CONNECTIONS
 
     def __post_init__(self) -> None:
         if self.passes != 1 and self.nbatches is not None:
@@ -136,7 +136,7 @@ class Job:
     @property
     def burst(self) -> int:
         """Of what was drawn, so many samples may not have been read, as far as a prefetcher knows."""
-        return max(self.drawn_samples, pace.LEAST_BURST)
+        return max(self.drawn_samples, prefetching.LEAST_BURST)
 
     @property
     def steps_read_ahead(self) -> int:

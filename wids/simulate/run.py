@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.cache import pace
+from wids.policy import prefetching
 from wids.simulate import events
-from wids.simulate.ahead import Ahead
-from wids.simulate.fleet import Fleet
+from wids.simulate.cluster import Fleet
 from wids.simulate.outcome import Stall, Traffic
+from wids.simulate.prefetch_model import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class Simulation(Fleet):
         own = min(job.ranks_per_node, job.world)
         for rank, visits in enumerate(epoch.coming):
             typical, good = self._find_good(epoch, rank)
-            most = pace.most_ahead(job.prefetch, limit=job.cache_size, ranks=own, typical=typical)
+            most = prefetching.most_ahead(job.prefetch, limit=job.cache_size, ranks=own, typical=typical)
             reach = most if job.prefetch is not None else min(most, good)
             if job.prefetch is None and job.cache_size is None:  # what is being read does not count
                 reading = self._reading_bytes(epoch, rank)
@@ -107,7 +107,7 @@ class Simulation(Fleet):
             return 0, 0
         typical = int(job.sizes[shards].mean())
         rate = job.batch_size / max(job.step, 1e-9)
-        return typical, pace.good_ahead(rate, typical=typical, each=max(epoch.counts[rank] / len(shards), 1.0))
+        return typical, prefetching.good_ahead(rate, typical=typical, each=max(epoch.counts[rank] / len(shards), 1.0))
 
     def _go(self, epoch: Epoch) -> None:
         job, begin = self._job, self._now

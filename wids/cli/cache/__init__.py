@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from wids.cli.format import parse_range, parse_size
 from wids.cli.options import CacheDir, Index, Json, Shards, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.cli.words import parse_range, parse_size
 
 cache_app = typer.Typer(help="Look at cache directories, clean, fill and bound them.", invoke_without_command=True)
 
@@ -139,6 +139,6 @@ def run_daemon(
 
 
 def _default() -> str:
-    from wids.cache.store import default_cache_dir
+    from wids.readers.store import default_cache_dir
 
     return default_cache_dir()

@@ -11,7 +11,7 @@ from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cache.listing import take_listing
 from wids.cli.cache.show import short_name
-from wids.cli.words import count_of, format_size, print_json, printable
+from wids.cli.format import count_of, format_size, print_json, printable
 from wids.errors import CacheError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wids.cache.cleanup import clean_repeatedly
-from wids.cli.words import count_of, format_size, printable
+from wids.cli.format import count_of, format_size, printable
 from wids.errors import CacheError
 from wids.events import logger
 

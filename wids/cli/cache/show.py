@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache.listing import take_listing
-from wids.cli.words import count_of, format_seconds, format_size, print_json, print_table, printable
+from wids.cli.format import count_of, format_seconds, format_size, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import system
 from wids.cache.directory import CacheDirectory
-from wids.cache.source import load_shards
 from wids.cache.space import table_allowance
-from wids.cache.warming import Warming
+from wids.cli.format import complain_each, count_of, format_size, print_json, printable
 from wids.cli.options import check_index
 from wids.cli.progress import progress, quiet
 from wids.cli.signals import Signals
-from wids.cli.words import complain_each, count_of, format_size, print_json, printable
+from wids.collection import load_shards
 from wids.errors import CacheError, WidsError
+from wids.jobs.warm import Warming
+from wids.osfiles import system
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.cache.warming import Outcome
     from wids.cli.progress import Bar
     from wids.index.spec import Shard, ShardList
+    from wids.jobs.warm import Outcome
 
 
 def warm(

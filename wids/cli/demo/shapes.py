@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from wids.writer import ShardWriter
+from wids.writing.writer import ShardWriter
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 SIZE_PX = 48

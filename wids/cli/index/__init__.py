@@ -1,7 +1,7 @@
 """``wids index``: make the index of a dataset from its shards, keep it up to date, merge, split and move it.
 
 Rules: this module is light; what is heavy is imported when a command runs, and torch never. What is done is done by
-`wids.cache.indexing` and `wids.cache.rewriting`.
+`wids.jobs.index_create` and `wids.jobs.index_edit`.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _wanted(
 ) -> object:
     if ray_address is not None and engine != "ray":
         raise typer.BadParameter("--ray-address goes with --engine ray")
-    from wids.cache.indexing import Wanted
+    from wids.jobs.index_create import Wanted
 
     return Wanted(
         has_md5=has_md5,

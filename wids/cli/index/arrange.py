@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from wids.cache.rewriting import merge_indexes, rebase_index, split_index
-from wids.cli.words import count_of, print_json, shown_path
+from wids.cli.format import count_of, print_json, shown_path
 from wids.index.writing import split_by_fractions, split_every, stem_of
+from wids.jobs.index_edit import merge_indexes, rebase_index, split_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.cache.rewriting import Merged
+    from wids.jobs.index_edit import Merged
 
 
 def merge(indexes: Sequence[str], output: str, *, name: str | None, is_json: bool) -> None:

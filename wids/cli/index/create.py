@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from wids.cache.indexing import create_index
-from wids.cache.rewriting import update_index
+from wids.cli.format import complain_each, count_of, format_size, print_json, shown_path
 from wids.cli.progress import progress, quiet
 from wids.cli.signals import Signals
-from wids.cli.words import complain_each, count_of, format_size, print_json, shown_path
 from wids.index.writing import stem_of
+from wids.jobs.index_create import create_index
+from wids.jobs.index_edit import update_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wids.cache.indexing import Outcome, Wanted
+    from wids.jobs.index_create import Outcome, Wanted
 
 
 def create(
@@ -37,7 +37,7 @@ def create(
     """Write an index, and tell what is in it.
 
     Raises:
-        WidsError: see `wids.cache.indexing.create_index`.
+        WidsError: see `wids.jobs.index_create.create_index`.
     """
     with Signals(), quiet(), _shown(wanted, is_json=is_json) as show:
         outcome = create_index(
@@ -64,7 +64,7 @@ def update(
     """Bring an index up to date, and tell what changed.
 
     Raises:
-        WidsError: see `wids.cache.rewriting.update_index`.
+        WidsError: see `wids.jobs.index_edit.update_index`.
     """
     with Signals(), quiet(), _shown(wanted, is_json=is_json) as show:
         outcome = update_index(

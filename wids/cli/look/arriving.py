@@ -6,10 +6,10 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from wids.cache.warming import Warming
+from wids.cli.format import printable
 from wids.cli.progress import progress
-from wids.cli.words import printable
 from wids.index import urls
+from wids.jobs.warm import Warming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from wids.cli.words import count_of, printable
-from wids.decode import UNASKED, SampleDecoder
+from wids.cli.format import count_of, printable
+from wids.codecs.decode import UNASKED, SampleDecoder
 from wids.errors import DecodeError, UnsafeFormatError
 
 # Characters of a text, bytes of anything else.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from wids.cli.format import complain, count_of, format_size, print_json, print_table, printable, shown_url
 from wids.cli.look.listed import Listed
-from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 from wids.index import urls
 

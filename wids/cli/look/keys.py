@@ -10,8 +10,8 @@ import difflib
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+from wids.cli.format import printable
 from wids.cli.progress import progress
-from wids.cli.words import printable
 from wids.errors import WidsError
 from wids.index.keys import encode_name
 

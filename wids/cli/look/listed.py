@@ -15,18 +15,18 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
-from wids.cache import fetch
-from wids.cache.source import load_shards
-from wids.cache.store import Store, default_cache_dir
+from wids.cli.format import count_of, format_size
 from wids.cli.look.arriving import arriving
 from wids.cli.look.keys import Search
 from wids.cli.options import check_index
 from wids.cli.signals import Signals
-from wids.cli.words import count_of, format_size
+from wids.collection import load_shards
 from wids.errors import CountMismatchError, FetchError, SpecError, TableError, WidsError
 from wids.events import logger
 from wids.index import urls
 from wids.index.table import SUFFIX, parse_table
+from wids.readers.store import Store, default_cache_dir
+from wids.transport import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -250,7 +250,9 @@ class Listed:
         if shard.filesize is None:  # nothing to hold it against
             return None
         try:
-            data = fetch.read_bytes(url + SUFFIX, storage_options=self._storage_options, seconds=fetch.FIRST_SECONDS)
+            data = retrying.read_bytes(
+                url + SUFFIX, storage_options=self._storage_options, seconds=retrying.FIRST_SECONDS
+            )
             table = parse_table(data, shard=url)
         except FetchError:
             self._is_given_up = True  # who publishes tables publishes them all: not a question for each shard

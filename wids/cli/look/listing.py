@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wids.cli.words import format_size, printable, shown_url, to_json
+from wids.cli.format import format_size, printable, shown_url, to_json
 from wids.errors import WidsError
 
 if TYPE_CHECKING:

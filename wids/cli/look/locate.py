@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wids.cli.format import print_json, print_table, printable, shown_url
 from wids.cli.look.keys import Search
-from wids.cli.words import print_json, print_table, printable, shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

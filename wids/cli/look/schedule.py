@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from wids.cli.format import count_of, print_json, print_table, printable, shown_url
 from wids.cli.options import CacheDir, Index, Json, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.cli.words import count_of, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 
 if TYPE_CHECKING:

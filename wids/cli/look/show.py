@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.words import complain, count_of, format_size, print_json, print_table, printable, shown_url
+from wids.cli.format import complain, count_of, format_size, print_json, print_table, printable, shown_url
 from wids.errors import WidsError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from wids.cli.words import parse_size
+from wids.cli.format import parse_size
 
 if TYPE_CHECKING:
     from wids.cli.simulate.report import Report
@@ -282,7 +282,7 @@ def _find_shards(
     index: str | None, shards: int | None, samples: int | None, size: int | None
 ) -> tuple[list[int], list[int]]:
     """Samples and bytes of each shard."""
-    from wids.cache.source import load_shards
+    from wids.collection import load_shards
     from wids.errors import SpecError
 
     if index is None:

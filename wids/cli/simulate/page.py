@@ -6,9 +6,9 @@ import os
 from html import escape
 from typing import TYPE_CHECKING
 
-from wids.cache.files import write_atomically
 from wids.cli.simulate.picture import MOST_NAMED, panels
 from wids.cli.simulate.report import traffic_table
+from wids.osfiles.atomic import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

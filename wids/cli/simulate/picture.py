@@ -6,8 +6,8 @@ import io
 import os
 from typing import TYPE_CHECKING
 
-from wids.cache.files import write_atomically
 from wids.errors import WidsError
+from wids.osfiles.atomic import write_atomically
 
 if TYPE_CHECKING:
     from wids.cli.simulate.report import Report

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wids.cli.format import count_of, format_size, print_json, print_table, printable
 from wids.cli.progress import progress
-from wids.cli.words import count_of, format_size, print_json, print_table, printable
 from wids.simulate import curves, figures
 from wids.simulate.job import MOST_EXACT, is_exact, read_epochs
 from wids.simulate.run import Simulation

@@ -1,0 +1,142 @@
+"""What the live jobs of a cache directory are going to read, and when: one small file for each job.
+
+Rules: a plan is locked by its job, so an unlocked one belongs to a job that is gone. It is replaced as a whole. It says
+when each shard is used next, by the wall clock: guesses, good for choosing what goes first, and never needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
+from wids.errors import CacheError
+from wids.osfiles import atomic, system
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Where files cannot be locked, a plan that nobody has renewed for so long counts as left behind.
+_STALE_SECONDS = 600.0
+_MOST_BYTES = 16 << 20
+
+
+class _Said(msgspec.Struct):
+    uses: dict[str, float]
+    busy: dict[str, float]
+
+
+_decode = msgspec.json.Decoder(_Said).decode
+
+
+class Plan:
+    """The plan of one job in one directory; the job closes it."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = CacheDirectory(directory)
+        self.path = self._directory.staging(f"{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}")
+        self._pid = os.getpid()
+        self._fd = -1
+
+    def write(self, uses: Mapping[str, float], busy: Mapping[str, float] | None = None) -> None:
+        """Replace what it says; a directory that cannot be written goes without.
+
+        JSON has neither infinity nor names that are not Unicode, as a ``localname`` may give them: those are left out.
+
+        Args:
+            uses: name of a shard's file -> when it is used next, in seconds since 1970.
+            busy: name -> until when it is used for the last time, likewise.
+        """
+        data = msgspec.json.encode({"uses": _what_can_be_told(uses), "busy": _what_can_be_told(busy or {})})
+        try:
+            # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
+            self._directory.make()
+            part, fd = atomic.make_part(self.path)
+            self._directory.share(fd)
+        except (CacheError, OSError):
+            return
+        try:
+            system.write_all(fd, data, 0)
+            os.replace(part, self.path)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            return
+        before, self._fd = self._fd, fd
+        if before >= 0:
+            os.close(before)
+
+    def close(self) -> None:
+        """Take it back."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if os.getpid() == self._pid:  # a forked child has a copy, and the plan is not its own
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        os.close(fd)
+
+
+class Uses(dict[str, float]):
+    """When shards are used next: name -> seconds since 1970.
+
+    Attributes:
+        busy_until: when the last one is free that is in use now, as far as is known; 0: none is.
+    """
+
+    busy_until = 0.0
+
+
+def read(directory: str, names: Iterable[str]) -> Uses:
+    """When the jobs of a directory use each shard next, the earliest of all plans; at once if it is in use now."""
+    found, now = Uses(), time.time()
+    for name in names:
+        said = _read_one(os.path.join(directory, name))
+        if said is None:
+            continue
+        for shard, when in said.uses.items():
+            found[shard] = min(when, found.get(shard, when))
+        for shard, until in said.busy.items():
+            if until > now:
+                found[shard] = min(now, found.get(shard, now))
+                found.busy_until = max(found.busy_until, until)
+    return found
+
+
+def _read_one(path: str) -> _Said | None:
+    """What one plan says; None if its job is gone, or it is none."""
+    for _ in range(2):
+        try:
+            fd, facts = atomic.open_file(path)
+        except OSError:
+            break
+        with open(fd, "rb") as file:
+            if is_left(fd):
+                if os.fstat(fd).st_nlink:
+                    break
+                continue  # its job has replaced it since it was opened
+            try:
+                return _decode(file.read()) if facts.size <= _MOST_BYTES else None
+            except (ValueError, OSError):  # cut short, of another version, not UTF-8
+                break
+    return None
+
+
+def _what_can_be_told(times: Mapping[str, float]) -> dict[str, float]:
+    def is_text(name: str) -> bool:
+        return name.isascii() or name == name.encode("utf-8", "ignore").decode()
+
+    return {name: when for name, when in times.items() if math.isfinite(when) and is_text(name)}
+
+
+def is_left(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:
+    """Whether an open file that its writer would have locked belongs to nobody any more; it is locked then."""
+    is_free = system.try_lock(fd, is_shared=False)
+    return time.time() - os.fstat(fd).st_mtime > stale_seconds if is_free is None else is_free

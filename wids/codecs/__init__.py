@@ -1,0 +1,1 @@
+"""Members to values and back, by extension."""

@@ -1,0 +1,240 @@
+"""Changing indexes that are there: update what changed, merge, split, rebase.
+
+Rules: what is written appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
+Shards are read by an update alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.collection import load_shards
+from wids.errors import SpecError
+from wids.index import checks, urls, writing
+from wids.index.shardlist import Row
+from wids.index.spec import parse_json
+from wids.jobs.discovery import Found, absolute, find_shards, look_local
+from wids.jobs.index_create import Indexing, Outcome, Wanted, check_output
+from wids.osfiles import atomic
+from wids.transport.retrying import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+
+
+class Merged(msgspec.Struct, kw_only=True):
+    """What was written.
+
+    Attributes:
+        output: the path of the index.
+        shards, samples: in it.
+        repeated: shards that were in several indexes, and are in this one once.
+    """
+
+    output: str
+    shards: int
+    samples: int
+    repeated: int = 0
+
+
+class _Base(msgspec.Struct):
+    """What an index says its relative URLs are relative to."""
+
+    base: str | None = None
+    base_path: str | None = None
+
+
+def read_index(place: str) -> dict[str, Any]:
+    """An index as it is written, its shard list checked.
+
+    Raises:
+        FetchError: it cannot be read.
+        SpecError: it is not an index, has no shard list of its own, promises more samples than can be counted, or has a
+            number in it that JSON does not have.
+    """
+    index = parse_json(read_bytes(place), place)
+    if not isinstance(index.get("shardlist"), list):
+        raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
+    rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
+    checks.check_total((row.nsamples for row in rows), place)
+    checks.check_finite(index, "", place)
+    return index
+
+
+def update_index(
+    place: str,
+    *,
+    add: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    is_dropping_missing: bool = False,
+    wanted: Wanted | None = None,
+    show: Callable[[Outcome, int], None] = lambda _outcome, _total: None,
+) -> Outcome:
+    """Read again what changed, drop and add shards.
+
+    Args:
+        place: path of the index.
+        add: sources of more shards, which come last; those that the index has are left where they are.
+        drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
+        is_dropping_missing: shards that are not there any more go, too.
+        wanted: how. Checksums are wanted too if the index has one.
+        show: called with the outcome so far, and the number of shards.
+
+    Raises:
+        SpecError: it is not an index, or a pattern of ``drop`` matches no shard.
+        WidsError: a shard cannot be read, and none is to be skipped.
+    """
+    wanted = wanted or Wanted()
+    output = check_output(place)
+    index = read_index(output)
+    home = os.path.dirname(output)
+    said = checks.convert({key: index.get(key) for key in _Base.__struct_fields__}, _Base, place=place)
+    base = said.base or said.base_path
+    root = urls.join(home, base) if base else home
+    old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
+    kept = _without(old, drop)
+    if any(entry.get("md5sum") for _, entry in kept):
+        wanted = msgspec.structs.replace(wanted, has_md5=True)
+    found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
+    for shard in find_shards(add, storage_options=wanted.storage_options):
+        found[shard.url] = shard
+    if not found:
+        raise SpecError(f"{place}: no shards would be left in it", path=output)
+    indexing = Indexing(output, wanted, show, is_dropping_missing=is_dropping_missing)
+    try:
+        surveys = indexing.run(list(found.values()))
+        now = {each.url: each for each in surveys}
+        entries = []
+        for url, before in kept:
+            if url in now:
+                rest = {key: value for key, value in before.items() if key != "md5sum"}
+                entries.append({**rest, **indexing.entry(now[url], before["url"])})
+        had = {url for url, _ in kept}
+        fresh = [url for url in now if url not in had]
+        places = writing.place_entries(fresh, home=home, base=base) if fresh else []
+        entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
+        indexing.publish({**index, "shardlist": entries}, surveys)
+    finally:
+        indexing.close()
+    indexing.outcome.added = len(fresh)
+    indexing.outcome.dropped = len(index["shardlist"]) - (len(entries) - len(fresh))
+    return indexing.outcome
+
+
+def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    for pattern in patterns:
+        kept = [
+            (url, entry)
+            for url, entry in entries
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], urls.basename_of(url)))
+        ]
+        if len(kept) == len(entries):
+            raise SpecError(f"no shard of the index has a name like {pattern!r}")
+        entries = kept
+    return entries
+
+
+def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None) -> Merged:
+    """Write one index of the shards of several, in order; sub-datasets are taken apart, each shard keeps its keys.
+
+    A shard whose index has a name, and that belongs to no sub-dataset, has that name as ``dataset``.
+    """
+    output = check_output(output)
+    entries: dict[str, dict[str, Any]] = {}
+    count = 0
+    for place in places:
+        flat = _flatten(place)
+        count += len(flat)
+        for url, entry in flat:
+            entries.setdefault(url, entry)
+    _check_no_shard(output, entries)
+    written = writing.place_entries(list(entries), home=os.path.dirname(output))
+    merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
+    _write(output, writing.make_index(merged, name=writing.stem_of(output) if name is None else name or None))
+    return Merged(
+        output=output, shards=len(merged), samples=sum(e["nsamples"] for e in merged), repeated=count - len(merged)
+    )
+
+
+def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]]) -> list[Merged]:
+    """Write an index for each part of another one.
+
+    Args:
+        place: the index.
+        outputs: one path with ``{}`` in it, where the number of the part goes, or one for each part.
+        parts: from the shards' samples to the shards of each part; see `wids.index.writing`.
+
+    Raises:
+        SpecError: there are not as many outputs as parts.
+    """
+    flat = _flatten(place)
+    header = {
+        key: value
+        for key, value in parse_json(read_bytes(place), place).items()
+        if key not in ("shardlist", "datasets", "base", "base_path")
+    }
+    checks.check_finite(header, "", place)
+    ranges = parts([entry["nsamples"] for _, entry in flat])
+    names = list(outputs)
+    if len(names) == 1 and "{}" in names[0]:
+        names = [names[0].replace("{}", f"{k:0{len(str(len(ranges) - 1))}}") for k in range(len(ranges))]
+    if len(names) != len(ranges) or len(set(names)) != len(names):
+        raise SpecError(
+            f"there are {len(ranges)} parts, and {len(names)} outputs; give each its own -o, or one like part-{{}}.json"
+        )
+    checked = [check_output(name) for name in names]
+    if len(set(checked)) != len(checked):  # one part would be written over another
+        raise SpecError(f"two of the outputs are one file: {', '.join(names)}; give each part its own -o")
+    for output in checked:
+        _check_no_shard(output, {url for url, _ in flat})
+    told = []
+    for output, part in zip(checked, ranges, strict=True):
+        chosen = [flat[k] for k in part]
+        written = writing.place_entries([url for url, _ in chosen], home=os.path.dirname(output))
+        entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
+        _write(output, {**header, "shardlist": entries})
+        told.append(Merged(output=output, shards=len(entries), samples=sum(e["nsamples"] for e in entries)))
+    return told
+
+
+def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
+    """Say that an index's shards lie below ``base`` now; see `wids.index.writing.rebase`."""
+    index = read_index(place)
+    path = check_output(output or place)
+    try:
+        rebased = writing.rebase(index, base)
+    except SpecError as error:
+        raise SpecError(f"{place}: {error}", url=place) from error
+    _write(path, rebased)
+    entries = rebased["shardlist"]
+    return Merged(output=path, shards=len(entries), samples=sum(entry["nsamples"] for entry in entries))
+
+
+def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
+    """(place, entry) of each shard of an index, sub-datasets and all."""
+    _, shards, _ = load_shards(place)
+    flat = []
+    for k in range(len(shards)):
+        entry = shards.describe(k)
+        checks.check_finite(entry, f"shards[{k}]", place)
+        if entry["nsamples"] is None:
+            raise SpecError(f"{place}: is not an index; make one first (wids index create {place} -o ...)", url=place)
+        name = shards.dataset_of(k) or shards.header.get("name")
+        if entry.get("name") == shards.header.get("name"):
+            entry.pop("name", None)  # the whole index's, which each of its shards is given
+        flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
+    return flat
+
+
+def _check_no_shard(output: str, shards: Container[str]) -> None:
+    """Refuse to write an index over a shard that it lists: not all shards are called .tar."""
+    if output in shards:
+        raise SpecError(f"{output}: is one of the shards; give the index another name with -o", path=output)
+
+
+def _write(path: str, index: dict[str, Any]) -> None:
+    atomic.write_atomically(path, writing.dump_index(index))

@@ -1,0 +1,225 @@
+"""Reading samples of a remote shard member by member, nothing downloaded.
+
+Rules: each member is read together with its header, which must say what the member table says; a table that is stale is
+found out before it gives a wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members),
+they are read too, and where that does not decide it either, all headers are. What a call asks for is read in as few
+requests as pay, all at the same time.
+Once as much has been asked for as the whole shard would have cost, whoever made the reader is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.errors import ChangedShardError, TarError
+from wids.events import RangesRead, emit
+from wids.index import headers, tar
+from wids.index import table as tables
+from wids.index.keys import encode_name, first_dot
+from wids.readers.local import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.events import Hook
+    from wids.index.keys import Split
+    from wids.index.table import MemberTable
+    from wids.transport.range_client import ShardBytes
+
+_NAME_BYTES = 100  # what fits a header by itself
+_REGULAR = frozenset(b"0\x007")
+# Extended headers of one member are a few blocks; what is longer has other members in it.
+_EXTENDED_BYTES = 64 << 10
+
+
+class RangeReader(Reader):
+    """One remote shard, read where it is; to its callers it is a `wids.readers.local.ShardReader`.
+
+    Args:
+        source: its bytes.
+        table: its member table, from wherever.
+        rescan: builds the table anew from the shard's own headers.
+        is_proven: the table comes from the headers of this very version of the shard.
+        split: the key rule, on raw names.
+        on_spent: called once when reading on like this would have cost more than fetching the shard; ``access="auto"``.
+        hooks: told of what is read.
+
+    Attributes:
+        url: the shard's resolved URL; also ``path``.
+        table: its member table.
+        is_leased: False; there is no file.
+    """
+
+    is_leased = False
+
+    def __init__(
+        self,
+        source: ShardBytes,
+        *,
+        table: MemberTable,
+        rescan: Callable[[], MemberTable],
+        is_proven: bool = False,
+        split: Split = first_dot,
+        on_spent: Callable[[], None] | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.url = self.path = source.url
+        self.table = table
+        self._source, self._rescan, self._on_spent = source, rescan, on_spent
+        self._hooks, self._split = hooks, split
+        self._is_proven = is_proven
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._source.close()
+
+    def read(self, row: int) -> dict[str, Any]:
+        """Sample ``row`` (0 <= row < len), all members."""
+        return self._read_rows([row], None)[0]
+
+    def read_fields(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
+        """Sample ``row``, only the members whose extension is in ``fields``."""
+        return self._read_rows([row], fields)[0]
+
+    def read_into(
+        self,
+        samples: list[Any],
+        places: Sequence[int],
+        indices: Sequence[int],
+        first_index: int,
+        name: str | None,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        """As `wids.readers.local.ShardReader.read_into`; all of it is read at the same time."""
+        found = self._read_rows([indices[place] - first_index for place in places], fields)
+        for place, sample in zip(places, found, strict=True):
+            sample["__dataset__"] = name
+            sample["__index__"] = indices[place]
+            sample["__shard__"] = self.url
+            sample["__shardindex__"] = indices[place] - first_index
+            samples[place] = sample
+
+    def _read_rows(self, rows: Sequence[int], fields: Sequence[str] | None) -> list[dict[str, Any]]:
+        table = self.table
+        members = [
+            [m for m in range(table.starts[row], table.starts[row + 1]) if self._is_wanted(m, fields)] for row in rows
+        ]
+        flat = list(itertools.chain.from_iterable(members))
+        offsets, sizes = table.offsets, table.sizes
+        source, start = self._source, time.perf_counter()
+        before = source.requests, source.read_bytes
+        data = source.read_many([(offsets[m] - headers.BLOCK, offsets[m] + sizes[m]) for m in flat])
+        event = RangesRead(
+            url=self.url,
+            requests=source.requests - before[0],
+            size_bytes=source.read_bytes - before[1],
+            seconds=time.perf_counter() - start,
+        )
+        emit(self._hooks, event)
+        pieces = dict(zip(flat, data, strict=True))
+        names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
+        self._check(pieces, names)
+        samples = []
+        for row, mine in zip(rows, members, strict=True):
+            sample: dict[str, Any] = {names[m][1]: BytesIO(pieces[m][headers.BLOCK :]) for m in mine}
+            sample["__key__"] = table.key(row)
+            samples.append(sample)
+        if self._on_spent is not None and self._source.spent_bytes > table.identity.size:
+            on_spent, self._on_spent = self._on_spent, None
+            if on_spent is not None:  # another thread was here meanwhile
+                on_spent()
+        return samples
+
+    def _members(self, row: int) -> list[tuple[int, str]]:
+        """(number, extension) of each member of a sample."""
+        table = self.table
+        span = range(table.starts[row], table.starts[row + 1])
+        return [(m, table.extensions[table.extension_ids[m]]) for m in span]
+
+    def _is_wanted(self, member: int, fields: Sequence[str] | None) -> bool:
+        return fields is None or self.table.extensions[self.table.extension_ids[member]] in fields
+
+    def _check(self, pieces: dict[int, bytes], names: dict[int, tuple[str, str]]) -> None:
+        """See that the headers of members say what the table says.
+
+        Raises:
+            ChangedShardError: they do not, and the shard's headers say another table.
+        """
+        doubtful = []
+        for m, piece in pieces.items():
+            header = piece[: headers.BLOCK]
+            size = self.table.sizes[m]
+            if len(piece) != headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
+                raise self._changed(names[m])
+            found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
+            if headers.parse_size(header) != size or not self._is_named(found, names[m]):
+                doubtful.append(m)
+        if not doubtful or self._are_extended(doubtful, names):
+            return
+        if not _are_same(self._rescan(), self.table):
+            raise self._changed(names[doubtful[0]])
+        self._is_proven = True
+
+    def _is_named(self, found: bytes, name: tuple[str, str]) -> bool:
+        """Whether this is the name of the member with this key and extension."""
+        key, extension = map(encode_name, name)
+        if found == key + extension:
+            return True
+        try:
+            return self._split(found) == (key, extension)
+        except Exception:  # noqa: BLE001 - the caller's rule, on what fits a header of a name: anything may come
+            return False
+
+    def _are_extended(self, members: list[int], names: dict[int, tuple[str, str]]) -> bool:
+        """Whether the extended headers before these members say what the table says of them.
+
+        Where other members lie before them, of no sample, they are not looked for: then the version of the shard that
+        the table is known to be of has to do, if there is a mark that holds the shard to it.
+        """
+        offsets, sizes = np.asarray(self.table.offsets), np.asarray(self.table.sizes)
+        ends = np.append(np.uint64(0), np.sort(offsets + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)))
+        last = np.searchsorted(ends, offsets[members] - np.uint64(headers.BLOCK), side="right") - 1
+        before = dict(zip(members, ends[last].tolist(), strict=True))
+        near = [m for m in members if self.table.offsets[m] - before[m] <= _EXTENDED_BYTES]
+        if len(near) < len(members) and not (self._is_proven and self._source.mark is not None):
+            return False
+        data = self._source.read_many([(before[m], self.table.offsets[m]) for m in near])
+        return all(self._is_extended(m, before[m], piece, names[m]) for m, piece in zip(near, data, strict=True))
+
+    def _is_extended(self, member: int, begin: int, data: bytes, name: tuple[str, str]) -> bool:
+        """Whether headers that begin at ``begin`` in the shard end with one of this member."""
+        scanned = tar.scan(
+            lambda offset, size: data[offset : offset + size], self.table.identity.size - begin, shard=self.url
+        )
+        try:
+            for found, _, offset, size in scanned:
+                if begin + offset == self.table.offsets[member]:
+                    return size == self.table.sizes[member] and self._is_named(found, name)
+        except TarError:  # the headers go on elsewhere: reading them all decides
+            return False
+        return False
+
+    def _changed(self, name: tuple[str, str]) -> ChangedShardError:
+        return ChangedShardError(
+            f"{self.url}: {''.join(name)} is not where its member table says; the table beside the shard is of another "
+            "version of it: make it anew (wids index create --members), or delete "
+            f"{self.url}{tables.SUFFIX}",
+            shard=self.url,
+        )
+
+
+def _are_same(one: MemberTable, other: MemberTable) -> bool:
+    """Whether two tables put the same members at the same places."""
+    return (
+        one.nsamples == other.nsamples
+        and list(one.offsets) == list(other.offsets)
+        and list(one.sizes) == list(other.sizes)
+        and list(one.starts) == list(other.starts)
+        and list(one.keys()) == list(other.keys())
+        and all(list(one.members(row)) == list(other.members(row)) for row in range(one.nsamples))
+    )

@@ -1,0 +1,1 @@
+"""Bytes of a URL: file systems, HTTP, downloads, byte ranges, retries, uploads."""

@@ -1,0 +1,244 @@
+"""fsspec file systems by URL, opened so that a fork does no harm.
+
+Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
+before a fork cannot be used after it. What stands at module level here is about forks alone: a fork copies the module.
+Options go to the servers that they hold for (`wids.index.urls.options_for`), and no credential follows a redirect to
+another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import sys
+import weakref
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import quote
+
+from wids.index import urls
+from wids.osfiles import forks
+from wids.policy import prefetching
+from wids.transport.http import HttpSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
+CONNECTIONS = prefetching.CONNECTIONS
+_SLOWEST_BYTES = 128 << 10  # a second
+# What an object that does not say how long it is is taken for, when it is decided how long to wait for it.
+_LARGE_BYTES = 16 << 20
+_POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
+# What tells two versions of an object apart, by the names that file systems give it.
+_MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
+_NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
+_FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.LEAST_RANGE_BYTES
+_MOST_RANGE_BYTES = prefetching.MOST_RANGE_BYTES
+_FIRST_GAP_BYTES, _LEAST_GAP_BYTES, _MOST_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
+
+
+def _start_child() -> None:
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is not None:
+        asyn.reset_lock()  # its event loop ran in a thread that the child does not have; a wait for it never ends
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_start_child)
+
+# A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
+# connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
+# What is kept here is never finalized in the child. fsspec itself keeps all these as long as the process lives.
+_pinned: set[Any] = set()
+
+
+def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> tuple[Any, str]:
+    """The fsspec file system of ``url`` and the name in it.
+
+    Raises:
+        ImportError: the scheme needs a package that is not installed.
+        ValueError: no such scheme, or options that are none.
+    """
+    scheme, options = urls.scheme_of(url), urls.options_for(url, storage_options)
+    _import_for(url)
+    import fsspec
+
+    if scheme in ("http", "https"):
+        # Not through url_to_fs: it would take "::" in a query for a chain of file systems.
+        filesystem, name = fsspec.filesystem(scheme, **_http_options(options, url)), quote_url(url)
+    else:
+        for inner in {"http", "https"} & options.keys():  # of a chain
+            options[inner] = {**_http_options(options[inner], url), "encoded": options[inner].get("encoded", False)}
+        filesystem, name = fsspec.core.url_to_fs(url, **options)
+    _pinned.add(filesystem)
+    return filesystem, name
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """The event loop of fsspec's thread in this process."""
+    import fsspec.asyn
+
+    return cast("asyncio.AbstractEventLoop", fsspec.asyn.get_loop())
+
+
+def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda: None) -> T:
+    """What a coroutine returns that runs in fsspec's thread.
+
+    Args:
+        coroutine: it is cancelled if the caller is interrupted.
+        go_on: called now and then; what it raises ends the coroutine.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+    try:
+        while not futures.wait([future], timeout=_POLL_SECONDS).done:
+            go_on()
+        return future.result()
+    finally:
+        if not future.done():
+            future.cancel()
+            # It must not write any more when the file is closed: the descriptor's number may be another file's.
+            futures.wait([future], timeout=_CLOSE_SECONDS)
+
+
+def read_at_most(filesystem: Any, name: str, url: str, most: int) -> bytes:
+    """The first ``most`` bytes of an object, or all it has; in bounded time, where the client lets others wait."""
+    if urls.scheme_of(url) in ("http", "https"):
+        return run(_read_http(HttpSource(filesystem, name, urls.host_of(url), connections()), most))
+    limit = limit_of(min(most, _LARGE_BYTES))
+    if getattr(filesystem, "async_impl", False):
+        return bytes(run(asyncio.wait_for(filesystem._cat_file(name, start=0, end=most), limit)))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
+    return bytes(filesystem.cat_file(name, start=0, end=most))
+
+
+async def _read_http(source: HttpSource, most: int) -> bytes:
+    answer = await source.open(0, None, [], seconds=limit_of(most))
+    try:
+        coming = _LARGE_BYTES if answer.total is None else answer.total
+        return (await asyncio.wait_for(answer.read(most), limit_of(min(coming, most))))[:most]
+    finally:
+        answer.close()
+
+
+def limit_of(size: int) -> float:
+    """Seconds that a request for so many bytes may take; one that brings less was as good as a stall."""
+    return CONNECT_SECONDS + READ_SECONDS + size / _SLOWEST_BYTES
+
+
+def version_of(info: dict[str, Any]) -> Any:
+    """What tells two versions of an object apart, of what fsspec's ``info`` says of it."""
+    return tuple(str(info[name]) for name in _MARKS if info.get(name) is not None)
+
+
+class Connections:
+    """The byte ranges that this process has under way, and what is known of the hosts that they come from.
+
+    Attributes:
+        count: ranges at a time. free: taken for each of them; first come, first served.
+    """
+
+    def __init__(self) -> None:
+        self.count = CONNECTIONS
+        self.free = asyncio.Semaphore(self.count)
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
+        """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
+        rate = size / max(seconds, 1e-4)
+        before = self._seen.get(host)
+        if before is not None:  # the least of the delays: others are this machine's own, when it is busy
+            first_seconds, rate = min(1.1 * before[0], first_seconds), 0.7 * before[1] + 0.3 * rate
+        self._seen[host] = first_seconds, rate
+
+    def range_bytes(self, host: str, size: int | None) -> int:
+        """How long a range from ``host`` should be.
+
+        Waiting for the first byte then takes a tenth of the time; a fifth where all connections share one object of
+        ``size`` bytes.
+        """
+        seen = self._seen.get(host)
+        wanted = 10 * seen[0] * seen[1] if seen else _FIRST_RANGE_BYTES
+        return prefetching.range_bytes(
+            size, wanted=wanted, connections=self.count, least=_LEAST_RANGE_BYTES, most=_MOST_RANGE_BYTES
+        )
+
+    def gap_bytes(self, host: str) -> int:
+        """How many bytes that nobody wants take as long as another request; in between where that is not known."""
+        seen = self._seen.get(host)
+        return int(min(max(seen[0] * seen[1], _LEAST_GAP_BYTES), _MOST_GAP_BYTES)) if seen else _FIRST_GAP_BYTES
+
+
+# One for each loop, and a fork gets a new loop.
+_connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connections] = weakref.WeakKeyDictionary()
+
+
+def connections() -> Connections:
+    """The connections of this process."""
+    return _connections.setdefault(loop(), Connections())
+
+
+def quote_url(url: str) -> str:
+    """Quote what no URL may hold (spaces, letters beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
+    return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._")
+
+
+def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
+    import aiohttp
+
+    request, client = dict(given), dict(given.get("client_kwargs") or {})
+    # aiohttp's default ends a transfer after five minutes however well it goes; a stall is what must end it.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+    # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
+    headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
+    # As headers, which `_drop_own_headers` can take away; a session gives these to all hosts that it comes to.
+    auth = client.pop("auth", None)
+    if auth is not None and "@" not in url.partition("://")[2].partition("/")[0]:  # which would win
+        headers["Authorization"] = auth.encode()
+    cookies = {**(client.pop("cookies", None) or {}), **(request.pop("cookies", None) or {})}
+    if cookies:
+        headers["Cookie"] = "; ".join(f"{name}={getattr(value, 'value', value)}" for name, value in cookies.items())
+    traces = [*(client.get("trace_configs") or ()), _redirects()]
+    # trust_env: proxies from the environment, as curl had them for the original's users.
+    client = {"timeout": timeout, "requote_redirect_url": False, "trust_env": True, **client}
+    return {"encoded": True, **request, "client_kwargs": {**client, "headers": headers, "trace_configs": traces}}
+
+
+@functools.cache  # one for all: fsspec knows a file system again by what it was made with
+def _redirects() -> Any:
+    import aiohttp
+
+    found = aiohttp.TraceConfig()
+    found.on_request_redirect.append(_drop_own_headers)
+    return found
+
+
+async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
+    """On a redirect to another scheme, host or port, go on without the caller's own headers."""
+    from yarl import URL
+
+    here, place = params.response.url, params.response.headers.get("Location") or ""
+    with contextlib.suppress(ValueError):
+        if here.join(URL(place, encoded=True)).origin() == here.origin():
+            return
+    for name in [name for name in params.headers if name.lower() not in _NEUTRAL_HEADERS]:
+        params.headers.popall(name, None)
+
+
+def _import_for(url: str) -> None:
+    """Import and start all that a fetch would import or start on the way, with forks held off."""
+    with forks.held:
+        import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
+
+        import fsspec
+        import fsspec.asyn
+
+        with contextlib.suppress(ImportError):  # older fsspec has none
+            import fsspec.implementations.chained  # url_to_fs imports it
+        for part in url.split("::"):
+            with contextlib.suppress(ValueError, ImportError):  # not a chain, or it fails again where it is explained
+                fsspec.get_filesystem_class(urls.scheme_of(part) or part)
+        fsspec.asyn.get_loop()  # likewise: it starts under a lock

@@ -1,0 +1,1 @@
+"""Writing shards: one after the other from a program, or packed in bulk."""

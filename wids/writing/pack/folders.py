@@ -1,0 +1,189 @@
+"""Folders as sources: images by class, and files whose names say which sample they belong to.
+
+Rules: order is that of the keys' bytes, whatever the file system says. Hidden files are no part of anything. Links are
+followed, but not in circles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from wids.errors import SampleError, WidsError
+from wids.index.keys import decode_name, encode_name, first_dot
+from wids.writing.pack.listing import FileReader, Given, InFile, Listing, Problem, Sample
+from wids.writing.writer import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LOOKED_AT = 10_000  # files, for a guess
+IMAGES = frozenset(
+    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
+)
+
+
+def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], None]) -> Listing:
+    """Images by class, ``cat/x.jpg``: its key is ``cat/x``, with fields ``.jpg`` and ``.cls``.
+
+    The class is the first folder's name; its number counts the sorted names of all folders with images in them, and the
+    index's info has them as ``classes``.
+
+    Args:
+        directory: holds a folder for each class.
+        numbers_keys: keys do not matter, for samples are numbered.
+        tell: called with the number of files found now and then.
+
+    Raises:
+        WidsError: it cannot be listed, or has no images by class.
+    """
+    listing = Listing(items=[], reader=FileReader(), places=[directory])
+    found: list[tuple[bytes, str, InFile | None, str]] = []
+    for name, path, field, trouble in _files(directory, tell):
+        stem, dot, extension = name.rpartition(".")
+        if not dot or extension.lower() not in IMAGES:
+            listing.ignored += 1
+        elif "/" not in name:
+            why = "is in no class folder; put it into one, or pack all as --format files"
+            listing.problems.append(Problem(path, f"{path}: {why}"))
+        else:
+            image = field and field._replace(extension=f".{extension.lower()}")
+            found.append((encode_name(stem), path, image, trouble))
+    if not found:
+        raise WidsError(
+            f"{directory}: there are no images in class folders (class/x.jpg) in it; for other files use --format files"
+        )
+    found.sort(key=lambda item: (item[0], item[1]))
+    classes = sorted({decode_name(stem).partition("/")[0] for stem, *_ in found}, key=encode_name)
+    labels = {name: Given(".cls", b"%d" % k) for k, name in enumerate(classes)}
+    items: list[Sample] = []
+    before = "", ""
+    for raw, path, image, trouble in found:
+        key = decode_name(raw)
+        why = trouble or ("" if numbers_keys else _find_trouble(key, path))
+        if not (why or numbers_keys) and key == before[0]:
+            why = f"{path}: has the key {key!r}, as {before[1]} has; rename one, or give --number-keys"
+        if image is None or why:
+            listing.problems.append(Problem(path, why))
+        else:
+            before = key, path
+            items.append(Sample(key, (image, labels[key.partition("/")[0]])))
+    listing.items, listing.info = items, {"classes": classes}
+    return listing
+
+
+def list_files(
+    directory: str, *, numbers_keys: bool, keep_fields: frozenset[str] | None, tell: Callable[[int], None]
+) -> Listing:
+    """Files ``key.ext``: those with one key (the path up to the first dot of the basename) are one sample.
+
+    Args:
+        directory: is listed to all its depth.
+        numbers_keys: keys do not matter, for samples are numbered.
+        keep_fields: extensions to pack; None: all.
+        tell: called with the number of files found now and then.
+
+    Raises:
+        WidsError: it cannot be listed, or has no such files.
+    """
+    listing = Listing(items=[], reader=FileReader(), places=[directory])
+    samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
+    broken: dict[bytes, Problem] = {}
+    for name, path, field, trouble in _files(directory, tell):
+        parts = first_dot(encode_name(name))
+        if parts is None or (keep_fields is not None and decode_name(parts[1]) not in keep_fields):
+            listing.ignored += 1
+        elif field is None:
+            broken.setdefault(parts[0], Problem(path, trouble))
+        else:
+            extension = decode_name(parts[1])
+            samples.setdefault(parts[0], []).append((parts[1], field._replace(extension=extension)))
+    items = []
+    for raw in sorted({*samples, *broken}):
+        key = decode_name(raw)
+        path = os.path.join(directory, key)
+        trouble = "" if numbers_keys else _find_trouble(key, path)
+        if raw in broken:  # half a sample is none
+            listing.problems.append(broken[raw])
+        elif trouble:
+            listing.problems.append(Problem(path, trouble))
+        else:
+            items.append(Sample(key, tuple(field for _, field in sorted(samples[raw]))))
+    if not items and not listing.problems:
+        raise WidsError(f"{directory}: there are no files like key.ext in it to be packed")
+    listing.items = items
+    return listing
+
+
+def guess_format(directory: str) -> str:
+    """``folder`` if nine files in ten are images in folders; ``dataset`` if all are tars; ``files`` otherwise.
+
+    Raises:
+        WidsError: it cannot be listed, is empty, or holds tars among other files.
+    """
+    count = images = tars = 0
+    has_image_above = has_other = False
+    for name, *_ in itertools.islice(_names(directory), _LOOKED_AT):
+        extension = name.rpartition(".")[2].lower()
+        is_above = "/" not in name
+        count += 1
+        images += extension in IMAGES
+        tars += extension == "tar"
+        has_image_above = has_image_above or (is_above and extension in IMAGES)
+        has_other = has_other or not (is_above and extension in ("tar", "widx", "json"))
+    if not count:
+        raise WidsError(f"{directory}: there are no files in it")
+    if tars and not has_other:
+        return "dataset"
+    if tars:  # nobody wants tars in tars
+        raise WidsError(
+            f"{directory}: holds tars and other files; name the tars by a brace pattern, or say --format files"
+        )
+    return "folder" if images >= 0.9 * count and not has_image_above else "files"
+
+
+def _find_trouble(key: str, path: str) -> str:
+    """What is wrong with a key; "" if nothing is."""
+    try:
+        check_key(key)
+    except SampleError as error:
+        return f"{path}: {error}; rename it, or give --number-keys"
+    return ""
+
+
+def _files(directory: str, tell: Callable[[int], None]) -> Iterator[tuple[str, str, InFile | None, str]]:
+    """(path within the directory, path, the file or None, what is wrong with it), in any order."""
+    for count, (name, path, entry) in enumerate(_names(directory), 1):
+        if count % 1000 == 0:
+            tell(count)
+        try:
+            status = entry.stat()
+            if not entry.is_file():
+                yield name, path, None, f"{path}: is neither a file nor a folder"
+                continue
+            yield name, path, InFile("", path, status.st_size, status.st_mtime_ns), ""
+        except OSError as error:
+            yield name, path, None, f"{path}: cannot be read ({error.strerror or error})"
+
+
+def _names(directory: str) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
+    """(path within the directory, path, entry) of all that are not folders."""
+    pending: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", directory, frozenset())]
+    while pending:
+        prefix, place, above = pending.pop()
+        try:
+            status = os.stat(place)
+            here = status.st_dev, status.st_ino
+            if here in above:
+                continue
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        pending.append((f"{prefix}{entry.name}/", entry.path, above | {here}))
+                    else:
+                        yield prefix + entry.name, entry.path, entry
+        except OSError as error:
+            raise WidsError(f"{place}: cannot be listed ({error.strerror or error})", path=place) from error

@@ -1,0 +1,182 @@
+"""What a source has to be packed: samples by name, not by content, and how their content is read.
+
+Rules: a listing is small, for it is held whole, and its parts are pickled into the processes that read them. Items say
+what the files were when they were listed, so that a shard of the same items need not be written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from wids.errors import SampleError, WidsError
+from wids.index import urls, ustar
+from wids.index.keys import encode_name
+from wids.osfiles import atomic
+from wids.transport.retrying import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Fields: TypeAlias = list[tuple[str, bytes]]
+
+UNKNOWN = -1
+
+
+class InFile(NamedTuple):
+    """A field that is a file: where, its size in bytes and its modification time; -1 where they are not known."""
+
+    extension: str
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class Given(NamedTuple):
+    """A field whose bytes are known."""
+
+    extension: str
+    data: bytes
+
+
+class Sample(NamedTuple):
+    """A sample of files and values."""
+
+    key: str
+    fields: tuple[InFile | Given, ...]
+
+
+class Problem(NamedTuple):
+    """A sample that cannot be packed: where it is, and why."""
+
+    place: str
+    why: str
+
+
+class Reader(Protocol):
+    """Reads the items of one source; pickled into the processes that do."""
+
+    def read(self, item: Any) -> tuple[str, Fields]:
+        """(key, fields) of a sample."""
+
+    def look(self, item: Any, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
+        """(key, extensions of all fields, bytes of those asked for) of a sample; reads no others."""
+
+    def measure(self, item: Any, key: str | None) -> int:
+        """Bytes that a sample takes in an archive, under another key if one is given."""
+
+    def identify(self, items: Sequence[Any]) -> str:
+        """A digest of what these items are made from: the same one, the same shard."""
+
+
+class Listing(msgspec.Struct, kw_only=True):
+    """The samples of a source, in order.
+
+    Attributes:
+        items: what the reader takes, one for each sample.
+        reader: of the items.
+        problems: of samples that are not among the items.
+        ignored: files that are not part of any sample.
+        unmatched: samples that are not among the items, for they are not wanted.
+        info: for the index.
+        places: folders and files that it is read from, by path or URL; nothing is written into or over these.
+    """
+
+    items: Sequence[Any]
+    reader: Reader
+    problems: list[Problem] = msgspec.field(default_factory=list)
+    ignored: int = 0
+    unmatched: int = 0
+    info: dict[str, Any] | None = None
+    places: Sequence[str] = ()
+
+
+class FileReader(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads `Sample` items."""
+
+    storage_options: dict[str, Any] | None = None
+
+    def read(self, item: Sample) -> tuple[str, Fields]:
+        """(key, fields) of a sample.
+
+        Raises:
+            WidsError: one of its files cannot be read, or is another one by now.
+        """
+        return item.key, [
+            (field.extension, field.data if isinstance(field, Given) else self._read_file(field))
+            for field in item.fields
+        ]
+
+    def look(self, item: Sample, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
+        """(key, extensions of all fields, bytes of those asked for) of a sample.
+
+        Raises:
+            WidsError: as for `read`.
+        """
+        wanted = tuple(field for field in item.fields if field.extension in extensions)
+        _, fields = self.read(Sample(item.key, wanted))
+        return item.key, frozenset(field.extension for field in item.fields), dict(fields)
+
+    def _read_file(self, field: InFile) -> bytes:
+        if not urls.is_local(field.path):
+            return read_bytes(field.path, storage_options=self.storage_options)
+        try:
+            fd, _ = atomic.open_file(field.path)
+            with open(fd, "rb") as file:
+                data = file.read(field.size + 1)  # of one that has grown, however much, no more than shows it
+                now = atomic.identify(fd)
+        except OSError as error:
+            raise SampleError(f"{field.path}: cannot be read ({error.strerror or error})", path=field.path) from error
+        if (now.size, now.mtime_ns, len(data)) != (field.size, field.mtime_ns, field.size):
+            raise SampleError(
+                f"{field.path}: had {field.size} bytes when it was listed, has {now.size} now, and was written to; "
+                "pack it when nobody writes to it",
+                path=field.path,
+            )
+        return data
+
+    def measure(self, item: Sample, key: str | None) -> int:
+        """Bytes that a sample takes in an archive.
+
+        Raises:
+            WidsError: the size of a remote file is not known.
+        """
+        total = 0
+        for field in item.fields:
+            size = len(field.data) if isinstance(field, Given) else field.size
+            if size == UNKNOWN:
+                raise WidsError(
+                    f"{field.path if isinstance(field, InFile) else item.key}: the size of a remote file is not known "
+                    "before it is read; cut shards by --samples"
+                )
+            total += ustar.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
+        return total
+
+    def identify(self, items: Sequence[Sample]) -> str:
+        """A digest of keys, paths, sizes, times and values."""
+        digest = hashlib.sha256()
+        for item in items:
+            digest.update(repr(tuple(item)).encode("utf-8", "backslashreplace"))
+        return digest.hexdigest()
+
+
+def describe_file(extension: str, path: str) -> InFile:
+    """A field that is a local file or a URL, as it is now.
+
+    Raises:
+        SampleError: there is no such file, or it is none.
+    """
+    if not urls.is_local(path):
+        return InFile(extension, path, UNKNOWN, UNKNOWN)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise SampleError(f"{path}: cannot be read ({error.strerror or error})", path=path) from error
+    except ValueError as error:  # a NUL in it
+        raise SampleError(f"{path!r}: is no path ({error})", path=path) from error
+    if not os.path.isfile(path):
+        raise SampleError(f"{path}: is not a file", path=path)
+    return InFile(extension, path, status.st_size, status.st_mtime_ns)

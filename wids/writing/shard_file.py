@@ -1,0 +1,129 @@
+"""One shard while it is written: a part file, and on the way its md5 and its member table.
+
+Rules: nobody sees the shard before it is whole. The part file is locked while it is written, so that an unlocked one is
+garbage, and belongs to one process: a forked one has a copy of the buffer, and must not write it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import WidsError
+from wids.index import table as tables
+from wids.index import ustar
+from wids.osfiles import atomic, locks, system
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wids.index.tar import Member
+
+_BUFFER_BYTES = 1 << 20
+
+
+class ShardFile:
+    """A shard that is being written.
+
+    Args:
+        path: local; the part file lies beside it.
+        url: what it will be, for messages and in its table.
+        has_md5: whether its md5 is wanted.
+
+    Attributes:
+        part: the part file; `finish` closes it, and then it is the caller's.
+        nsamples: samples so far. member_bytes: what their members take, in the archive.
+
+    Raises:
+        CacheError: the part file cannot be made.
+    """
+
+    def __init__(self, path: str, *, url: str, has_md5: bool = True) -> None:
+        self.part, self._fd = atomic.make_part(path)
+        self._url = url
+        self._pid = os.getpid()
+        self._md5 = hashlib.md5(usedforsecurity=False) if has_md5 else None
+        self._pending: list[bytes] = []
+        self._pending_bytes = self._written = 0
+        self._members: list[Member] = []
+        self.nsamples = self.member_bytes = 0
+
+    def add(self, members: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write the members (name, data) of one sample.
+
+        Raises:
+            WidsError: the disk does not take them; the shard is to be discarded.
+        """
+        for name, data in members:
+            head = ustar.member_head(name, len(data))
+            self._members.append((name, self.member_bytes, self.member_bytes + len(head), len(data)))
+            self._put(head)
+            self._put(data)
+            self._put(bytes(-len(data) % ustar.BLOCK))
+            self.member_bytes = self._written + self._pending_bytes
+        self.nsamples += 1
+
+    def finish(self) -> tuple[dict[str, Any], tables.MemberTable]:
+        """Write the end, and close the part file; (what an index says of the shard but its URL, its member table).
+
+        Raises:
+            WidsError: as `add`.
+        """
+        size = ustar.archive_bytes(self.member_bytes)
+        self._put(bytes(size - self.member_bytes))
+        self._flush()
+        digest = None if self._md5 is None else self._md5.hexdigest()
+        facts: dict[str, Any] = {"nsamples": self.nsamples, "filesize": size}
+        if digest is not None:
+            facts["md5sum"] = digest
+        identity = atomic.identify(self._fd, md5=digest)
+        self._close()
+        return facts, tables.build_table(self._members, identity=identity, shard=self._url)
+
+    def discard(self) -> None:
+        """Remove the part file, if it is still there. Elsewhere than in the process that made it: do nothing."""
+        if self._pid != os.getpid():
+            return
+        self._pending.clear()
+        self._close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.part)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            locks.unmark(fd)
+            os.close(fd)
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._pending.append(data)
+            self._pending_bytes += len(data)
+        if self._pending_bytes >= _BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        # What is large is not copied once more only to be written with what is small.
+        small: list[bytes] = []
+        for data in [*self._pending, b""]:
+            if data and len(data) < _BUFFER_BYTES:
+                small.append(data)
+                continue
+            self._write(b"".join(small))
+            small.clear()
+            self._write(data)
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._md5 is not None:
+            self._md5.update(data)
+        try:
+            system.write_all(self._fd, data, self._written)
+        except OSError as error:
+            raise WidsError(f"{self._url}: cannot be written ({error}); free space, or write elsewhere") from error
+        self._written += len(data)

@@ -1,0 +1,285 @@
+"""ShardWriter: samples, one after the other -> tar shards with an index and member tables.
+
+Rules: a shard appears whole or not at all, and the index last. The bytes of shards and index depend on what was written
+alone. What cannot be read back as it was written (a key that splits elsewhere, two members of one name) is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from wids.codecs.encoders import encode_field
+from wids.errors import SampleError, WidsError
+from wids.index import urls, ustar
+from wids.index.keys import encode_name, first_dot
+from wids.index.pattern import index_json, parse_pattern
+from wids.osfiles import tempdirs
+from wids.transport.upload import Target, local_path, sweep
+from wids.writing.shard_file import ShardFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+DEFAULT_SAMPLES = 10_000
+
+
+def name_members(key: str, fields: Iterable[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
+    """(member name, data) of a sample, checked.
+
+    Args:
+        key: the sample's.
+        fields: (extension, data); extensions with their leading dot or without.
+
+    Raises:
+        SampleError: there are no fields, or the key or an extension would be read back as another one.
+    """
+    check_key(key)
+    members: dict[bytes, bytes] = {}
+    for field, data in fields:
+        extension = field if field.startswith(".") else f".{field}"
+        check_extension(extension, key)
+        name = encode_name(key + extension)
+        if name in members:
+            raise SampleError(f"sample {key!r} has two fields {extension!r}", key=key, field=extension)
+        members[name] = data
+    if not members:
+        raise SampleError(f"sample {key!r} has no fields; give at least one, like '.txt'", key=key)
+    return list(members.items())
+
+
+def check_key(key: Any) -> None:
+    """Refuse a key that is not read back as it was written.
+
+    Raises:
+        SampleError: it is none.
+    """
+    if not isinstance(key, str):
+        raise SampleError(f"a sample's key is {key!r}; it is text, under '__key__'")
+    trouble = ""
+    try:
+        raw = encode_name(key)
+    except UnicodeEncodeError:
+        trouble = "cannot be encoded"
+    else:
+        folders = key.split("/")
+        if not folders[-1]:
+            trouble = "has an empty basename"
+        elif "." in folders[-1]:
+            trouble = "has a dot in its basename, where the extension would begin (dots in folders are fine)"
+        elif b"\0" in raw:
+            trouble = "has a NUL in it"
+        elif not folders[0] or ".." in folders:
+            trouble = "is no path within an archive (it begins with / or goes up)"
+    if trouble:
+        raise SampleError(f"key {key!r} {trouble}; choose another key", key=key)
+
+
+def check_extension(extension: str, key: str) -> None:
+    """Refuse an extension that is not read back as it was written.
+
+    Raises:
+        SampleError: it is none.
+    """
+    try:
+        is_sound = first_dot(encode_name("k" + extension)) == (b"k", encode_name(extension)) and "\0" not in extension
+    except UnicodeEncodeError:
+        is_sound = False
+    if not is_sound or len(extension) < 2:
+        raise SampleError(
+            f"sample {key!r}: {extension!r} is no field; give an extension like '.jpg'", key=key, field=extension
+        )
+
+
+class ShardWriter:
+    """Write samples into shards; to be used as ``with ShardWriter("out/train-%06d.tar") as writer: ...``.
+
+    At the end of the block the index ``out/train.json`` is written, after all shards; when an exception ends the block,
+    neither the shard under way nor the index appears, and shards that were full stay.
+
+    Attributes:
+        index: URL of the index. shards: what it will say of the shards that are done.
+        nsamples: samples written so far.
+
+    Args:
+        pattern: path or URL with one number, as above. The directory is made.
+        samples: per shard, at most; default 10,000 where no ``size`` is given.
+        size: bytes per shard, at most; a sample that is larger has a shard of its own.
+        md5: put each shard's md5 into the index.
+        tables: write each shard's member table (``.widx``) beside it.
+        name: of the dataset; default from the pattern.
+        info: anything that JSON holds, for the index (``{"classes": [...]}``).
+        overwrite: replace what is there of this pattern; otherwise that is an error.
+        storage_options: for fsspec.
+
+    Raises:
+        SpecError: the pattern is none. WidsError: there is a dataset already, or the place cannot be written.
+        ValueError: ``samples`` or ``size`` is not positive.
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        *,
+        samples: int | None = None,
+        size: int | None = None,
+        md5: bool = True,
+        tables: bool = True,
+        name: str | None = None,
+        info: Any = None,
+        overwrite: bool = False,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._shard: ShardFile | None = None
+        self._is_closed = True  # until it is made: there is nothing to discard
+        for bound, what in ((samples, "samples"), (size, "size")):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{what} is {bound}; a shard holds at least 1")
+        self._pattern = parse_pattern(os.fspath(pattern))
+        self._samples = DEFAULT_SAMPLES if samples is None and size is None else samples
+        self._size = size
+        self._has_md5, self._has_tables, self._overwrite = md5, tables, overwrite
+        self._name, self._info = self._pattern.name if name is None else name, info
+        self._target = Target(storage_options)
+        self._keys: set[str] = set()
+        self._place: str | None = None  # where shards are written before they go away
+        self._at_end = contextlib.ExitStack()
+        self.index = self._pattern.index_url
+        self.shards: list[dict[str, Any]] = []
+        self.nsamples = 0
+        self._target.make_directory(self.index)
+        self._target.check_free(self._pattern, overwrite=overwrite)
+        sweep(self._pattern)
+        if not urls.is_local(self.index):
+            self._place = self._at_end.enter_context(tempdirs.directory("writer"))
+        self._is_closed = False
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample. One that is refused leaves no trace, and the next one may be written.
+
+        Args:
+            sample: ``"__key__"``, text, unique within a shard; and fields, by extension (``".jpg"`` or ``"jpg"``), of
+                bytes or of what `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__`` are left out, so
+                that undecoded samples of a dataset can be written.
+
+        Raises:
+            SampleError: it cannot be written, or its key was written to this shard before.
+            WidsError: the shard cannot be written; the writer is closed.
+        """
+        if self._is_closed:
+            raise ValueError("the writer is closed")
+        if "__key__" not in sample:
+            raise SampleError("a sample has no '__key__'; give it one, like '000017'")
+        key = sample["__key__"]
+        try:
+            fields = [(f, encode_field(f, value)) for f, value in sample.items() if not f.startswith("__")]
+        except SampleError as error:
+            raise SampleError(f"sample {key!r}: {error}", key=key, field=error.field) from error
+        members = name_members(key, fields)
+        if self._is_full(members):
+            self.finish_shard()
+        if key in self._keys:
+            raise SampleError(
+                f"sample {key!r} is in this shard already; keys are unique within a shard, and members of a sample are "
+                "written at once",
+                key=key,
+            )
+        try:
+            if self._shard is None:
+                self._shard = self._begin()
+            self._shard.add(members)
+        except BaseException:
+            self.discard()
+            raise
+        self._keys.add(key)
+        self.nsamples += 1
+
+    def finish_shard(self) -> None:
+        """End the shard under way, if there is one; the next sample begins another one.
+
+        Raises:
+            WidsError: it cannot be written; the writer is closed.
+        """
+        shard = self._shard
+        if shard is None:
+            return
+        url = self._pattern.url(len(self.shards))
+        try:
+            self._check_ours(url)
+            facts, table = shard.finish()
+            self._target.put_shard(shard.part, url, table if self._has_tables else None)
+        except BaseException:
+            self.discard()
+            raise
+        self.shards.append({"url": urls.basename_of(url), **facts})
+        self._shard = None
+        self._keys.clear()
+
+    def _check_ours(self, url: str) -> None:
+        """Of two writers at once, the later one would replace what the other's index speaks of."""
+        if not self._overwrite and self._target.describe(url) is not None:
+            raise WidsError(f"{url}: there since this writer began; does another one write here? Write elsewhere")
+
+    def close(self) -> None:
+        """End the last shard and write the index; again: do nothing.
+
+        Raises:
+            WidsError: one of them cannot be written, or no sample was.
+        """
+        if self._is_closed:
+            return
+        try:
+            self.finish_shard()
+            if not self.shards:
+                raise WidsError(f"{self.index}: no sample was written, and there is no index without shards")
+            if self._overwrite:
+                self._target.remove_others(self._pattern, frozenset(range(len(self.shards))))
+            text = index_json(self.shards, name=self._name, info=self._info)
+            self._target.put_bytes(text.encode(), self.index)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Close without an index; the shard under way is gone, shards that were done stay."""
+        self._is_closed = True
+        if self._shard is not None:
+            self._shard.discard()
+            self._shard = None
+        self._at_end.close()
+
+    def _is_full(self, members: list[tuple[bytes, bytes]]) -> bool:
+        """Whether the shard under way has no room for a sample."""
+        shard = self._shard
+        if shard is None:
+            return False
+        if self._samples is not None and shard.nsamples >= self._samples:
+            return True
+        added = sum(ustar.member_bytes(name, len(data)) for name, data in members)
+        return self._size is not None and ustar.archive_bytes(shard.member_bytes + added) > self._size
+
+    def _begin(self) -> ShardFile:
+        url = self._pattern.url(len(self.shards))
+        path = local_path(url) if self._place is None else os.path.join(self._place, urls.basename_of(url))
+        return ShardFile(path, url=url, has_md5=self._has_md5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            self.discard()
+
+    def __repr__(self) -> str:
+        return f"<ShardWriter {self.index}: {self.nsamples} samples, {len(self.shards)} shards done>"
