@@ -30,6 +30,7 @@ from slow_server import SlowServer
 
 import wids
 from wids.osfiles import atomic
+from wids.readers import member_tables
 
 ROOT = str(Path(__file__).parents[1])
 BATCH = 32
@@ -56,7 +57,7 @@ def write_shard(path: str, samples: int, size: int) -> None:
 def publish(path: str) -> None:
     """Save the member table of a shard beside it."""
     fd, facts = atomic.open_file(path)
-    atomic.save_table(f"{path}.widx", atomic.scan_table(fd, path, facts))
+    member_tables.save_table(f"{path}.widx", member_tables.scan_table(fd, path, facts))
     os.close(fd)
 
 

@@ -24,6 +24,7 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheFull, SizeMismatchError, WidsError
 from wids.osfiles import atomic, system
+from wids.readers import member_tables
 from wids.readers.store import Store
 from wids.transport import retrying
 from wids.transport.download import Transfer
@@ -66,14 +67,14 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
     url = server.add("/a.tar", shards.shard("a"))
     opener = Store(cache_dir=str(tmp_path / "cache"))
     entered, go = threading.Event(), threading.Event()
-    real = atomic.scan_table
+    real = member_tables.scan_table
 
     def held(*args, **options):
         entered.set()
         assert go.wait(PATIENCE_SECONDS)
         return real(*args, **options)
 
-    monkeypatch.setattr(atomic, "scan_table", held)
+    monkeypatch.setattr(member_tables, "scan_table", held)
     shard = described(url, shards.shard("a"))
     thread = threading.Thread(target=lambda: opener.fetch_ahead(shard, after=-math.inf, is_cancelled=lambda: False))
     thread.start()

@@ -25,6 +25,7 @@ from wids.cache import usage_hints
 from wids.cli.format import count_of, format_seconds, format_size, parse_size, printable
 from wids.collection import load_shards
 from wids.index.spec import Shard
+from wids.jobs.warm import Warming
 from wids.osfiles import locks
 from wids.readers.store import Store
 
@@ -684,6 +685,15 @@ def gated(server):
     index, gates = publish(server, "abc"), [server.gate(), server.gate()]
     server.faults.update({"/b.tar": [gates[0]], "/c.tar": [gates[1]]})
     return index, gates
+
+
+def test_bytes_of_downloads_under_way_have_arrived(full):
+    """Bytes written to part files count: not the size that they will have, and not those of other processes."""
+    warming = Warming(str(full), [], cache_size=None)
+    put_file(full, ".wids/y.tar.1-0123abcd.part", bytes(1 << 19))
+    with open(put_garbage(full / "x.tar", 1 << 20), "r+b") as file:
+        file.write(bytes(8192))
+    assert 8192 <= warming.arrived_bytes() < 1 << 19
 
 
 @pytest.mark.parametrize(

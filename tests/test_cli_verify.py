@@ -29,6 +29,7 @@ from wids.jobs.check import verify_shard
 from wids.jobs.inspection import Inspection
 from wids.jobs.problems import Looks
 from wids.osfiles import atomic
+from wids.readers import member_tables
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATIENCE_SECONDS = 60
@@ -198,7 +199,7 @@ def local(tmp_path):
 def save_table(path):
     """Put the right .widx beside a shard."""
     fd, facts = atomic.open_file(path)
-    atomic.save_table(f"{path}.widx", atomic.scan_table(fd, path, facts))
+    member_tables.save_table(f"{path}.widx", member_tables.scan_table(fd, path, facts))
     os.close(fd)
 
 
@@ -229,7 +230,7 @@ def wrong_table(path):
     members = [(b"s0.png", 0, 512, 4), (b"t1.png", 1024, 1536, 4)]
     fd, facts = atomic.open_file(path)
     os.close(fd)
-    atomic.save_table(f"{path}.widx", build_table(members, identity=facts, shard=path))
+    member_tables.save_table(f"{path}.widx", build_table(members, identity=facts, shard=path))
 
 
 BESIDE = {

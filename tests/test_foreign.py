@@ -20,6 +20,7 @@ from wids.errors import NotAllowedError, SpecError, TableError
 from wids.index import energon, foreign, tar
 from wids.index.spec import Shard
 from wids.osfiles import atomic
+from wids.readers import member_tables
 from wids.readers.store import Store
 
 # --- as the tools write them, from what tarfile finds in a shard
@@ -87,7 +88,7 @@ class Here:
         """The table from the index, or None."""
         fd, facts = atomic.open_file(self.path)
         try:
-            return atomic.load_foreign(fd, self.path, self.url, facts)
+            return member_tables.load_foreign(fd, self.path, self.url, facts)
         finally:
             os.close(fd)
 
@@ -95,7 +96,7 @@ class Here:
         """The table from the shard's own headers."""
         fd, facts = atomic.open_file(self.path)
         try:
-            return atomic.scan_table(fd, self.url, facts)
+            return member_tables.scan_table(fd, self.url, facts)
         finally:
             os.close(fd)
 
@@ -139,7 +140,7 @@ def test_table_from_dali_of_an_archive_with_all_sorts_of_things(tmp_path):
 def test_store_reads_by_a_dali_index(here, monkeypatch):
     """A shard in place with its .idx beside it is opened without reading all headers."""
     here.put(dali(here.data))
-    monkeypatch.setattr(atomic, "scan_table", None)
+    monkeypatch.setattr(member_tables, "scan_table", None)
     with contextlib.closing(Store(cache_dir=None).open(Shard(url=here.path, nsamples=20))) as reader:
         assert reader[3]["__key__"] == "d/s0003"
         assert reader[3][".c.x"].getvalue() == bytes([3]) * 23

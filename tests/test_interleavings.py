@@ -22,6 +22,7 @@ from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.osfiles import atomic
+from wids.readers import member_tables
 from wids.readers.store import Store
 
 ROWS = 3
@@ -176,13 +177,13 @@ class Place:
                 data = file.read()
                 assert data in [data_of(tag) for tag in tags]
                 facts = atomic.identify(file.fileno())
-                table = atomic.load_table(table_of(path), path, shard_bytes=len(data))
+                table = member_tables.load_table(table_of(path), path, shard_bytes=len(data))
                 assert table is not None
                 is_tied = table.identity.is_same(facts)
                 assert is_tied or has_crashed
                 if is_tied:
                     assert table.identity.md5 in (None, shards.md5(data))  # who knew no more than the name had no md5
-                    assert table.to_bytes() == atomic.scan_table(file.fileno(), path, table.identity).to_bytes()
+                    assert table.to_bytes() == member_tables.scan_table(file.fileno(), path, table.identity).to_bytes()
 
     @contextlib.contextmanager
     def telling(self, words):

@@ -15,14 +15,14 @@ from tests import cache_shards as shards
 from tests.children import PATIENCE_SECONDS, call_in_child
 from wids.errors import ChangedShardError, ShardError, TruncatedShardError
 from wids.osfiles import atomic, system
-from wids.readers import local
+from wids.readers import local, member_tables
 from wids.readers.local import SPAN_BYTES, Blocks, ShardReader
 
 
 def open_shard(path, *, group="adjacent", url="shard-url"):
     """A reader of a local shard, its table built as for the first open."""
     fd, facts = atomic.open_file(path)
-    return ShardReader(fd, table=atomic.scan_table(fd, url, facts, group=group), url=url, path=path)
+    return ShardReader(fd, table=member_tables.scan_table(fd, url, facts, group=group), url=url, path=path)
 
 
 def values(sample):

@@ -33,7 +33,7 @@ from wids.errors import (
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
 from wids.index.spec import Shard
 from wids.osfiles import atomic, system
-from wids.readers import memo
+from wids.readers import member_tables, memo
 from wids.readers.store import Store, default_cache_dir
 from wids.transport import retrying
 
@@ -151,7 +151,7 @@ def test_a_saved_table_saves_the_scan(tmp_path, opened, events, monkeypatch):
     """A table published beside a local shard is used, as long as it is the shard's own."""
     path = shards.write(tmp_path / "a.tar", A)
     fd, facts = atomic.open_file(path)
-    atomic.save_table(path + ".widx", atomic.scan_table(fd, path, facts))
+    member_tables.save_table(path + ".widx", member_tables.scan_table(fd, path, facts))
     os.close(fd)
     assert opened(described(path, A)) == texts_of()
     assert events[0].has_saved_table
@@ -181,7 +181,7 @@ def test_a_table_that_is_no_file(tmp_path, opened):
 def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     """A shard without a saved table is scanned once for each store, until it changes, and up to a bound."""
     scans = []
-    real = atomic.scan_table
+    real = member_tables.scan_table
     monkeypatch.setattr(
         atomic, "scan_table", lambda fd, url, *args, **options: scans.append(url) or real(fd, url, *args, **options)
     )
@@ -213,7 +213,7 @@ def test_grouping_and_key_rules(tmp_path, opened, events):
     data = shards.pack([("a.1.txt", b"1"), ("b.1.txt", b"2"), ("a.2.txt", b"3")])
     path = shards.write(tmp_path / "a.tar", data)
     fd, facts = atomic.open_file(path)
-    atomic.save_table(path + ".widx", atomic.scan_table(fd, path, facts))
+    member_tables.save_table(path + ".widx", member_tables.scan_table(fd, path, facts))
     os.close(fd)
     shard = Shard(url=path, nsamples=3)
     opener = Store(cache_dir=None, hooks=[events])

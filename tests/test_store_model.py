@@ -33,6 +33,7 @@ from wids.cache.usage_hints import Plan
 from wids.errors import CacheFull, FetchError, ShardError
 from wids.index import table as tables
 from wids.osfiles import atomic, system
+from wids.readers import member_tables
 from wids.readers.store import Store
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
@@ -494,7 +495,7 @@ class Directory(RuleBasedStateMachine):
         fd, facts = atomic.open_file(os.path.join(self.home, "new"))
         md5 = shards.md5(data) if has_md5 else None
         facts = tables.Identity(size=facts.size, mtime_ns=self.next_tick() * 1_000_000_000, md5=md5)
-        atomic.write_atomically(self.file(key, "table"), atomic.scan_table(fd, self.url(key), facts).to_bytes())
+        atomic.write_atomically(self.file(key, "table"), member_tables.scan_table(fd, self.url(key), facts).to_bytes())
         os.close(fd)
         if key in self.files:
             self.files[key].is_tied = False

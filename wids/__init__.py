@@ -13,7 +13,7 @@ __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
-    from wids.codecs.decode import register_decoder
+    from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChunkedSampler",
     "DistributedChunkedSampler",
+    "SampleDecoder",
     "ShardListDataset",
     "ShardListSampler",
     "ShardWriter",
@@ -37,6 +38,7 @@ __all__ = [
 _HOME = {
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
+    "SampleDecoder": "wids.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
     "ShardWriter": "wids.writing.writer",

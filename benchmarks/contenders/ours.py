@@ -16,7 +16,7 @@ class Ours(WidsBatches, WidsApi):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
         from wids.events import Opened
         from wids.index.spec import Shard
-        from wids.osfiles import atomic
+        from wids.readers import member_tables
         from wids.readers.store import Store
 
         directory = os.path.join(self.scratch, "open")
@@ -26,7 +26,7 @@ class Ours(WidsBatches, WidsApi):
             # A link, so that the saved tables do not come between the other rows and the shards.
             path = os.path.join(directory, os.path.basename(shard["url"]))
             os.symlink(shard["url"], path)
-            atomic.save_table(f"{path}.widx", _build(path))
+            member_tables.save_table(f"{path}.widx", _build(path))
             shards.append(Shard(url=path, nsamples=shard["nsamples"], filesize=shard["filesize"]))
         Store(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
         if not [event for event in opened if isinstance(event, Opened) and event.has_saved_table]:
@@ -56,10 +56,11 @@ class Ours(WidsBatches, WidsApi):
 
 def _build(path: str):
     from wids.osfiles import atomic
+    from wids.readers import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:
-        return atomic.scan_table(descriptor, path, identity)
+        return member_tables.scan_table(descriptor, path, identity)
     finally:
         os.close(descriptor)
 

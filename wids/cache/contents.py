@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
-from wids.osfiles import atomic, system
+from wids.osfiles import system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ _HEAD_BYTES, _MAX_LINE_BYTES = 33, 1024
 @contextlib.contextmanager
 def _open_log(directory: CacheDirectory) -> Iterator[_Log]:
     try:
-        fd = atomic.open_shared(directory, directory.changes)
+        fd = directory.open_own(directory.changes)
     except OSError:  # another user's, or a full disk: every use lists the directory
         yield _Log(directory, -1)
         return

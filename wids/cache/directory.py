@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.index import table as tables
+from wids.osfiles import system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
@@ -216,6 +217,21 @@ class CacheDirectory:
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
             if mode & _WRITABLE_BY_OTHERS:
                 os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode & most)
+
+    def open_own(self, path: str) -> int:
+        """Open one of the cache's own files for writing, made if need be; the caller closes.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        flags = system.WRITE_FLAGS | os.O_NONBLOCK
+        try:
+            # Not made in the same step: in a sticky directory that is refused for another user's file.
+            return os.open(path, flags)
+        except FileNotFoundError:
+            fd = os.open(path, flags | os.O_CREAT, 0o666)
+        self.share(fd)
+        return fd
 
     def lock_mode(self) -> int:
         """The permissions of lock files, which every process that locks them opens for writing."""

@@ -2,8 +2,8 @@
 
 Rules: an open cached shard cannot be evicted, so no process keeps one open that it does not read. One thread looks at
 all directories with leases for requests of other processes; it starts with the first lease and ends after the last.
-The notes change under `wids.osfiles.forks.held`, and nothing slow or foreign is called under it: no file system that hangs, no
-hook. A forked child begins with none.
+The notes change under `wids.osfiles.forks.held`, and nothing slow or foreign is called under it: no file system that
+hangs, no hook. A forked child begins with none.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Space:
     def request_release(self) -> None:
         """Ask all processes to release shards that they have open and are not reading."""
         with contextlib.suppress(OSError):
-            os.close(atomic.open_shared(self.directory, self.directory.release_request))
+            os.close(self.directory.open_own(self.directory.release_request))
             os.utime(self.directory.release_request)
 
     def release_request_time(self) -> int:

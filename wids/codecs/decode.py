@@ -2,8 +2,8 @@
 
 Rules: only keys that start with "." are decoded, and only while they hold bytes; an extension nobody knows stays as
 it is. So do those of `UNASKED`, which wids 0.1 did not decode, unless they are asked for: a program that never looks
-at such a field must not fail by it. Users' decoders go before the built-in ones (`wids.codecs.decoders`). Every failure is a
-`DecodeError` that names shard, key and field.
+at such a field must not fail by it. Users' decoders go before the built-in ones (`wids.codecs.decoders`). Every failure
+is a `DecodeError` that names shard, key and field.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 _WINDOW_BYTES = 1 << 14  # fed at a time: what follows a gzip member is copied once for each member
 
-_TRUST = "if you trust whoever wrote these shards, pass allow_pickle=True (to the dataset or to wids.codecs.decode.SampleDecoder)"
+_TRUST = "if you trust whoever wrote these shards, pass allow_pickle=True (to the dataset or to wids.SampleDecoder)"
 
 
 class Options(NamedTuple):

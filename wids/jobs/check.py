@@ -30,6 +30,7 @@ from wids.index import table as tables
 from wids.jobs.problems import Finding, Looks, Problem, problem_of
 from wids.osfiles import atomic
 from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
+from wids.readers import member_tables
 from wids.transport import retrying
 from wids.transport.range_client import ShardBytes
 
@@ -144,7 +145,7 @@ def _look_into(
             if facts.md5 != shard.md5sum:
                 problems.append(_digest_problem(shard.md5sum, str(facts.md5)))
         try:
-            table = atomic.scan_table(fd, shard.url, facts, rule=looks.rule, group=looks.group)
+            table = member_tables.scan_table(fd, shard.url, facts, rule=looks.rule, group=looks.group)
         except ShardError as error:
             problems.append(problem_of(error))
         else:
@@ -152,7 +153,7 @@ def _look_into(
                 advice = "write the index again, or give the --key-rule and --group it was made with"
                 problems.append(Problem(kind="count", what=what, advice=advice))
             is_standard = tables.is_standard(looks.rule, looks.group)
-            problems += look_beside(fd, facts, table if is_standard else atomic.scan_table(fd, shard.url, facts))
+            problems += look_beside(fd, facts, table if is_standard else member_tables.scan_table(fd, shard.url, facts))
             if decode is not None:
                 found, undecoded = decode(path, shard)
                 problems += found
@@ -257,4 +258,4 @@ def _compare_own(saved: MemberTable, facts: Identity, scanned: MemberTable) -> s
 
 
 def _members(fd: int, url: str, facts: Identity) -> Iterator[Member]:
-    return atomic.scan_members(fd, url, facts.size)
+    return member_tables.scan_members(fd, url, facts.size)

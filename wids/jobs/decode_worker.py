@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wids.errors import DecodeError, ShardError, UnsafeFormatError
 from wids.jobs.problems import Looks, Problem
 from wids.osfiles import atomic
+from wids.readers import member_tables
 from wids.readers.local import ShardReader
 from wids.transport.failures import CancelledTransferError
 
@@ -138,7 +139,7 @@ def _decode_file(path: str, url: str, decode: Decode, looks: Looks) -> tuple[lis
     try:
         fd, facts = atomic.open_file(path)
         with atomic.closing_on_error(fd):
-            table = atomic.scan_table(fd, url, facts, rule=looks.rule, group=looks.group)
+            table = member_tables.scan_table(fd, url, facts, rule=looks.rule, group=looks.group)
         with contextlib.closing(ShardReader(fd, table=table, url=url, path=os.fspath(path))) as reader:
             return decode_samples(reader, decode, url)
     except (ShardError, OSError) as error:

@@ -19,6 +19,7 @@ from wids.index import tar, urls
 from wids.index.spec import Shard
 from wids.jobs.discovery import mark_words
 from wids.osfiles import atomic, system, tempdirs
+from wids.readers import member_tables
 from wids.readers.store import Store
 from wids.transport import filesystems, retrying
 from wids.transport.failures import CancelledTransferError
@@ -178,7 +179,7 @@ def _survey_local(task: Task, is_cancelled: Callable[[], bool]) -> Survey:
                 digest = window.digest()
                 table = table.with_identity(atomic.identify(fd, md5=digest))
             else:
-                table = atomic.scan_table(fd, task.url, facts, rule=task.rule, group=task.group)
+                table = member_tables.scan_table(fd, task.url, facts, rule=task.rule, group=task.group)
             now = atomic.identify(fd)
             if (now.size, now.mtime_ns) != (facts.size, facts.mtime_ns):
                 # Or the index would promise a size and a digest that never belonged together.

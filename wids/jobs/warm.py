@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import usage_hints
+from wids.cache.directory import CacheDirectory
 from wids.errors import CacheError, CacheFull, WidsError, without_secrets
 from wids.events import Fetched, Hit, Retried, logger
 from wids.osfiles import atomic
@@ -133,7 +134,7 @@ class Warming:
         """Bytes that have come: of shards, and of downloads under way, whose files are holes of their full size."""
         mark = f".{os.getpid()}-"
         count = self.outcome.fetched_bytes
-        with contextlib.suppress(OSError), os.scandir(self.directory) as found:
+        with contextlib.suppress(OSError), os.scandir(CacheDirectory(self.directory).own) as found:
             for item in found:
                 if item.name.endswith(".part") and mark in item.name:
                     with contextlib.suppress(OSError):

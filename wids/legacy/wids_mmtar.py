@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from wids.errors import TruncatedShardError
 from wids.index import table
 from wids.legacy import refuse
-from wids.osfiles import atomic
+from wids.readers import member_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView
@@ -38,7 +38,7 @@ class MMIndexedTar:
         fd = self.stream.fileno()
         try:
             name = self.fname or str(getattr(self.stream, "name", "stream"))
-            self.members = list(atomic.scan_members(fd, name, os.fstat(fd).st_size))
+            self.members = list(member_tables.scan_members(fd, name, os.fstat(fd).st_size))
         except BaseException:
             self.stream.close()
             raise

@@ -1,1 +1,1 @@
-"""Files of the operating system: atomic writes, locks, temporary directories, forks. Nothing of shards is known here."""
+"""Files, locks, temporary directories and forks of the operating system. Nothing of shards is known here."""

@@ -23,6 +23,7 @@ from wids.errors import ChangedShardError, ShardError, TarError, TruncatedShardE
 from wids.events import logger
 from wids.index.keys import encode_name
 from wids.osfiles import atomic, system
+from wids.readers import member_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -352,7 +353,7 @@ class ShardReader(Reader):
         status = os.fstat(self._fd)
         table = self.table
         try:
-            members = atomic.scan_members(self._fd, self.url, status.st_size)
+            members = member_tables.scan_members(self._fd, self.url, status.st_size)
             found = {offset: (name, size) for name, _, offset, size in members}
             is_same = all(
                 found.get(offset) == (encode_name(table.key(row) + extension), size)

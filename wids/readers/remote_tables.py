@@ -14,7 +14,7 @@ from wids.errors import FetchDeniedError, FetchError, ShardNotFoundError, TableE
 from wids.events import logger
 from wids.index import headers, urls
 from wids.index import table as tables
-from wids.osfiles import atomic
+from wids.readers import member_tables
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
 from wids.transport import range_client, retrying
@@ -160,7 +160,7 @@ class RangeStore:
             data = retrying.read_bytes(
                 shard.url + tables.SUFFIX,
                 storage_options=self._storage_options,
-                most=min(atomic.most_table_bytes(source.size), _MOST_TABLE_BYTES),
+                most=min(member_tables.most_table_bytes(source.size), _MOST_TABLE_BYTES),
                 seconds=retrying.FIRST_SECONDS,
             )
             table = tables.parse_table(data, shard=shard.url)

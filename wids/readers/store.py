@@ -27,6 +27,7 @@ from wids.index import table as tables
 from wids.index import urls
 from wids.osfiles import atomic, locks, system
 from wids.policy.freshness import find_difference, find_difference_in_size
+from wids.readers import member_tables
 from wids.readers.local import Reader, ShardReader
 from wids.readers.memo import Remembered
 from wids.readers.remote_tables import RangeStore
@@ -208,7 +209,7 @@ class Store:
                 )
             is_standard = tables.is_standard(self.rule, self.group)
             beside = path + tables.SUFFIX
-            saved = atomic.load_table(beside, shard.url, shard_bytes=facts.size) if is_standard else None
+            saved = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if is_standard else None
             if saved is not None and saved.identity.is_same(facts):
                 table = saved
             else:
@@ -219,9 +220,9 @@ class Store:
         """The member table of an open file, with this store's rule: remembered, or built."""
         table = self._tables.get(path)
         if table is None or not table.identity.is_same(facts):
-            table = atomic.load_foreign(fd, path, url, facts) if is_in_place else None
+            table = member_tables.load_foreign(fd, path, url, facts) if is_in_place else None
             if table is None:
-                table = atomic.scan_table(fd, url, facts, rule=self.rule, group=self.group)
+                table = member_tables.scan_table(fd, url, facts, rule=self.rule, group=self.group)
             self._tables.remember(path, table)
         return table
 
@@ -370,7 +371,7 @@ class Store:
                 atomic.close(fd)
                 return None, ""
             directory, name = directory_of(path)
-            table = atomic.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
+            table = member_tables.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
             cause = self._find_difference(shard, path, facts, table)
         if table is None or cause:
             atomic.close(fd)
@@ -407,7 +408,7 @@ class Store:
                 if not cause and (digest := retrying.file_md5(fd)) != shard.md5sum:
                     cause = f"its md5 is {digest}, the index says {shard.md5sum}"
                 if not cause:
-                    table = atomic.scan_table(fd, shard.url, self._identify(fd, shard))
+                    table = member_tables.scan_table(fd, shard.url, self._identify(fd, shard))
                     cause = self._find_difference(shard, path, facts, table)
             except (ShardError, OSError) as error:
                 cause = str(error)
@@ -454,7 +455,7 @@ class Store:
                     reserve(facts.size)
                     held.touch()
                     os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
-                    arrived.append((fd, atomic.scan_table(fd, shard.url, self._identify(fd, shard))))
+                    arrived.append((fd, member_tables.scan_table(fd, shard.url, self._identify(fd, shard))))
 
             if shard.filesize is not None:
                 reserve(shard.filesize)
@@ -521,7 +522,7 @@ def _keep(path: str) -> None:
     directory, name = directory_of(path)
     if not directory.is_kept(name):
         with contextlib.suppress(OSError):
-            os.close(atomic.open_shared(directory, directory.keep_mark(name)))
+            os.close(directory.open_own(directory.keep_mark(name)))
 
 
 def _endpoint(storage_options: dict[str, Any]) -> str:

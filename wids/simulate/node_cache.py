@@ -1,7 +1,7 @@
 """A node's cache: what is there, what comes, and what goes for it.
 
-Rules: what goes is chosen by `wids.policy.eviction`, by the same figures as in a cache directory: the positions at which
-the plans of the node's ranks use a shard next stand for times, for all ranks go at one pace. What is on its way cannot
+Rules: what is evicted is chosen by `wids.policy.eviction`, as in a cache directory: the positions at which the plans of
+the node's ranks use a shard next stand for times, for all ranks go at one pace. What is on its way cannot
 go, nor can what is being read: it has a lease. A use that has begun is now.
 """
 

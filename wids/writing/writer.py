@@ -163,8 +163,8 @@ class ShardWriter:
 
         Args:
             sample: ``"__key__"``, text, unique within a shard; and fields, by extension (``".jpg"`` or ``"jpg"``), of
-                bytes or of what `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__`` are left out, so
-                that undecoded samples of a dataset can be written.
+                bytes or of what `wids.codecs.encoders.encode_field` takes. Other names that begin with ``__`` are left
+                out, so that undecoded samples of a dataset can be written.
 
         Raises:
             SampleError: it cannot be written, or its key was written to this shard before.
