@@ -254,16 +254,20 @@ def open_shared(directory: CacheDirectory, path: str) -> int:
     """Open one of a cache directory's own files for writing, made if need be; the caller closes.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or is no regular file.
     """
-    flags = system.WRITE_FLAGS | os.O_NONBLOCK
+    # A link that another user put there would have us write into a file of our own, elsewhere.
+    flags = system.WRITE_FLAGS | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         # Not made in the same step: in a sticky directory that is refused for another user's file.
-        return os.open(path, flags)
+        fd, is_new = os.open(path, flags), False
     except FileNotFoundError:
-        fd = os.open(path, flags | os.O_CREAT, 0o666)
+        fd, is_new = os.open(path, flags | os.O_CREAT, 0o666), True
     with closing_on_error(fd):
-        directory.share(fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if is_new:
+            directory.share(fd)
     return fd
 
 
