@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import wids
 from tests import cache_shards, tars
 from tests.children import PATIENCE_SECONDS, call_in_child, child, receive
-from tests.servers import Server, redirect
+from tests.servers import Server, redirect, status
 from tests.shards import write_shards
 from wids import errors
 from wids.codecs.decode import SampleDecoder
@@ -474,6 +474,14 @@ def test_basic_authentication_is_for_the_first_server_only(server, other, tmp_pa
     assert dataset[0]["__key__"] == "a0000"
     assert server.headers[0]["authorization"] == CREDENTIALS["authorization"]
     assert "authorization" not in other.headers[0]
+
+
+def test_no_credential_follows_a_redirect_of_old_servers(server, other, tmp_path):
+    """Where there is no Location, the client goes where the header URI says."""
+    url = server.add("/a.tar", b"", status(302, URI=other.add("/b.tar", cache_shards.shard("a"))))
+    dataset = wids.ShardListDataset([(url, 3)], cache_dir=tmp_path, storage_options=options())
+    assert dataset[0]["__key__"] == "a0000"
+    assert sent(other) == [NONE] * len(other.headers) != []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What is known of a cache directory without listing it, against listing it."""
 
+import contextlib
+import errno
 import os
 import tempfile
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from tests.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.children import call_in_child
 from wids.cache import contents as contents_module
+from wids.cache import system
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory
 
@@ -50,6 +53,11 @@ def raise_after(function, *args):
     """Be interrupted once something is done."""
     function(*args)
     raise KeyboardInterrupt
+
+
+def refuse(*_):
+    """What a full disk says."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def names_by_use(contents):
@@ -148,15 +156,71 @@ def test_the_log_stays_short(tmp_path, listed, monkeypatch):
     assert len(listed) < 20
 
 
-def test_a_log_that_cannot_be_written(tmp_path, listed):
-    """Where it is not a file that can be opened, the directory is listed for each use."""
-    CacheDirectory(str(tmp_path)).make()
-    os.mkdir(CacheDirectory(str(tmp_path)).changes)
+@pytest.mark.parametrize("trouble", ["killed", "disk full"])
+def test_a_change_without_a_line_is_found_under_a_clock_that_stands_still(tmp_path, listed, monkeypatch, trouble):
+    """Where the directory's time shows no change, either: the log itself says that a line is missing."""
     contents = refreshed(tmp_path)
     publish(contents, tmp_path, "a.tar")
     contents.refresh()
+    before = os.stat(tmp_path).st_mtime_ns
+    with contextlib.suppress(KeyboardInterrupt), monkeypatch.context() as patched:
+        if trouble == "disk full":
+            patched.setattr(system, "pwrite", refuse)
+        with contents.changing() as note:
+            put_shard(tmp_path, "b.tar")
+            os.utime(tmp_path, ns=(before, before))
+            if trouble == "killed":
+                raise KeyboardInterrupt
+            note("b.tar", 10)
+    contents.refresh()
+    assert contents.used_bytes == 20
+    assert len(listed) == 2
+    publish(contents, tmp_path, "c.tar")
+    contents.refresh()
+    assert len(listed) == 2
+
+
+def test_a_change_that_was_not_made_is_none(tmp_path, listed):
+    """A shard of another user, which cannot be deleted: the directory need not be listed for it."""
+    one, two = refreshed(tmp_path), refreshed(tmp_path)
+    publish(one, tmp_path, "a.tar")
+    with one.changing():
+        pass
+    publish(two, tmp_path, "b.tar")
+    for contents in (one, two):
+        contents.refresh()
+        assert contents.used_bytes == 20
+    assert len(listed) == 2
+
+
+@pytest.mark.parametrize("line", [b"10 ..%2Fmine.tar", b"10 %2Fmine.tar", b"10 a%00.tar", b"-10 a.tar", b"10", b"0 /"])
+def test_a_line_that_no_cache_wrote(tmp_path, listed, line):
+    """A name that is none, or lies elsewhere, would be opened or deleted; fewer bytes than none would hide others."""
+    contents = refreshed(tmp_path)
+    publish(contents, tmp_path, "a.tar")
+    with open(CacheDirectory(str(tmp_path)).changes, "ab") as log:
+        log.write(b"%d %s\n" % (os.stat(tmp_path).st_mtime_ns, line))
+    contents.refresh()
+    assert names_by_use(contents) == ["a.tar"]
     assert contents.used_bytes == 10
     assert len(listed) == 2
+
+
+@pytest.mark.parametrize("kind", ["directory", "FIFO", "link"])
+def test_a_log_that_cannot_be_written(tmp_path, listed, kind):
+    """Where it is not a file that can be opened, the directory is listed for each use; a link is not followed."""
+    home = tmp_path / "cache"
+    home.mkdir()
+    directory, own = CacheDirectory(str(home)), tmp_path / "own"
+    directory.make()
+    own.write_bytes(b"of the user")
+    {"directory": os.mkdir, "FIFO": os.mkfifo, "link": lambda path: os.symlink(own, path)}[kind](directory.changes)
+    contents = refreshed(home)
+    publish(contents, home, "a.tar")
+    contents.refresh()
+    assert contents.used_bytes == 10
+    assert len(listed) == 2
+    assert own.read_bytes() == b"of the user"
 
 
 def test_a_forked_copy_lists_the_directory_itself(tmp_path):

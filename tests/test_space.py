@@ -683,6 +683,25 @@ def test_a_shard_that_cannot_be_deleted(home, monkeypatch, caplog):
     assert f"{paths[0]}: cannot be deleted" in caplog.text
 
 
+def test_a_process_that_is_killed_while_it_deletes_leaves_no_table(home, monkeypatch):
+    """Between the shard and its table: the log does not say that all is told, so the next one finds the table."""
+    [path] = fill(home, "a")
+    space, real = Space(home, limit=100), os.unlink
+    reserve(space, 10)
+
+    def killed(name, **options):
+        if name == table_of(path):
+            raise KeyboardInterrupt
+        real(name, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            space.delete(entry_of(path))
+    reserve(space, 10)
+    assert not os.path.exists(table_of(path))
+
+
 def test_a_shard_that_cannot_be_written_is_deleted_all_the_same(home, monkeypatch):
     """Files of mode 0444 cannot be opened for writing, which some file systems want for a lock."""
     [path] = fill(home, "a")

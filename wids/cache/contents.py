@@ -2,8 +2,10 @@
 
 Rules: the truth is the directory. Every process that publishes or deletes a shard appends a line to the log, with the
 directory's modification time afterwards. While the last line's time is the directory's own, the log tells everything
-that happened since the directory was listed. When it is not (files were made or deleted by others, or a process died
-in between), and every ten minutes, the directory is listed again. All of it under the lock of `wids.cache.space`.
+that happened since the directory was listed. When it is not (files were made or deleted by others), when the last line
+is cut short (its process died before it wrote another: a coarse clock shows no change then), and every ten minutes, the
+directory is listed again. What another user wrote into the log never names a file outside the directory. All of it
+under the lock of `wids.cache.space`.
 """
 
 from __future__ import annotations
@@ -85,12 +87,15 @@ class Contents:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Callable[[str, int], None]]:
-        """Publish or delete shards in the block; it calls what this gives with (name, bytes, 0: deleted) of each."""
+        """Publish or delete a shard in the block; it calls what this gives with (name, bytes, 0: deleted)."""
+        noted = [b""]
         with _open_log(self._directory) as log:
-            if log.is_current():
-                yield log.append
-            else:  # a line now would hide that the directory has to be listed
-                yield _note_nothing
+            is_current = log.is_current()
+            if is_current:
+                log.cut()
+            yield lambda name, size: noted.append(b"%d %s" % (size, quote(os.fsencode(name)).encode()))
+            if is_current:  # else a line would hide that the directory has to be listed
+                log.complete(noted[-1])
 
     def oldest_first(self) -> Generator[Entry, None, None]:
         """The shards, least recently used first; looks at no more of them than are asked for."""
@@ -122,10 +127,6 @@ class Contents:
                 heapq.heappush(self._by_use, item)
 
 
-def _note_nothing(name: str, size: int) -> None:
-    """In place of a line in the log."""
-
-
 class _Log:
     """The log of changes: a first line with a random name for it, then ``<directory mtime> <bytes> <name>`` a line."""
 
@@ -140,12 +141,8 @@ class _Log:
         if not generation or generation != self.generation or not _HEAD_BYTES <= offset <= self.size:
             return None
         try:
-            return [
-                (int(size), os.fsdecode(unquote_to_bytes(name)))
-                for _, size, name in map(bytes.split, self._lines(offset))
-                if name != b"/"
-            ]
-        except ValueError:
+            return [_parse(line) for line in self._lines(offset)]
+        except (ValueError, OSError):
             return None
 
     def _lines(self, offset: int) -> list[bytes]:
@@ -162,7 +159,7 @@ class _Log:
         try:
             *_, last = self._lines(lo)
             return int(last.partition(b" ")[0]) == os.stat(self._directory.path).st_mtime_ns
-        except (ValueError, FileNotFoundError):  # it is damaged, or the directory was deleted just now
+        except (ValueError, OSError):  # it is damaged, or the directory was deleted just now
             return False
 
     def begin(self) -> None:
@@ -175,18 +172,29 @@ class _Log:
             os.ftruncate(self._fd, 0)
             system.write_all(self._fd, generation, 0)
             self.generation, self.size = generation, _HEAD_BYTES
-            self._append(0, "/")
+            self.complete(b"0 .")
 
-    def append(self, name: str, size: int) -> None:
-        """Note that a shard of ``size`` bytes has just been published, or (0) deleted."""
-        self._append(size, quote(os.fsencode(name)))
-
-    def _append(self, size: int, quoted: str) -> None:
-        # A full disk, or the directory was deleted just now: without the line, it is listed again.
+    def cut(self) -> None:
+        """Cut the end of the last line off: until `complete`, the log is not current. No disk is too full for it."""
         with contextlib.suppress(OSError):
-            line = b"%d %d %s\n" % (os.stat(self._directory.path).st_mtime_ns, size, quoted.encode())
-            system.write_all(self._fd, line, self.size)
+            os.ftruncate(self._fd, self.size - 1)
+
+    def complete(self, change: bytes) -> None:
+        """After `cut`: end the last line again, and append one with ``change`` if that is not empty."""
+        try:
+            line = b"%d %s\n" % (os.stat(self._directory.path).st_mtime_ns, change) if change else b""
+            system.write_all(self._fd, b"\n" + line, self.size - 1)
             self.size += len(line)
+        except OSError:  # a full disk, or the directory was deleted just now
+            self.cut()
+
+
+def _parse(line: bytes) -> tuple[int, str]:
+    _, count, quoted = line.split()
+    size, name = int(count), os.fsdecode(unquote_to_bytes(quoted))
+    if size < 0 or "\0" in name or os.path.basename(name) != name:
+        raise ValueError("no cache wrote this line")
+    return size, name
 
 
 _HEAD_BYTES, _MAX_LINE_BYTES = 33, 1024

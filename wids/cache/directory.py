@@ -18,6 +18,7 @@ users who share the one share the other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -222,15 +223,20 @@ class CacheDirectory:
         """Open one of the cache's own files for writing, made if need be; the caller closes.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: it cannot be opened, or is no regular file.
         """
-        flags = system.WRITE_FLAGS | os.O_NONBLOCK
+        # A link that another user put there would have us write into a file of our own, elsewhere.
+        flags = system.WRITE_FLAGS | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
             # Not made in the same step: in a sticky directory that is refused for another user's file.
-            return os.open(path, flags)
+            fd, is_new = os.open(path, flags), False
         except FileNotFoundError:
-            fd = os.open(path, flags | os.O_CREAT, 0o666)
-        self.share(fd)
+            fd, is_new = os.open(path, flags | os.O_CREAT, 0o666), True
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if is_new:
+            self.share(fd)
         return fd
 
     def lock_mode(self) -> int:

@@ -168,14 +168,16 @@ class Space:
         except OSError:
             return False
         try:
+            if system.try_lock(fd, is_shared=False) is False:
+                return False
             with self._contents.changing() as note:
-                if system.try_lock(fd, is_shared=False) is False or not _unlink(path):
+                if not _unlink(path):
                     return False
+                with contextlib.suppress(OSError):
+                    os.unlink(self.directory.table(entry.name))
                 note(entry.name, 0)
         finally:
             os.close(fd)
-        with contextlib.suppress(OSError):
-            os.unlink(self.directory.table(entry.name))
         emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
         return True
 

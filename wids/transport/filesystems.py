@@ -220,9 +220,10 @@ async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
     """On a redirect to another scheme, host or port, go on without the caller's own headers."""
     from yarl import URL
 
-    here, place = params.response.url, params.response.headers.get("Location") or ""
+    here, place = params.response.url, params.response.headers.get("Location")
     with contextlib.suppress(ValueError):
-        if here.join(URL(place, encoded=True)).origin() == here.origin():
+        # Without a Location, aiohttp follows the URI of old servers.
+        if place and here.join(URL(place, encoded=True)).origin() == here.origin():
             return
     for name in [name for name in params.headers if name.lower() not in _NEUTRAL_HEADERS]:
         params.headers.popall(name, None)
