@@ -449,10 +449,11 @@ def test_a_directory_that_becomes_read_only(server, cache):
 
 
 def read_as_a_stranger(job):
-    """Read as a user to whom the directory does not belong."""
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
+    """Read as a user who may not write into the directory; root, who may, becomes one to whom it does not belong."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
     return chaos.read_all(job)
 
 
@@ -461,9 +462,19 @@ def test_a_directory_of_another_user(server, tmp_path):
     serve(server, range(3))
     job = Job(shards=entries(server, range(3)), directory=str(tmp_path / "cache"))
     assert chaos.read_all(Job(shards=job.shards[:2], directory=job.directory), is_hurried=False) == [None] * 2
-    for directory in (tmp_path, *tmp_path.parents[:3]):  # pytest's are its user's alone
-        directory.chmod(directory.stat().st_mode | 0o555)
-    assert in_program(read_as_a_stranger, job) == [None, None, "CacheError"]
+    if os.getuid() == 0:
+        for directory in (tmp_path, *tmp_path.parents[:3]):  # pytest's are its user's alone
+            directory.chmod(directory.stat().st_mode | 0o555)
+        assert in_program(read_as_a_stranger, job) == [None, None, "CacheError"]
+        return
+    directories = [path for path, *_ in os.walk(job.directory)]
+    for directory in directories:  # this user cannot become another one, and gives its own right away instead
+        os.chmod(directory, 0o555)
+    try:
+        assert in_program(read_as_a_stranger, job) == [None, None, "CacheError"]
+    finally:
+        for directory in directories:
+            os.chmod(directory, 0o755)
 
 
 def read_by_two_names(directory, other, is_link, shards, seed):
