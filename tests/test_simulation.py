@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests import cache_shards as shards
+from tests.cache_dirs import table_of
 from tests.children import PATIENCE_SECONDS
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
 from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
-from wids.index import table as tables
 from wids.readers.store import Store
 from wids.simulate import figures, job
 from wids.simulate.node_cache import Node
@@ -260,7 +260,7 @@ def measure_room(listed, directory):
     with contextlib.closing(ShardListDataset(listed, cache_dir=directory, transformations=[])) as dataset:
         _ = dataset[0]
     [name] = [name for name in os.listdir(directory) if name.endswith(".tar")]
-    return sum(os.stat(directory / end).st_size for end in (name, name + tables.SUFFIX))
+    return sum(os.stat(path).st_size for path in (directory / name, table_of(directory / name)))
 
 
 @pytest.mark.parametrize("places", [5, 8, 11])
@@ -274,7 +274,7 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
         # A file system's clock is coarse; of shards used in the same tick none would be the older one.
         nonlocal last
         last = max(time.time_ns(), last + 1)
-        os.utime(path + tables.SUFFIX, ns=(last, last))
+        os.utime(table_of(path), ns=(last, last))
 
     monkeypatch.setattr(Store, "touch", touch)
     # It closes what is open a moment after a process waited for space, for the sake of other processes.

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.events import Hook
     from wids.index.shardlist import Shard
     from wids.order.coming import Visit
     from wids.order.permute import Indices
-    from wids.readers.store import Store
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 # A fetch that the network has failed comes again; by then it has been tried for minutes.
@@ -53,16 +53,29 @@ _FIRST_RATE = 1000.0  # positions a second, until it is known
 _UNKNOWN_BYTES = 64 << 20
 
 
+class Downloads(Protocol):
+    """What downloads shards into a cache; see `wids.readers.store.Store`."""
+
+    cache_size: int | None
+    hooks: Sequence[Hook]
+
+    def place(self, url: str) -> tuple[str, bool]:
+        """Where the shard's bytes are or will be, and whether they are read in place."""
+
+    def fetch_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download a shard that will be needed, unless it is there; whether this downloaded it."""
+
+
 class Source(NamedTuple):
     """One shard list.
 
     Attributes:
-        store: where its shards go.
+        store: downloads its shards.
         find: shard number -> the shard.
         ahead_bytes: how far ahead to be at most; None: as far as is good.
     """
 
-    store: Store
+    store: Downloads
     find: Callable[[int], Shard]
     ahead_bytes: int | None
 
@@ -72,7 +85,7 @@ class _Job:
 
     __slots__ = ("again", "is_done", "is_failed", "is_in_place", "path", "shard", "size", "store", "thread")
 
-    def __init__(self, store: Store, shard: Shard) -> None:
+    def __init__(self, store: Downloads, shard: Shard) -> None:
         self.store, self.shard = store, shard
         self.path, self.is_in_place = store.place(shard.url)
         self.is_done, self.is_failed = self.is_in_place, False
