@@ -57,7 +57,7 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
     run_script("""
         import os, tempfile, threading, time
-        from wids.cache import files
+        from wids.osfiles import atomic
         inside = threading.Event()
         look = tempfile._get_default_tempdir
         def slowly():
@@ -65,14 +65,14 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
             time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
             return look()
         tempfile._get_default_tempdir = slowly
-        thread = threading.Thread(target=files.private_dir)
+        thread = threading.Thread(target=atomic.private_dir)
         thread.start()
         inside.wait()
         pid = os.fork()
         if pid == 0:
             import signal
             signal.alarm(20)
-            files.private_dir()
+            atomic.private_dir()
             os._exit(0)
         thread.join()
         raise SystemExit(os.waitpid(pid, 0)[1])

@@ -81,7 +81,7 @@ def test_a_directory_that_somebody_planted_stays(temporary, monkeypatch):
         os.makedirs(os.path.join(mark.removesuffix(".part"), "theirs"))
         return mark, fd
 
-    monkeypatch.setattr(tempdirs.files, "make_part", slowly)
+    monkeypatch.setattr(tempdirs.atomic, "make_part", slowly)
     with pytest.raises(CacheError, match="TMPDIR"), tempdirs.directory("verify"):
         pass
     [place] = os.listdir(temporary)

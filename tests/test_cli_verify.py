@@ -402,7 +402,7 @@ def test_bug_in_looking_is_a_problem_of_one_shard(tmp_path, monkeypatch):
     def fail(data):
         raise RuntimeError("never thought of")
 
-    monkeypatch.setattr(check.fetch, "file_md5", fail)
+    monkeypatch.setattr(check.retrying, "file_md5", fail)
     shards = [(0, promised(url)), (1, Shard(url=url, nsamples=3))]
     first, second = Inspection(shards, looks=Looks()).run(1)
     assert first.problems[0].kind == "error"
@@ -417,7 +417,7 @@ def test_no_room_ends_it(server, monkeypatch, tmp_path):
     def fail(*args, **options):
         raise CacheError("no space left")
 
-    monkeypatch.setattr(check.fetch, "fetch_to", fail)
+    monkeypatch.setattr(check.retrying, "fetch_to", fail)
     with pytest.raises(CacheError, match="no space"):
         Inspection([(k, promised(f"{server.url}/{k}")) for k in range(5)], looks=Looks()).run(2)
     assert os.listdir(tmp_path) == []

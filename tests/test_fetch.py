@@ -566,7 +566,7 @@ def test_a_fork_while_a_thread_imports():
     """A fork waits until another thread has imported what its first fetch needs; the child's fetch would never end."""
     code = """
 import os, sys, threading
-from wids.cache import remote
+from wids.transport import filesystems
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -577,12 +577,12 @@ class Finder:
 importing, forking = threading.Event(), threading.Event()
 sys.meta_path.insert(0, Finder())
 os.register_at_fork(before=forking.set)  # the hook that is registered last runs first
-thread = threading.Thread(target=remote.open_filesystem, args=["memory://thread"])
+thread = threading.Thread(target=filesystems.open_filesystem, args=["memory://thread"])
 thread.start()
 importing.wait(60)
 child = os.fork()
 if not child:
-    os._exit(remote.open_filesystem("memory://child")[1] != "/child")
+    os._exit(filesystems.open_filesystem("memory://child")[1] != "/child")
 thread.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -593,7 +593,7 @@ def test_a_fork_before_any_fetch():
     """A fork costs no import: a process that has not fetched yet, and its child, do without fsspec."""
     code = """
 import os, sys
-from wids.cache import remote
+from wids.transport import filesystems
 child = os.fork()
 if not child:
     os._exit("fsspec" in sys.modules)

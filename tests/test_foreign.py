@@ -110,7 +110,7 @@ def here(tmp_path):
 @pytest.fixture(autouse=True)
 def slow_storage(monkeypatch):
     """Reading a header takes long, wherever the shard is."""
-    monkeypatch.setattr(atomic, "_SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(member_tables, "_SLOW_SECONDS", -1.0)
 
 
 # --- DALI
@@ -215,7 +215,7 @@ def test_dali_index_without_names(here):
 
 def test_headers_that_come_at_once_are_scanned(here, monkeypatch):
     """From memory, the shard's own headers are read as quickly as an index."""
-    monkeypatch.setattr(atomic, "_SLOW_SECONDS", 60.0)
+    monkeypatch.setattr(member_tables, "_SLOW_SECONDS", 60.0)
     here.put(dali(here.data))
     assert here.load() is None
 

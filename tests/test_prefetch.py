@@ -479,12 +479,12 @@ def test_what_is_under_way_at_the_end_arrives(web, make, held):
 
 SCRIPT = """
 import json, sys
-from wids.cache import remote
+from wids.transport import filesystems
 from wids.dataset import ShardListDataset
 from wids.samplers import ChunkedSampler
 
 shards, cache, way = json.loads(sys.argv[1])
-remote.READ_SECONDS = 600.0
+filesystems.READ_SECONDS = 600.0
 dataset = ShardListDataset(shards, cache_dir=cache)
 iteration = iter(ChunkedSampler(dataset, shuffle=False))
 next(iteration)

@@ -710,7 +710,7 @@ _PARTS = (
     "_here",
     "_list",
     "_transformations",
-    "_allow_pickle",
+    "_decoding",
     "_tally",
     "cache",
     "lengths",
