@@ -18,8 +18,8 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
-from wids.order.arguments import parse_int, shard_ends
 from wids.order.layout import layout, takes_marks
+from wids.order.validation import parse_int, shard_ends
 from wids.order.walk import EpochWalk
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.order.arguments import shard_ends
+from wids.order.validation import shard_ends
 
 if TYPE_CHECKING:
     from wids.order.permute import Indices

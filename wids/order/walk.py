@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from wids.errors import StateError
-from wids.order.arguments import parse_int, parse_range, parse_ranges
 from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
 from wids.order.layout import digest, fingerprint
 from wids.order.mask import OwnIndex, RepeatedIndex
 from wids.order.state import Place, build_state, check_order, parse_state
+from wids.order.validation import parse_int, parse_range, parse_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
