@@ -20,7 +20,7 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cli import main
 from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
-from wids.order.whereabouts import Counts, Reading, Timetable
+from wids.order.schedule import Counts, Reading, Timetable
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.shards import write_index, write_json
 from wids import DistributedChunkedSampler
 from wids.cli.simulate.page import nice_ticks
-from wids.order.whereabouts import Counts
+from wids.order.schedule import Counts
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")

@@ -16,7 +16,7 @@ from wids.errors import WidsError
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
-    from wids.order.whereabouts import Reading, Timetable
+    from wids.order.schedule import Reading, Timetable
 
 # Lanes and ranks are gone through one by one.
 _MOST_RANKS = 1_000_000
@@ -202,7 +202,7 @@ def _timetable(
     listed: Listed, order: dict[str, Any], num_samples: str, *, epoch: int, world: int, batch_size: int, tail: Tail
 ) -> Timetable:
     from wids.order.epoch import Plan
-    from wids.order.whereabouts import Counts, Timetable
+    from wids.order.schedule import Counts, Timetable
 
     lo, hi = _parse_samples(listed, num_samples)
     counts = Counts(listed.shards.nsamples)
