@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
     from wids.order.walk import Progress
 
     Reshuffle = Literal["fixed", "epoch"]

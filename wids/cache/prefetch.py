@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wids.cache.store import Store
     from wids.index.shardlist import Shard
     from wids.order.coming import Visit
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 _END_SECONDS = 5.0

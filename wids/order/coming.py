@@ -15,7 +15,7 @@ from wids.order.layout import part_of, parts_of, to_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 class Visit(NamedTuple):

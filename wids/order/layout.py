@@ -16,7 +16,7 @@ import numpy as np
 from wids.order.validation import shard_ends
 
 if TYPE_CHECKING:
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 @dataclass(frozen=True, slots=True)

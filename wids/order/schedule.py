@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wids.order.epoch import Plan, Tail
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 # Each lane that was looked into keeps a window in memory; after so many of them they are let go of.
 _LANES_AT_A_TIME = 64

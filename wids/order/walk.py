@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from wids.order.epoch import Tail
     from wids.order.layout import Layout, Regrouping
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 class Watcher(Protocol):

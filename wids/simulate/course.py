@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.epoch import Plan, Tail
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 class Visits(NamedTuple):

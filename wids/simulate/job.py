@@ -11,7 +11,7 @@ import numpy as np
 from wids.cache import pace
 from wids.order.epoch import Plan
 from wids.order.layout import layout
-from wids.order.permute import Indices  # noqa: TC001 - dataclasses look at their annotations
+from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.simulate.course import Course, Visits
 
 if TYPE_CHECKING:
