@@ -26,7 +26,7 @@ from wids.cache.failures import CancelledTransferError
 from wids.errors import CacheFull, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
-from wids.order.coming import Shards
+from wids.order.layout import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from wids.cache.store import Store
     from wids.index.shardlist import Shard
-    from wids.order.coming import Visit
+    from wids.order.layout import Visit
     from wids.order.permutation import Indices
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
@@ -390,7 +390,7 @@ def prefetch(
     """Fetch the shards of the shard lists underneath a dataset ahead; None if there is nothing to fetch.
 
     Args:
-        dataset: see `wids.order.coming.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
+        dataset: see `wids.order.layout.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
         blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
         position: how many of them were drawn.
     """
