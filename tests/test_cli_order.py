@@ -20,7 +20,8 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cli import main
 from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
-from wids.order.whereabouts import Counts, Reading, Timetable
+from wids.order.layout import ShardCounts
+from wids.order.schedule import Reading, Timetable
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -44,7 +45,7 @@ class Numbers(Dataset):
 
 def timetable(lengths, *, world, batch_size=1, epoch=0, samples=None, tail="pad", lanes=None, **options):
     """The timetable of a sampler with these arguments."""
-    counts = Counts(lengths)
+    counts = ShardCounts(lengths)
     lo, hi = samples or (0, len(counts))
     reshuffle = options.pop("reshuffle", "fixed")
     plan = Plan(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.shards import write_index, write_json
 from wids import DistributedChunkedSampler
 from wids.cli.simulate.page import nice_ticks
-from wids.order.whereabouts import Counts
+from wids.order.layout import ShardCounts
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
@@ -59,7 +59,7 @@ def test_an_index(tmp_path):
     """The shards of an index are simulated: as many batches as the sampler gives, each shard once."""
     index = write_index(tmp_path, (30, 41, 22, 9))
     found = values_of(index, "--world-size", "3", "--batch-size", "4", "--tail", "drop", "--chunksize", "10")
-    sampler = DistributedChunkedSampler(Counts([30, 41, 22, 9]), num_replicas=3, rank=0, tail="drop")
+    sampler = DistributedChunkedSampler(ShardCounts([30, 41, 22, 9]), num_replicas=3, rank=0, tail="drop")
     assert found["batches"] == [[-(-len(sampler) // 4)]] * 3
     assert found["samples"] == {"samples": 102, "read": 102, "left_out": 0, "repeated": 0}
     assert [traffic["shards"] for [traffic] in found["traffic"]] == [4]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import wids
 from wids.order import epoch as epochs
 from wids.order.epoch import EpochOrder, Plan, Stream, end_position, nominal_start
-from wids.order.permute import CHUNKS, DEAL, SAMPLES, permutation
+from wids.order.permutation import CHUNKS, DEAL, SAMPLES, permutation
 
 GOLDEN = Path(__file__).parent / "golden"
 README = Path(__file__).parents[1] / "README.md"

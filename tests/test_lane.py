@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wids.order import lane as lanes
 from wids.order.lane import Lane, cut_chunks, expand, slice_chunks
-from wids.order.permute import SAMPLES, permutation
+from wids.order.permutation import SAMPLES, permutation
 
 
 def slow_chunks(lo, hi, *, chunksize, boundaries):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from wids.order.layout import fingerprint, layout, takes_marks
+from wids.order.layout import ShardCounts, fingerprint, layout, takes_marks
 from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 
 
@@ -233,3 +233,29 @@ def test_the_fingerprint_of_a_range_of_a_large_dataset_costs_nothing():
     finally:
         tracemalloc.stop()
     assert peak_bytes < 10e6
+
+
+@pytest.mark.parametrize("indices", [range(8), range(0, 20, 9), range(-1, 3), [0, 7], [-8]])
+def test_indices_outside_a_dataset_have_no_layout_or_a_true_one(indices):
+    """Past the end, in a range or a list, there is none: the dataset will say so. Below 0 counts from the end."""
+    found = layout(Subset(Shards([3, 4]), indices))
+    if max(indices) >= 7 or min(indices) < -7:
+        assert found is None
+    else:
+        assert found.places_of(np.arange(len(indices))).tolist() == [i % 7 for i in indices]
+
+
+def test_a_range_is_arranged_once():
+    """Asked again, a random part of many samples is not sorted again."""
+    part, _ = random_split(Shards([30, 40]), [50, 20], torch.Generator().manual_seed(0))
+    found = layout(part)
+    assert found.arrange(0, 50, is_sorted=True) is found.arrange(0, 50, is_sorted=True)
+    assert found.arrange(0, 50, is_sorted=False) == (None, None)
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+def test_counts_alone_are_a_dataset(make):
+    """A dataset of known counts has a length, lengths and shard ends, as a sampler and prefetching ask for them."""
+    counts = ShardCounts(make([3, 0, 4]))
+    assert (len(counts), counts.shard_ends.tolist(), counts.boundaries(1, 6).tolist()) == (7, [3, 3, 7], [1, 3, 3, 6])
+    assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)

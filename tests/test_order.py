@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wids.order.arguments import parse_int, parse_range, parse_ranges, shard_ends
-from wids.order.permute import CHUNKS, SAMPLES, permutation
+from wids.order.permutation import CHUNKS, SAMPLES, permutation
+from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 
 GOLDEN = Path(__file__).parent / "golden"
 WORD = 1 << 64

@@ -26,7 +26,7 @@ from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
 from wids.order import epoch
-from wids.order.coming import Shards
+from wids.order.layout import Shards
 from wids.readers.store import Store
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 from wids.transport import filesystems

@@ -720,6 +720,22 @@ def test_two_iterations_at_once():
     assert (third.state_dict()["epoch"], third.state_dict()["yielded"]) == (2, 0)
 
 
+def test_an_iteration_is_drawn_from_in_any_way():
+    """By next, by loops, by islice as BatchSampler does, in turns: one sequence, and its state is right in between."""
+    sampler, reference = begun(tail="mask"), list(begun(tail="mask"))
+    running = iter(sampler)
+    found = [next(running), *islice(running, 4), next(running), *islice(iter(running), 2)]
+    assert running.state_dict()["yielded"] == sampler.state_dict()["yielded"] == 8
+    for index in running:
+        found.append(index)
+        if len(found) == 12:
+            break
+    assert running.state_dict()["yielded"] == sampler.state_dict()["yielded"] == 12
+    found += running
+    assert found == reference
+    assert [index.is_valid for index in found] == [index.is_valid for index in reference]
+
+
 def test_a_state_loaded_into_an_iteration():
     """Before it begins it may be told where; it wins over the sampler's; after that it may not."""
     reference = begun()

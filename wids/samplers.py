@@ -9,7 +9,10 @@ order, so it is the same on every rank and good for any number of them.
 from __future__ import annotations
 
 import os
+import random
+import warnings
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,39 +21,277 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
-from wids.order.arguments import parse_int, shard_ends
-from wids.order.layout import layout, takes_marks
-from wids.order.walk import EpochWalk
+from wids.order import cursor
+from wids.order.config import EpochConfig
+from wids.order.epoch import Plan
+from wids.order.iteration import Iteration, Run
+from wids.order.layout import fingerprint, layout, takes_marks
+from wids.order.state import START, Place, build_state, check_order, parse_state
+from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Sized
+    from collections.abc import Iterator, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
-    from wids.order.permute import Indices
-    from wids.order.walk import Progress
+    from wids.order.layout import Layout
+    from wids.order.permutation import Indices
 
     Reshuffle = Literal["fixed", "epoch"]
 
 
-class _Ahead(EpochWalk):
-    """An `EpochWalk` that lets the shards it comes to be fetched ahead; see ``ShardListDataset(prefetch=)``."""
+class _EpochSampler(Sampler[int]):
+    """What the samplers have in common: a config, a cursor, and a state.
 
-    _prefetcher: weakref.ref[Prefetcher] | None = None
+    A subclass with an ``__iter__`` of its own has no state, for nothing here knows how far its loop is: its
+    ``state_dict`` is None, and loaders that resume draw again what was drawn. If it yields what ``super().__iter__()``
+    yields, it keeps the state by saying so, as a class with an ``__eq__`` keeps its ``__hash__``::
 
-    def _watch(self, begin: Callable[[], Iterator[Indices]], progress: Progress) -> Prefetcher | None:
+        state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
+
+    Attributes:
+        seed: any integer, modulo 2**64. shuffle: whether the order is mixed at all.
+        shufflefirst: as given; it decides nothing, for every epoch shuffles its chunks, the first one too.
+        chunksize, window: as given. lanes: the lanes of the global order.
+    """
+
+    # One rank that reads all of it; `DistributedChunkedSampler` assigns these.
+    num_replicas = 1
+    rank = 0
+    tail: Tail = "pad"
+    reshuffle: Reshuffle = "fixed"
+    _epochs: int | None = 1
+    _epoch_size: int | None = None
+    _layout: Layout | None = None
+    _takes_lanes = False  # those of a state; otherwise they have to be the same
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        window: int,
+        seed: int,
+        shuffle: bool,
+        shufflefirst: bool,
+        chunksize: int = 1,
+        num_samples: Any = None,
+        chunks: Indices | None = None,
+    ) -> None:
+        # Without super().__init__(): DistributedSampler's knows no range and insists on a process group.
+        self.dataset: Any = dataset
+        self.seed = parse_int("seed", seed)
+        self.shuffle = shuffle
+        self.shufflefirst = shufflefirst
+        self.chunksize = parse_int("chunksize", chunksize, least=1)
+        self.window = parse_int("window", window, least=1)
+        self.lanes = 1
+        self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
+        self._chunks = chunks
+        self._length: int | None = None
+        self._cursor: cursor.Cursor = cursor.NotStarted()
+        self._origin = START
+        self._fingerprint: str | None = None
+        self._rng: random.Random | None = None
+        self._epoch_rng: tuple[int, random.Random] | None = None
+        self._prefetcher: weakref.ref[Prefetcher] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__iter__" in vars(cls) and "state_dict" not in vars(cls):
+            cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign]
+
+    def __iter__(self) -> Iterator[int]:
+        return Iteration(self)
+
+    def __len__(self) -> int:
+        config = self._config()
+        return config.count(self._current_place(config))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cursor": cursor.without_run(self._cursor), "_prefetcher": None}
+
+    # --- epochs
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that began last, or that ``set_epoch`` chose for the next one; may be assigned."""
+        return self._cursor.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        epoch, now = parse_int("epoch", epoch), self._cursor
+        if isinstance(now, cursor.Loaded) and now.epoch != epoch and self._config().is_in_the_middle(now.place):
+            warnings.warn(
+                f"epoch {epoch} was set after a state in the middle of epoch {now.epoch} was loaded; the rest of that "
+                f"epoch is left out. To resume in it, begin with set_epoch({now.epoch}), or without",
+                stacklevel=3,
+            )
+        self._cursor, self._epoch_rng = cursor.choose(now, epoch), None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; one that has begun goes on as it was.
+
+        After `load_state_dict`, the epoch of the state resumes in it, and any other begins at its beginning.
+        """
+        self.epoch = epoch
+
+    @property
+    def rng(self) -> random.Random:
+        """For subclasses that shuffle by themselves: one generator for each epoch; one that is assigned stays."""
+        if self._rng is not None:
+            return self._rng
+        if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
+            rng = random.Random(f"{self.seed} {self.epoch}")  # noqa: S311 - an order, not a secret
+            self._epoch_rng = self.epoch, rng
+        return self._epoch_rng[1]
+
+    @rng.setter
+    def rng(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    # --- counts
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The chunks as (lo, hi), half-open, in a new list; assign one to yield just its samples, each once.
+
+        Raises:
+            ValueError: the rank has none of its own: lanes are shared out among ranks, or chunks anew in each epoch.
+        """
+        return [(lo, hi) for lo, hi in self._config().ranges().tolist()]
+
+    @ranges.setter
+    def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._chunks, self._length = parse_ranges(ranges), None
+
+    @property
+    def dslength_per_replica(self) -> int:
+        """How many indices an iteration yields, that is ``len``; may be assigned."""
+        return len(self)
+
+    @dslength_per_replica.setter
+    def dslength_per_replica(self, length: int) -> None:
+        self._length = parse_int("dslength_per_replica", length, least=0)
+
+    @property
+    def num_valid(self) -> int:
+        """How many of the ``len`` indices are the rank's own; they come first, what follows is repeated.
+
+        For evaluation that counts each sample once, on datasets that ``tail="mask"`` does not know.
+        """
+        config = self._config()
+        return config.count_valid(self._current_place(config))
+
+    def _current_place(self, config: EpochConfig) -> Place:
+        """Where the epoch that `epoch` names began, or will begin, to be read."""
+        run = cursor.current_run(self._cursor)
+        return cursor.next_place(self._cursor, config) if run is None else run.place
+
+    # --- state
+
+    def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
+        """Where to go on, as a small dict that JSON takes, the same on every rank.
+
+        Without arguments: after what was drawn from the sampler. A DataLoader with workers draws ahead of what it hands
+        out, so its training loop says how far it is, in one of two ways.
+
+        Args:
+            consumed: samples that this rank's loop has received from the present iteration.
+            yielded: samples that this rank has received in this epoch, before a resume too; for trainers that count so.
+
+        Raises:
+            ValueError: more were received than were drawn, or both arguments are given.
+        """
+        now = self._cursor
+        run = cursor.current_run(now, is_counted=bool(consumed or yielded))
+        is_over = run is not None and not isinstance(now, cursor.Running)
+        if run is None:  # one that is to begin
+            run, config = Run(), self._config()
+            run.begin(config, cursor.next_place(now, config))
+        count = run.count_received(consumed, yielded, is_over=is_over)
+        return self._state(run.config, run.place_after(count))
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next iteration go on where ``state`` was taken; on any number of ranks, workers and batch sizes.
+
+        All ranks load the same state. An epoch of which nothing is left is followed by the next one, unless `set_epoch`
+        names it.
+
+        Raises:
+            StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
+        """
+        self._cursor, self._epoch_rng = cursor.load(self._cursor, self._adopt(state)), None
+
+    def _state(self, config: EpochConfig, place: Place) -> dict[str, Any]:
+        return build_state(place, lanes=config.lanes, order=self._order(config))
+
+    def _order(self, config: EpochConfig) -> dict[str, Any]:
+        """What a position's meaning depends on, besides the lanes."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.dataset)
+        return {"dataset": self._fingerprint, **config.facts}
+
+    def _adopt(self, state: Any) -> cursor.Loaded:
+        """What a state means here; its lanes are taken over."""
+        place, lanes, order = parse_state(state)
+        there, here = order, self._order(self._config())
+        if not self._takes_lanes:
+            there, here = {**there, "lanes": lanes}, {**here, "lanes": self.lanes}
+        check_order(there, here)
+        self.lanes, self._origin = lanes, place
+        return cursor.Loaded(place, {**order, "lanes": lanes})
+
+    # --- iterations
+
+    def _config(self) -> EpochConfig:
+        """What an iteration that begins now follows; attributes may have been assigned."""
+        lanes = parse_int("lanes", self.lanes, least=1)
+        mixing: dict[str, Any] = {
+            "window": parse_int("window", self.window, least=1),
+            "is_shuffled": bool(self.shuffle),
+            "seed": parse_int("seed", self.seed),
+        }
+        if self._chunks is not None:  # this rank's alone
+            plan, regrouping = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing), None
+            world, rank = 1, 0
+        else:
+            boundaries, regrouping = None, None
+            if self._layout is not None:
+                boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
+            plan = Plan(
+                lo=self._lo,
+                hi=self._hi,
+                boundaries=boundaries,
+                chunksize=parse_int("chunksize", self.chunksize, least=1),
+                lanes=lanes,
+                is_dealt=self.reshuffle == "epoch",
+                **mixing,
+            )
+            world, rank = parse_int("num_replicas", self.num_replicas, least=1), parse_int("rank", self.rank)
+        return EpochConfig(
+            plan=plan,
+            regrouping=regrouping,
+            lanes=lanes,
+            world=world,
+            rank=rank,
+            tail=self.tail,
+            epochs=self._epochs,
+            epoch_size=self._epoch_size,
+            length=self._length,
+            origin=self._origin,
+        )
+
+    def _prefetch(self, run: Run) -> Prefetcher | None:
+        """Fetch the shards that a run comes to ahead of it; see ``ShardListDataset(prefetch=)``."""
         before = None if self._prefetcher is None else self._prefetcher()
-        if before is not None:  # of an iteration that was left, and that somebody still holds
+        if before is not None:  # of an iteration that was left, and is still held
             before.end(is_finished=False)
-        found = prefetch(self.dataset, begin, position=lambda: progress.drawn)
+        found = prefetch(self.dataset, partial(run.config.blocks, run.place), position=lambda: run.drawn)
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_prefetcher": None}
 
-
-class ChunkedSampler(_Ahead, Sampler[int]):
+class ChunkedSampler(_EpochSampler):
     """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, and still local.
 
     Args:
@@ -160,15 +401,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epochs: int | None = 1,
         epoch_size: int | None = None,
     ) -> None:
-        # What DistributedSampler would have set; its own constructor knows no range and insists on a process group.
-        self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
-        self.tail = _parse_tail(tail, drop_last)
-        self.drop_last = self.tail == "drop"
-        if reshuffle not in ("fixed", "epoch"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; it is 'fixed' or 'epoch'")
-        self.reshuffle = reshuffle
-        EpochWalk.__init__(
-            self,
+        super().__init__(
             dataset,
             num_samples=num_samples,
             chunksize=chunksize,
@@ -176,14 +409,21 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             seed=seed,
             shuffle=shuffle,
             shufflefirst=shufflefirst,
-            epochs=epochs,
-            epoch_size=epoch_size,
         )
-        self._layout = layout(dataset)
-        self._has_own_lanes = lanes is not None
+        self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
+        self.tail = _parse_tail(tail, drop_last)
+        self.drop_last = self.tail == "drop"
+        if reshuffle not in ("fixed", "epoch"):
+            raise ValueError(f"reshuffle is {reshuffle!r}; it is 'fixed' or 'epoch'")
+        self.reshuffle = reshuffle
+        self._takes_lanes = lanes is None
         self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, least=1)
-        if self._is_stream() and self._hi > self._lo:
-            self._size()
+        self._epochs = None if epochs is None else parse_int("epochs", epochs, least=1)
+        self._epoch_size = None if epoch_size is None else parse_int("epoch_size", epoch_size, least=1)
+        if self._epoch_size is not None and self._epochs != 1:
+            raise ValueError(f"epochs is {epochs} and epoch_size {epoch_size}; one of them says when an iteration ends")
+        self._layout = layout(dataset)
+        self._config().first_place(0)  # nominal epochs of less than a sample for each rank are refused here
         if self.tail == "mask" and not takes_marks(dataset):
             raise ValueError(
                 f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
@@ -201,26 +441,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         """Indices that all ranks yield together."""
         return self.num_samples * self.num_replicas
 
-    def _seat(self) -> tuple[int, int]:
-        # Chunks that were assigned are this rank's alone.
-        if self._chunks is not None:
-            return 1, 0
-        return parse_int("num_replicas", self.num_replicas, least=1), parse_int("rank", self.rank)
 
-    def _tail(self) -> Tail:
-        return self.tail
-
-    def _is_masked(self) -> bool:
-        return self.tail == "mask"
-
-    def _is_dealt(self) -> bool:
-        return self.reshuffle == "epoch"
-
-    def _lanes_fact(self, lanes: int) -> dict[str, int]:
-        return {"lanes": lanes} if self._has_own_lanes else {}
-
-
-class ShardListSampler(_Ahead, Sampler[int]):
+class ShardListSampler(_EpochSampler):
     """All shards in random order, the samples of each mixed: one pass that opens each shard once.
 
     Args:

@@ -25,7 +25,7 @@ from wids.cache import usage_hints
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
-from wids.order.coming import Shards
+from wids.order.layout import Shards
 from wids.policy import prefetching
 from wids.transport import filesystems
 from wids.transport.failures import DAMAGE, CancelledTransferError
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from wids.events import Hook
     from wids.index.shardlist import Shard
-    from wids.order.coming import Visit
-    from wids.order.permute import Indices
+    from wids.order.layout import Visit
+    from wids.order.permutation import Indices
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 # A fetch that the network has failed comes again; by then it has been tried for minutes.
@@ -410,7 +410,7 @@ def prefetch(
     """Fetch the shards of the shard lists underneath a dataset ahead; None if there is nothing to fetch.
 
     Args:
-        dataset: see `wids.order.coming.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
+        dataset: see `wids.order.layout.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
         blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
         position: how many of them were drawn.
     """

@@ -1,5 +1,15 @@
 """Which sample, when: the order of an epoch as a pure function of (lengths, seed, epoch, rank, world).
 
+    permutation   random bits -> permutations that never change
+    lane          chunks of consecutive samples, mixed a window at a time
+    epoch         a plan -> the one sequence of all samples, from any position on
+    layout        a dataset -> where its shards begin; indices -> the shards they are in
+    config        a plan, a rank and an end -> the rank's indices, and how many
+    cursor        set_epoch, load_state_dict, iterations -> which epoch is next, and from where
+    iteration     an iterator that knows how far it is
+    state         that as a dict, and back       mask       indices that say whether they count
+    schedule      who reads what at which step   validation arguments -> integers
+
 Rules: numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox) and a stable
 argsort, so that an order never changes with a numpy release.
 """

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from wids.order.lane import Lane, cut_chunks, slice_chunks
-from wids.order.permute import CHUNKS, DEAL, permutation
+from wids.order.permutation import CHUNKS, DEAL, permutation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 Tail = Literal["pad", "drop", "mask"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.order.permute import SAMPLES, permutation
+from wids.order.permutation import SAMPLES, permutation
 
 if TYPE_CHECKING:
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 def cut_chunks(lo: int, hi: int, *, chunksize: int, boundaries: Indices | None = None) -> Indices:

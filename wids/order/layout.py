@@ -1,22 +1,27 @@
-"""Where the samples of a dataset lie: the shard boundaries of shard lists, of parts of them and of their joins.
+"""Where the samples of a dataset lie: in which shards of shard lists, of parts of them and of their joins.
 
-Rules: datasets are asked, never imported: a shard list has ``lengths`` that add up, `torch.utils.data.Subset` has
-``dataset`` and ``indices``, `torch.utils.data.ConcatDataset` has ``datasets``. Of any other there is no layout. What is
-in another order than its shards (`random_split`) is brought into theirs, so that it is read shard by shard.
+Two ask. A sampler asks for the boundaries between shards (`layout`); prefetching, which shards a sequence of indices
+comes to (`Shards`). Rules: datasets are asked, never imported: `torch.utils.data.Subset` has ``dataset`` and
+``indices``, `torch.utils.data.ConcatDataset` has ``datasets``, and of any other dataset that is no shard list there is
+no layout. What is in another order than its shards (`random_split`) is brought into theirs, so that it is read shard by
+shard.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.order.arguments import shard_ends
+from wids.order.validation import shard_ends
 
 if TYPE_CHECKING:
-    from wids.order.permute import Indices
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wids.order.permutation import Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,16 @@ class Layout:
     Attributes:
         ends: the places where shards end, sorted. size: how many places there are.
         pieces: cover all indices, in order. An index that is a place costs no memory.
+        lists: the shard lists, each with the number of its first end; None: samples of which no shards are known.
     """
 
     ends: Indices
     size: int
     pieces: tuple[Piece, ...]
+    lists: tuple[tuple[int, Any], ...]
+    _arranged: dict[tuple[int, int, bool], tuple[Indices | None, Regrouping | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def places_of(self, indices: Indices) -> Indices:
         """The place of each index: (n,) -> (n,)."""
@@ -80,6 +90,12 @@ class Layout:
             hi: one past the last.
             is_sorted: False leaves the indices where they are, even if that has no boundaries.
         """
+        asked = lo, hi, is_sorted
+        if asked not in self._arranged:  # once: to sort the indices of a large subset takes seconds
+            self._arranged[asked] = self._arrange(lo, hi, is_sorted=is_sorted)
+        return self._arranged[asked]
+
+    def _arrange(self, lo: int, hi: int, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
         boundaries, parts = [], []
         for piece in self.pieces:
             first, last = max(lo, piece.first), min(hi, piece.first + piece.count)
@@ -107,30 +123,130 @@ class Layout:
 
 
 def layout(dataset: Any) -> Layout | None:
-    """The layout of a dataset; None for one that does not say."""
+    """The layout of a dataset, as a sampler sees it; None for one that does not say.
+
+    A shard list is what has ``lengths`` that add up, whatever it hands out for an index.
+    """
     try:
-        return _layout(dataset)
+        return _layout(dataset, _ends_by_lengths)
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and are of no use then
         return None
 
 
-def _layout(dataset: Any) -> Layout | None:
+def _ends_by_lengths(dataset: Any) -> Indices | None:
     ends = shard_ends(getattr(dataset, "lengths", None))
     # Some other dataset's `lengths` (of its sentences, say) are not samples in shards, and would not add up.
-    if ends is not None and len(ends) and ends[-1] == len(dataset):
-        return _consecutive(ends)
+    return ends if ends is not None and len(ends) and ends[-1] == len(dataset) else None
+
+
+def _ends_by_class(dataset: Any) -> Indices | None:
+    """None for what chooses samples by itself: a wrapper that hands attributes on, a subclass with its own length."""
+    if not hasattr(type(dataset), "shard_ends"):
+        return None
+    ends: Indices = dataset.shard_ends
+    return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
+
+
+def _layout(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> Layout | None:
+    if (ends := ends_of(dataset)) is not None:
+        return _consecutive(ends, dataset)
     if (joined := parts_of(dataset)) is not None:
-        return _join([_layout(part) or _consecutive(np.array([len(part)])) for part in joined])
+        return _join([_layout(part, ends_of) or _consecutive(np.array([len(part)]), None) for part in joined])
     if (part := part_of(dataset)) is not None:
-        inner = _layout(part[0])
+        inner = _layout(part[0], ends_of)
         return _pick(inner, part[1]) if inner is not None else None
     return None
 
 
-def _consecutive(ends: Indices) -> Layout:
+def _consecutive(ends: Indices, dataset: Any) -> Layout:
     """Of a dataset whose indices are places."""
-    size = int(ends[-1])
-    return Layout(ends, size, (Piece(0, size),))
+    size = int(ends[-1]) if len(ends) else 0
+    return Layout(ends, size, (Piece(0, size),), ((0, dataset),))
+
+
+class Visit(NamedTuple):
+    """A stretch of a sequence of indices in which a shard is read.
+
+    Attributes:
+        first, last: positions in the sequence, both included.
+        dataset: which of `Shards.datasets` the shard belongs to.
+        shard: its number there.
+    """
+
+    first: int
+    last: int
+    dataset: int
+    shard: int
+
+
+class Shards:
+    """The shard lists underneath a dataset, and which of their shards each of its indices is in.
+
+    Args:
+        dataset: a shard list (its class has ``shard_ends``, an array of where each shard ends), a part of one, or a
+            join.
+        is_wanted: which shard lists to look at.
+
+    Attributes:
+        datasets: those shard lists, each once.
+    """
+
+    def __init__(self, dataset: Any, is_wanted: Callable[[Any], bool]) -> None:
+        self.datasets: list[Any] = []
+        self._layout, self._length = _layout(dataset, _ends_by_class), len(dataset)
+        lists = () if self._layout is None else self._layout.lists
+        self._first_shards = [first for first, _ in lists]
+        self._numbers = [self._number(part) if part is not None and is_wanted(part) else None for _, part in lists]
+
+    def _number(self, dataset: Any) -> int:
+        for number, known in enumerate(self.datasets):
+            if known is dataset:
+                return number
+        self.datasets.append(dataset)
+        return len(self.datasets) - 1
+
+    def visits(self, blocks: Iterable[Indices]) -> Iterator[list[Visit]]:
+        """The visits of each block of indices, in order of their first positions; only as many as are asked for."""
+        at = 0
+        for block in blocks:
+            yield sorted(self._visits(np.asarray(block, np.int64), at))
+            at += len(block)
+
+    def _visits(self, indices: Indices, at: int) -> Iterator[Visit]:
+        if self._layout is None or not len(indices):
+            return
+        places = self._layout.places_of(np.where(indices < 0, indices + self._length, indices))
+        shards = np.searchsorted(self._layout.ends, places, side="right")
+        # Positions ascend, so a stable sort by shard leaves each shard's first and last at its edges.
+        order = np.argsort(shards, kind="stable")
+        edges = np.flatnonzero(np.diff(shards[order])) + 1
+        firsts, lasts = order[np.append(0, edges)], order[np.append(edges, len(order)) - 1]
+        for shard, first, last in zip(shards[firsts].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            k = bisect_right(self._first_shards, shard) - 1
+            number = self._numbers[k]
+            if number is not None:
+                yield Visit(at + first, at + last, number, shard - self._first_shards[k])
+
+
+class ShardCounts:
+    """A dataset of which no more is known than how many samples each shard holds; what a sampler may be given."""
+
+    def __init__(self, lengths: Sequence[int] | Indices) -> None:
+        self.lengths = lengths
+        self._ends = np.cumsum(np.asarray(lengths, np.int64))
+
+    @property
+    def shard_ends(self) -> Indices:
+        """Where each shard's samples end."""
+        return self._ends
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def boundaries(self, lo: int, hi: int) -> Indices | None:
+        """Where shards end in the range ``lo .. hi``, as a sampler over this dataset takes it."""
+        found = layout(self)
+        return None if found is None else found.arrange(lo, hi, is_sorted=True)[0]
 
 
 def fingerprint(dataset: Any) -> str | None:
@@ -221,29 +337,31 @@ def _compact(indices: Any) -> bytes:
 
 def _pick(inner: Layout, indices: Any) -> Layout | None:
     """The layout of ``indices`` out of what ``inner`` is the layout of."""
-    n = sum(piece.count for piece in inner.pieces)
+    n, count = sum(piece.count for piece in inner.pieces), len(indices)
     is_plain = len(inner.pieces) == 1 and inner.pieces[0].places is None
-    if isinstance(indices, range) and is_plain and indices.step > 0 and 0 <= indices.start <= n:
+    is_ascending = isinstance(indices, range) and indices.step > 0 and count > 0
+    if is_plain and is_ascending and indices[0] >= 0 and indices[-1] < n:
         # An array of all of them would cost more memory than an epoch may.
         before = -((indices.start - inner.ends) // indices.step)  # how many of them lie before each end
-        return Layout(np.clip(before, 0, len(indices)), len(indices), (Piece(0, len(indices)),))
-    array = to_array(indices)
-    if not len(array):
-        return None
-    if array.min() < -n or array.max() >= n:
-        return None  # the dataset itself will say so
-    places = inner.places_of(np.where(array < 0, array + n, array))
-    return Layout(inner.ends, inner.size, (Piece(0, len(places), 0, places),))
+        return Layout(np.clip(before, 0, count), count, (Piece(0, count),), inner.lists)
+    places = to_array(indices) if count else np.zeros(0, np.int64)
+    if count:
+        if places.min() < -n or places.max() >= n:
+            return None  # the dataset itself will say so
+        places = inner.places_of(np.where(places < 0, places + n, places))
+    return Layout(inner.ends, inner.size, (Piece(0, count, 0, places),), inner.lists)
 
 
 def _join(parts: list[Layout]) -> Layout | None:
     """The layout of datasets one after another."""
-    ends, pieces, size, n = [], [], 0, 0
+    ends, pieces, lists, size, n, nends = [], [], [], 0, 0, 0
     for part in parts:
         ends.append(part.ends + size)
+        lists += [(nends + first, found) for first, found in part.lists]
         for piece in part.pieces:
             places = None if piece.places is None else piece.places + size
             pieces.append(Piece(n + piece.first, piece.count, piece.place + size, places))
         size += part.size
         n += sum(piece.count for piece in part.pieces)
-    return Layout(np.concatenate(ends), size, tuple(pieces)) if parts else None
+        nends += len(part.ends)
+    return Layout(np.concatenate(ends), size, tuple(pieces), tuple(lists)) if parts else None

@@ -32,6 +32,9 @@ class Place(NamedTuple):
     yielded: int = 0
 
 
+START = Place(0, 0)
+
+
 def build_state(place: Place, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
     """The state that `parse_state` reads."""
     return {"kind": KIND, "version": VERSION, **place._asdict(), "lanes": lanes, "order": order}

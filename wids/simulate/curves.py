@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
     from wids.simulate.outcome import Outcome
 
 

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
     from wids.simulate.job import Epoch, Job
 
 # A visit's last batch was handed out, or read; a prefetcher's visit was read, or drawn, to its end; a visit's first

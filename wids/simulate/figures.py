@@ -15,7 +15,7 @@ from wids.simulate.run import Simulation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
     from wids.simulate.job import Epoch, Job
     from wids.simulate.trace import Course, Visits
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wids.order.epoch import Plan
-from wids.order.layout import layout
-from wids.order.permute import Indices  # noqa: TC001 - dataclasses look at their annotations
+from wids.order.layout import ShardCounts
+from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
 
@@ -25,16 +25,6 @@ _MOST_VISITS = 4_000_000
 # Each epoch of a rank is looked at by itself, which takes most of a millisecond.
 _MOST_EPOCHS = 50_000
 _MOST_SAMPLES = 10**15
-
-
-class _Counts:
-    """A dataset of which only the shards' lengths are known."""
-
-    def __init__(self, lengths: Indices) -> None:
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return int(self.lengths.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +141,9 @@ class Job:
         if self.is_by_shards:
             return [self._own_shards(ends, rank) for rank in range(self.world)]
         n = int(ends[-1])
-        found = layout(_Counts(self.lengths))
         plan = Plan(
             hi=n,
-            boundaries=None if found is None else found.arrange(0, n, is_sorted=True)[0],
+            boundaries=ShardCounts(self.lengths).boundaries(0, n),
             chunksize=self.chunksize,
             window=self.window,
             lanes=self.lanes or self.world,

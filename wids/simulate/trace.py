@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.order.coming import Shards
 from wids.order.epoch import EpochOrder, Stream, end_position, nominal_start
+from wids.order.layout import ShardCounts, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.epoch import Plan, Tail
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 class Visits(NamedTuple):
@@ -43,20 +43,6 @@ class Segment(NamedTuple):
     begin: int
     lo: int
     hi: int
-
-
-class _Listing:
-    """Shards as `wids.order.coming` asks for them."""
-
-    def __init__(self, ends: Indices) -> None:
-        self._ends = ends
-
-    @property
-    def shard_ends(self) -> Indices:
-        return self._ends
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,9 +106,8 @@ class Course:
 
     def coming(self, epoch: int) -> Visits:
         """The visits as prefetching sees them: one for each block of indices and shard."""
-        rows = [
-            visit for block in Shards(_Listing(self.ends), lambda _: True).visits(self.blocks(epoch)) for visit in block
-        ]
+        shards = Shards(ShardCounts(np.diff(self.ends, prepend=0)), lambda _: True)
+        rows = [visit for block in shards.visits(self.blocks(epoch)) for visit in block]
         table = np.array([(row.first, row.last, row.shard) for row in rows], np.int64).reshape(-1, 3)
         return Visits(table[:, 0], table[:, 1], table[:, 2])
 

@@ -16,7 +16,7 @@ from wids.errors import WidsError
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
-    from wids.order.whereabouts import Reading, Timetable
+    from wids.order.schedule import Reading, Timetable
 
 # Lanes and ranks are gone through one by one.
 _MOST_RANKS = 1_000_000
@@ -202,10 +202,11 @@ def _timetable(
     listed: Listed, order: dict[str, Any], num_samples: str, *, epoch: int, world: int, batch_size: int, tail: Tail
 ) -> Timetable:
     from wids.order.epoch import Plan
-    from wids.order.whereabouts import Counts, Timetable
+    from wids.order.layout import ShardCounts
+    from wids.order.schedule import Timetable
 
     lo, hi = _parse_samples(listed, num_samples)
-    counts = Counts(listed.shards.nsamples)
+    counts = ShardCounts(listed.shards.nsamples)
     plan = Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), **order)
     return Timetable(plan, epoch=epoch, world=world, batch_size=batch_size, tail=tail)
 

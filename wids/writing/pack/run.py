@@ -18,7 +18,7 @@ from wids.errors import WidsError
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
 from wids.index.table import SUFFIX
-from wids.order.permute import permutation
+from wids.order.permutation import permutation
 from wids.osfiles import tempdirs
 from wids.transport.upload import Target, local_path, sweep
 from wids.writing.pack.journal import Journal
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wids.index.pattern import ShardPattern
     from wids.writing.pack.listing import Listing
 
-_STREAM = 4  # of permutations; 1 to 3 are those of `wids.order.permute`
+_STREAM = 4  # of permutations; 1 to 3 are those of `wids.order.permutation`
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
-from wids.order.coming import Shards, Visit
+from wids.order.layout import Shards, Visit
 from wids.samplers import DistributedChunkedSampler
 
 

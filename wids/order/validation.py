@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 
 def parse_int(name: str, value: Any, *, least: int | None = None) -> int:

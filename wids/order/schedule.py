@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wids.order.epoch import EpochOrder, end_position
-from wids.order.layout import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from wids.order.epoch import Plan, Tail
-    from wids.order.permute import Indices
+    from wids.order.permutation import Indices
 
 # Each lane that was looked into keeps a window in memory; after so many of them they are let go of.
 _LANES_AT_A_TIME = 64
@@ -37,22 +36,6 @@ class Reading(NamedTuple):
     step: int
     place: int
     is_repeated: bool
-
-
-class Counts:
-    """A dataset of which no more is known than how many samples each shard holds; what a sampler may be given."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
-        self._total = sum(self.lengths)
-
-    def __len__(self) -> int:
-        return self._total
-
-    def boundaries(self, lo: int, hi: int) -> Indices | None:
-        """Where shards end in the range ``lo .. hi``, as a sampler over this dataset takes it."""
-        found = layout(self)
-        return None if found is None else found.arrange(lo, hi, is_sorted=True)[0]
 
 
 class Timetable:

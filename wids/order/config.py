@@ -1,0 +1,173 @@
+"""All that a rank's indices depend on, as one value, and what follows from it.
+
+The order of an epoch is the `Plan`'s: one sequence, which all ranks read together. A config adds who reads it
+(``world``, ``rank``) and where an epoch ends. A `Place` is where one begins, or goes on::
+
+    positions     0 ......... place.position . +1 . +2 ......... end of what is new ... stop
+    rank r of W                  reads place.position + r, + W, + 2 W, ...    | repeated: tail="pad", "mask"
+
+Rules: pure. A config never changes: an iteration keeps the one it began with, whatever is set later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.order.epoch import EpochOrder, Stream, end_position, nominal_start
+from wids.order.layout import digest
+from wids.order.state import START, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wids.order.epoch import Plan, Tail
+    from wids.order.layout import Regrouping
+    from wids.order.permutation import Indices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpochConfig:
+    """What the epochs of one rank depend on.
+
+    Attributes:
+        plan: the order of all samples.
+        regrouping: which sample is read at which position of the plan's; None: the positions are the samples.
+        lanes: as a state says them; the plan of chunks that a rank was given has one, whatever this is.
+        world, rank: how many ranks read the order, and which of them this is.
+        tail: what becomes of an epoch that the ranks do not divide.
+        epochs: passes in an epoch, without a tail between them; None: it has no end.
+        epoch_size: instead, samples of all ranks in a nominal epoch.
+        length: instead, indices of each rank in an epoch; those of a pass are repeated, or left out.
+        origin: the place of the state that was loaded last; nominal epochs after it do not begin before it.
+    """
+
+    plan: Plan
+    regrouping: Regrouping | None = None
+    lanes: int = 1
+    world: int = 1
+    rank: int = 0
+    tail: Tail = "pad"
+    epochs: int | None = 1
+    epoch_size: int | None = None
+    length: int | None = None
+    origin: Place = START
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether passes follow each other without a tail."""
+        return self.epochs != 1 or self.epoch_size is not None
+
+    def first_place(self, epoch: int) -> Place:
+        """Where an epoch begins.
+
+        Raises:
+            ValueError: there is no such nominal epoch, or it has less than one sample for each rank.
+        """
+        if not self.is_stream or not len(self.plan):
+            return Place(epoch, 0)
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}, and passes that follow each other (epochs, epoch_size) begin with 0")
+        size = self.epoch_size or len(self.plan) * (self.epochs or 1)
+        if size < self.world and self.epochs is not None:
+            raise ValueError(f"an epoch of {size} samples on {self.world} ranks has less than one for each")
+        start = nominal_start(epoch, size=size, origin=self.origin.position, world=self.world)
+        return Place(epoch, max(start, self.origin.position) if epoch > self.origin.epoch else start)
+
+    def span(self, place: Place) -> tuple[int, int | None]:
+        """From which position to which the ranks read together, from a place to its epoch's end; None: no end.
+
+        Raises:
+            ValueError: passes are to follow each other, and there is no sample.
+        """
+        start = place.position
+        if self.length is not None:
+            return start, start + max(self.length - place.yielded, 0) * self.world
+        if not self.is_stream:
+            return start, end_position(len(self.plan), start=start, world=self.world, tail=self.tail)
+        if not len(self.plan):
+            raise ValueError("an epoch_size, or more than one of epochs, is asked for; there is no sample to repeat")
+        return start, None if self.epochs is None else max(self.first_place(place.epoch + 1).position, start)
+
+    def is_over(self, place: Place) -> bool:
+        """Whether nothing is left of a place's epoch."""
+        start, stop = self.span(place)
+        return start == stop
+
+    def is_in_the_middle(self, place: Place) -> bool:
+        """Whether something of a place's epoch lies before it, and something is left."""
+        return place.position > self.first_place(place.epoch).position and not self.is_over(place)
+
+    def count(self, place: Place) -> int:
+        """Indices of each rank in a place's epoch, with what they had before the place.
+
+        Trainers that count batches compare them with the whole epoch's.
+
+        Raises:
+            TypeError: the epoch has no end.
+        """
+        start, stop = self.span(place)
+        if stop is None:
+            raise TypeError("the sampler is endless (epochs=None); it has no length")
+        return place.yielded + (stop - start) // self.world
+
+    def count_new(self, place: Place) -> int | None:
+        """How many of the rank's indices from a place on are not repeated; they come first. None: all, without end."""
+        start, stop = self.span(place)
+        if stop is None:
+            return None
+        # Nothing of a stream is repeated to fill up.
+        return len(range(start + self.rank, stop if self.is_stream else min(stop, len(self.plan)), self.world))
+
+    def count_valid(self, place: Place) -> int:
+        """As `count`, without those that are repeated."""
+        new = self.count_new(place)
+        return self.count(place) if new is None else place.yielded + new
+
+    def blocks(self, place: Place) -> Iterator[Indices]:
+        """The rank's indices from a place to its epoch's end, (n,) at a time."""
+        start, stop = self.span(place)
+        if self.is_stream or stop is None:
+            found = Stream(self.plan).blocks(start + self.rank, stop, self.world)
+        else:
+            found = EpochOrder(self.plan, place.epoch).blocks(start + self.rank, stop, self.world)
+        return found if self.regrouping is None else map(self.regrouping.take, found)
+
+    def ranges(self) -> Indices:
+        """The rank's chunks in the order of the range: (nchunks, 2), half-open.
+
+        Raises:
+            ValueError: it has none of its own: lanes are shared out among ranks, or chunks anew in each epoch.
+        """
+        plan = self.plan
+        if plan.lanes % self.world or (plan.is_dealt and self.world > 1):
+            raise ValueError(
+                f"no chunks are this rank's own: {self.world} ranks read {plan.lanes} lanes, reshuffle is "
+                f"{'epoch' if plan.is_dealt else 'fixed'!r}"
+            )
+        return np.concatenate([plan.lane_chunks(lane) for lane in range(self.rank, plan.lanes, self.world)])
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What a position's meaning depends on, besides the dataset and the lanes, as plain values for a state."""
+        plan = self.plan
+        return {
+            "shards": _digest(plan.boundaries),
+            "ranges": _digest(plan.chunks),
+            "samples": len(plan),
+            "first": plan.lo,
+            "seed": plan.seed,
+            "shuffle": plan.is_shuffled,
+            "chunksize": plan.chunksize,
+            "window": plan.window,
+            "reshuffle": "epoch" if plan.is_dealt else "fixed",
+            "epochs": self.epochs,
+            "epoch_size": self.epoch_size,
+        }
+
+
+def _digest(indices: Indices | None) -> str | None:
+    return None if indices is None else digest(np.asarray(indices, "<i8").tobytes())
