@@ -74,7 +74,7 @@ def test_a_forked_process_that_discards_a_writer_takes_nothing_with_it(temporary
 
 def test_a_directory_that_somebody_planted_stays(temporary, monkeypatch):
     """Who takes the name first, in a place where all may write, is told and not cleaned up after."""
-    make_part = tempdirs.files.make_part
+    make_part = tempdirs.atomic.make_part
 
     def slowly(prefix):
         mark, fd = make_part(prefix)
