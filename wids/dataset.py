@@ -710,7 +710,6 @@ _PARTS = (
     "_here",
     "_list",
     "_transformations",
-    "_allow_pickle",
     "_tally",
     "cache",
     "lengths",
