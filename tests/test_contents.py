@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.children import call_in_child
 from wids.cache import contents as contents_module
-from wids.cache import system
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory
+from wids.osfiles import system
 
 
 @pytest.fixture
