@@ -183,7 +183,9 @@ def test_tables_are_remembered(tmp_path, monkeypatch, cache):
     scans = []
     real = member_tables.scan_table
     monkeypatch.setattr(
-        atomic, "scan_table", lambda fd, url, *args, **options: scans.append(url) or real(fd, url, *args, **options)
+        member_tables,
+        "scan_table",
+        lambda fd, url, *args, **options: scans.append(url) or real(fd, url, *args, **options),
     )
     paths = [shards.write(tmp_path / f"{tag}.tar", shards.shard(tag)) for tag in "abc"]
     opener = Store(cache_dir=str(cache))
