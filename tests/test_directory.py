@@ -1,6 +1,7 @@
 """What is in a cache directory, against a model of one; and names made to be taken for something else."""
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -314,6 +315,22 @@ def test_files_that_go_while_the_directory_is_read(tmp_path, monkeypatch, what):
 
     monkeypatch.setattr(directories.os, "scandir", late)
     assert [entry.name for entry in CacheDirectory(str(tmp_path)).inventory().entries] == ["b.tar"]
+
+
+def test_a_directory_that_another_user_is_making(tmp_path, monkeypatch):
+    """For a moment ``.wids`` has the permissions of that user's umask."""
+    directory, real = CacheDirectory(str(tmp_path)), os.mkdir
+    denied = [directory.tables] * 2
+
+    def refusing(path, *args, **options):
+        if path in denied:
+            denied.remove(path)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        real(path, *args, **options)
+
+    monkeypatch.setattr(os, "mkdir", refusing)
+    directory.make()
+    assert os.path.isdir(directory.tables)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,25 @@ def test_a_lock_file_that_another_user_made_for_himself(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("hold", [locks.hold, locks.try_hold])
+def test_a_lock_file_that_another_user_is_making(tmp_path, monkeypatch, hold):
+    """For a moment it has the permissions of that user's umask: no reason to end a training."""
+    path, real = put_file(tmp_path, "a.lock"), os.open
+    denied = [path] * 4
+
+    def refusing(name, *args, **options):
+        if name in denied:
+            denied.remove(name)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with hold(path) as held:
+        assert held is not None
+        assert not is_free(path)
+    assert denied == []
+
+
 def test_threads_exclude_each_other(tmp_path, events, monkeypatch, caplog):
     """A second thread waits, says so in the log, tells how long, and goes on when the first is done."""
     monkeypatch.setattr(locks, "_REPORT_SECONDS", 0.0)

@@ -11,8 +11,10 @@ from tests.cache_shards import described, texts, texts_of
 from tests.children import call_in_child
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
+from wids.cache.space import Space
 from wids.errors import CacheFull, WidsError
 from wids.readers.store import Store
+from wids.transport import retrying
 
 ALICE, BOB = 60_001, 60_002
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
@@ -117,6 +119,28 @@ def test_a_private_umask_does_not_lock_the_others_out(world):
 
     assert as_user(ALICE, closed) == [texts_of("a")]
     assert as_user(BOB, read_all, cache, [url, write(world, "b")]) == [texts_of("a"), texts_of("b")]
+
+
+@needs_root
+def test_what_a_killed_process_of_another_user_left_is_swept(world):
+    """Whatever the umask of that user: its part files count against the limit for as long as they are there."""
+    cache = world / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    url = write(world, "a")
+
+    def be_killed():
+        os.umask(0o077)
+        pid = os.fork()
+        if not pid:
+            retrying.fetch_to = lambda *_args, **_options: os._exit(9)
+            read_all(cache, [url])
+        os.waitpid(pid, 0)
+        return len(CacheDirectory(str(cache)).transients().parts)
+
+    assert as_user(ALICE, be_killed) == 2
+    as_user(BOB, lambda: Space(str(cache), limit=None).sweep())
+    assert CacheDirectory(str(cache)).transients().parts == []
 
 
 def age(path):

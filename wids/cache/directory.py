@@ -22,6 +22,7 @@ import errno
 import os
 import re
 import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -136,7 +137,7 @@ class CacheDirectory:
         """
         for folder in (self.own, self.tables):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
+                system.until_permitted(partial(os.mkdir, folder))
                 os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
 
     def is_fetched(self, name: str) -> bool:

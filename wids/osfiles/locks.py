@@ -134,9 +134,9 @@ def _acquire(path: str, mode: int, wait: _Wait | None) -> Held | None:
     lock = FileLock(path, mode=mode, poll_interval=_POLL_SECONDS, fallback_to_soft=False, preserve_lock_file=True)
     try:
         if wait is None:
-            lock.acquire(timeout=0)
+            system.until_permitted(functools.partial(lock.acquire, timeout=0))
         else:
-            lock.acquire(timeout=-1, cancel_check=wait.should_end)
+            system.until_permitted(functools.partial(lock.acquire, timeout=-1, cancel_check=wait.should_end))
     except OSError as error:
         if isinstance(error, Timeout):
             if wait is None:

@@ -12,9 +12,17 @@ import errno
 import fcntl
 import os
 import resource
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC
+_DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
 
 pread = os.pread
 pwrite = os.pwrite
@@ -34,6 +42,18 @@ def unlock(fd: int) -> None:
     """Drop the lock of an open file, also for processes that hold a copy of the descriptor."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def until_permitted(function: Callable[[], T]) -> T:
+    """What ``function`` returns, called again for half a second while permission is denied.
+
+    A file that another user makes has the permissions of that user's umask for a moment, before it gets its own.
+    """
+    for _ in range(_DENIED_CALLS):
+        with contextlib.suppress(PermissionError):
+            return function()
+        time.sleep(_DENIED_SECONDS)
+    return function()
 
 
 def descriptor_limit() -> int:

@@ -437,6 +437,8 @@ class Store:
             atomic.part_file(staging) as (part, part_fd),
             atomic.part_file(staging + tables.SUFFIX) as (table_part, table_fd),
         ):
+            for part_file in (part_fd, table_fd):  # if this process is killed, other users see that they are left
+                directory.share_for_reading(part_file)
 
             def reserve(size: int) -> None:
                 allowance = table_allowance(size, shard.nsamples)
