@@ -354,7 +354,7 @@ def test_workers_agree_where_the_index_is_wrong(web, tmp_path):
     dataset = wids.ShardListDataset(pairs, cache_dir=tmp_path / "c", on_count_mismatch="warn", prefetch=False)
     for _ in range(2):
         assert flat(batched(dataset, workers=2, method="fork", batch_size=3)) == WANTED
-    assert sorted(path for path in web.gets if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
 
 
 def test_a_shard_without_samples_has_none_to_repeat(tmp_path):
