@@ -217,3 +217,17 @@ def test_a_long_temporary_directory(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("README.md")), ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_folder_s_readme_names_its_modules(path):
+    """Each of them, and none that is gone: a stranger finds the place of a change there."""
+    named = set(re.findall(r"^\| `(\w+)` \|", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    there = {module.stem for module in path.parent.glob("*.py")} - {"__init__", "__main__"}
+    assert named == there
+
+
+def test_each_layer_has_a_readme():
+    """But for the demo and other folders of commands."""
+    folders = {path.relative_to(ROOT).parts[0] for path in modules() if len(path.relative_to(ROOT).parts) > 1}
+    assert all((ROOT / folder / "README.md").exists() for folder in folders)
