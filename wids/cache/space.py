@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,7 @@ class Space:
         self.directory = CacheDirectory(directory)
         self.limit, self.hooks, self.release_idle = limit, hooks, release_idle
         self._contents = Contents(self.directory)
+        self._pid, self._turn = os.getpid(), threading.RLock()
         self._has_warned = self._has_swept = False
 
     @contextlib.contextmanager
@@ -90,7 +92,13 @@ class Space:
         """
         self._make()
         mode = self.directory.lock_mode()
-        with locks.hold(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS):
+        if self._pid != os.getpid():  # a copy that was forked, perhaps while another thread had its turn
+            self._pid, self._turn = os.getpid(), threading.RLock()
+        # Threads of one process come in turn: polling for the file, one that is needed last may come first.
+        with (
+            self._turn,
+            locks.hold(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS),
+        ):
             yield
 
     def is_used(self) -> bool:
