@@ -232,6 +232,8 @@ class Prefetcher:
         under_way = [job for job in self._jobs.values() if job.thread is not None]
         count, slots = len(under_way), sum(map(_slots, under_way))
         for visit, job in self._missing(position):
+            if self._finished:  # since this round began; what is under way may have ended meanwhile, too
+                return
             if job.thread is not None or now < job.again:
                 continue
             if slots >= filesystems.CONNECTIONS and count >= _LEAST_UNDER_WAY:
