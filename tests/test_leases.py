@@ -1,3 +1,4 @@
+import gc
 import os
 import threading
 import time
@@ -51,6 +52,13 @@ class FakePool:
         """As `wids.cache.leases.Holder`."""
         self.looks.append(directory)
         return self.requests.get(directory, 0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests():
+    """Datasets that other tests of this process left open lease nothing here."""
+    gc.collect()
+    leases.begin()
 
 
 @pytest.fixture
