@@ -1,4 +1,4 @@
-"""A contender's process: started once, fed one request at a time, ended with the run."""
+"""The child process of a contender: started once, it answers one request at a time, and ends with the run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 REPLY_SECONDS = 300.0
 _DUMP_SECONDS = 2.0
-_TOLD_LINES = 200
+_MAX_LOG_LINES = 200
 
 
 class ChildError(Exception):
-    """A contender's process reported an error, died, or took longer than it may."""
+    """A contender's process reported an error, died, or timed out."""
 
 
 class Child:
-    """One contender at work. ``with`` ends its process.
+    """One contender's process; the end of the ``with`` block ends it.
 
     Attributes:
         name: the contender's name.
-        kinds: the kinds of work it can do.
-        versions: of Python and the packages it reports.
+        kinds: the kinds of work that it supports.
+        versions: the versions of Python and of its packages.
     """
 
     def __init__(self, entry: Entry, python: str, manifest: str, scratch: str, *, reply_seconds: float = REPLY_SECONDS):
@@ -36,8 +36,8 @@ class Child:
         self.python = python
         home = os.path.join(scratch, entry.name)
         os.makedirs(home)
-        # Another PYTHONPATH than the contender's own would hand the original our package.
-        kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+        # An inherited PYTHONPATH could make the original import this repository's package.
+        inherited = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
         self._log = os.path.join(home, "stderr.log")
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -48,12 +48,12 @@ class Child:
                 text=True,
                 cwd=home,
                 env={
-                    **kept,
+                    **inherited,
                     "WIDS_CACHE": os.path.join(home, "cache"),
                     "PYTHONFAULTHANDLER": "1",
                     **entry.environ,
                 },
-                start_new_session=True,  # so that it can be ended with all its workers
+                start_new_session=True,  # so that its workers can be ended with it
             )
         self.kinds: list[str] = []
         self.versions: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Child:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        with suppress(BrokenPipeError):  # it died before it read what was sent, as is told elsewhere
+        with suppress(BrokenPipeError):  # it died before it read the last request; `ask` reports that
             self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -72,13 +72,13 @@ class Child:
         self._process.stdout.close()
 
     def greet(self) -> None:
-        """Ask what the contender can do.
+        """Ask for the contender's kinds of work and its versions.
 
         Raises:
-            ChildError: its environment lacks something.
+            ChildError: a package is missing in its environment.
         """
-        told = self.ask("hello")
-        self.kinds, self.versions = told["kinds"], told["versions"]
+        reply = self.ask("hello")
+        self.kinds, self.versions = reply["kinds"], reply["versions"]
 
     def ask(self, op: str, **request: object) -> dict:
         """Send one request and wait for its reply.
@@ -102,7 +102,7 @@ class Child:
         return reply
 
     def _end_hung(self) -> None:
-        """End it and its workers, which ends the read of its reply; nothing else would. Their stacks go to its log."""
+        """Kill the process and its workers, which ends the blocking read of its reply; their stacks go to its log."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGABRT)
             with suppress(subprocess.TimeoutExpired):
@@ -111,4 +111,4 @@ class Child:
 
     def _stderr_tail(self) -> str:
         with open(self._log, encoding="utf-8", errors="replace") as stream:
-            return "".join(stream.readlines()[-_TOLD_LINES:])
+            return "".join(stream.readlines()[-_MAX_LOG_LINES:])

@@ -1,32 +1,18 @@
-"""Who takes part in cold.py.
+"""The contenders and cases of cold.py.
 
-To add a loader: write ``contenders/cold_NAME.py`` (see ``contenders/cold_worker.py``), and add a `Contender` with its
-pip requirements and a `Case` here.
+To add a loader: write ``contenders/cold_NAME.py`` (see ``contenders/cold_worker.py``), and add an `envs.Entry` with
+its pip requirements and a `Case` here.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import envs
 
-
-@dataclass(frozen=True, kw_only=True)
-class Contender(envs.Entry):
-    """Where a loader lives. ``worker`` is its script, ``contenders/WORKER.py``."""
-
-    worker: str
-
-    @property
-    def script(self) -> str:
-        """Path of the worker script."""
-        return os.path.join(envs.HERE, "contenders", f"{self.worker}.py")
-
-
-OURS = Contender(name="ours", worker="cold_wids", environ={"PYTHONPATH": envs.REPOSITORY})
-ORIGINAL = Contender(name="original", worker="cold_wids", requirements=envs.CONTENDERS["original"].requirements)
-WEBDATASET = Contender(
+OURS = envs.Entry(name="ours", worker="cold_wids", environ={"PYTHONPATH": envs.REPOSITORY})
+ORIGINAL = envs.Entry(name="original", worker="cold_wids", requirements=envs.CONTENDERS["original"].requirements)
+WEBDATASET = envs.Entry(
     name="webdataset", worker="cold_webdataset", requirements=("webdataset>=1.0", "torch", "numpy", "pillow")
 )
 
@@ -36,33 +22,49 @@ class Case:
     """One line of the table.
 
     Attributes:
-        name: what ``--only`` calls it. title: what the table calls it.
-        contender: who runs it.
-        is_remote: read through the server, or the shards in place.
-        bound: ``cache_size`` as a part of the data, None without.
+        name: for ``--only``.
+        title: for the table.
+        contender: the loader that runs it.
+        is_remote: whether shards are read through the server, or from the disk.
+        cache_share: ``cache_size`` as a share of the data; None for no limit.
         options: for the contender's worker.
-        follows: it is the next epoch of that case's process.
+        follows: the case whose process runs this one as its next epoch.
     """
 
     name: str
     title: str
-    contender: Contender
+    contender: envs.Entry
     is_remote: bool = True
-    bound: float | None = None
+    cache_share: float | None = None
     options: dict = field(default_factory=dict)
     follows: str = ""
 
-    def followers(self) -> list[str]:
-        """Names of the cases that go on in this one's process."""
-        return [other.name for other in CASES if other.follows == self.name]
+    def followers(self, cases: list[Case]) -> list[Case]:
+        """Return those of ``cases`` that run next in this one's process."""
+        return [other for other in cases if other.follows == self.name]
+
+    def of_checkout(self, checkout: str) -> Case:
+        """Return this case with our loader from another checkout of this repository."""
+        return replace(
+            self,
+            name=f"before-{self.name}",
+            title=f"before: {self.title.removeprefix('ours, ')}",
+            contender=self.contender.of_checkout(checkout),
+            follows=f"before-{self.follows}" if self.follows else "",
+        )
 
 
 CASES = (
     Case(name="local", title="ours, local shards", contender=OURS, is_remote=False),
     Case(name="ours", title="ours", contender=OURS),
     Case(name="second", title="ours, next epoch", contender=OURS, follows="ours"),
-    Case(name="quarter", title="ours, cache_size 1/4", contender=OURS, bound=0.25),
+    Case(name="quarter", title="ours, cache_size 1/4", contender=OURS, cache_share=0.25),
     Case(name="original", title="original", contender=ORIGINAL, options={"sampler": {"chunksize": 1000}}),
     Case(name="webdataset", title="webdataset", contender=WEBDATASET, options={"cache": True}),
     Case(name="stream", title="webdataset, no cache", contender=WEBDATASET),
 )
+
+
+def list_cases(before: str = "") -> list[Case]:
+    """Return all cases; with ``before``, the path of another checkout, also those of its loader."""
+    return [*CASES, *(case.of_checkout(before) for case in CASES if before and case.contender is OURS)]

@@ -1,4 +1,4 @@
-"""Figures of cold.py: medians of the rounds, ratios within each round, targets, and the table they are printed in."""
+"""Figures of cold.py: medians of the rounds, ratios within each round, targets, and the printed table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The connections of which the data's own transfer time is taken, where it is longer than the decoding.
+# The limit of a cold epoch is at least the data's transfer time over so many connections.
 CONNECTIONS = 8
-# The share of the machine that others may use in an epoch without it being named.
-OTHERS_SHARE = 0.05
+# Rounds are reported as disturbed in which other programs used a larger share of the machine.
+MAX_OTHERS_SHARE = 0.05
 MARKS = {None: "not measured", True: "[green]met[/green]", False: "[red]MISSED[/red]"}
 
 
 def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: float) -> dict:
-    """Medians of all figures by case, ratios to ``local`` by case, the targets, and what others disturbed.
+    """Compute medians of all figures by case, ratios to ``local`` by case, the targets, and the disturbed rounds.
 
     Args:
         rounds: for each case the figures of each round, in the order of the rounds.
@@ -49,12 +49,12 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
 
 
 def disturbed(rounds: dict[str, list[dict]], cores: int) -> dict[str, list[int]]:
-    """By case, the rounds (from 1) in which other programs took more than a little of ``cores`` cores."""
+    """Find, by case, the rounds (from 1) in which other programs used more than their share of ``cores`` cores."""
     found = {
         name: [
             number
             for number, one in enumerate(figures, 1)
-            if one["others"] is not None and one["others"] > OTHERS_SHARE * cores * one["epoch"]
+            if one["others"] is not None and one["others"] > MAX_OTHERS_SHARE * cores * one["epoch"]
         ]
         for name, figures in rounds.items()
     }
@@ -73,7 +73,7 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def _ratio(rounds: dict[str, list[dict]], name: str, against: str) -> float | None:
-    """One case's epoch time over another's: the median of the rounds' own ratios, None if one was not measured."""
+    """Divide one case's epoch time by another's: the median of the rounds' own ratios; None if not measured."""
     ours, theirs = rounds.get(name), rounds.get(against)
     if not ours or not theirs:
         return None
@@ -108,7 +108,7 @@ COLUMNS = (
 )
 
 
-def show(console: Console, titles: dict[str, str], told: dict, errors: dict[str, str], about: dict) -> None:
+def show(console: Console, titles: dict[str, str], summary: dict, errors: dict[str, str], about: dict) -> None:
     """Print the machine, the setting, one line for each case, and the targets."""
     spec, data = about["machine"], about["data"]
     console.print(
@@ -121,28 +121,28 @@ def show(console: Console, titles: dict[str, str], told: dict, errors: dict[str,
     console.print(
         f"{data['samples']:,} samples in {data['shards']} shards, {data['bytes'] / 1e6:,.0f} MB; first byte after "
         f"{about['delay_ms']:g} ms, {about['mbps']:g} MB/s a connection: "
-        f"{told['floor_seconds']:.2f} s for {CONNECTIONS} connections"
+        f"{summary['floor_seconds']:.2f} s for {CONNECTIONS} connections"
     )
     table = Table(caption="medians of the rounds; ratios are medians of the rounds' ratios")
     table.add_column("contender", no_wrap=True)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
     for name, title in titles.items():
-        table.add_row(title, *_cells(name, told, errors))
+        table.add_row(title, *_cells(name, summary, errors))
     console.print(table)
-    if told["disturbed"]:
-        where = "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in told["disturbed"].items())
-        console.print(f"other programs took more than {OTHERS_SHARE:.0%} of the machine in the rounds of {where}")
-    for target in told["targets"]:
+    if summary["disturbed"]:
+        where = "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in summary["disturbed"].items())
+        console.print(f"other programs took more than {MAX_OTHERS_SHARE:.0%} of the machine in the rounds of {where}")
+    for target in summary["targets"]:
         value = "" if target["value"] is None else f"{target['value']:.3g}x "
         console.print(f"{MARKS[target['met']]}  {value}{target['text']} ({target['limit']})")
 
 
-def _cells(name: str, told: dict, errors: dict[str, str]) -> list[str]:
+def _cells(name: str, summary: dict, errors: dict[str, str]) -> list[str]:
     if name in errors:
         return ["[red]failed[/red]"]
-    f = told["medians"][name]
-    ratio = told["ratios"].get(name)
+    f = summary["medians"][name]
+    ratio = summary["ratios"].get(name)
     return [
         f"{f['first']:.2f}",
         f"{f['epoch']:.2f}\n{f['epoch_min']:.1f} - {f['epoch_max']:.1f}",

@@ -1,4 +1,4 @@
-"""What is seen from outside while a contender works: its cache directory, and who else uses the machine."""
+"""Measurements beside a contender's process: the size of its cache directory, and the CPU time of other programs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import time
 from contextlib import suppress
 
-SAMPLED_SECONDS = 0.02
-# Waiting for a quiet machine: the share of one core that others may use, over this long.
-QUIET_SHARE, QUIET_SECONDS = 0.1, 1.0
+SAMPLE_SECONDS = 0.02
+# A machine is idle if other programs use at most this share of one core for so many seconds.
+MAX_IDLE_SHARE, IDLE_SECONDS = 0.1, 1.0
 
 
 class CachePeak(threading.Thread):
-    """The most bytes seen in a directory, looked at every 20 ms; part files and all. ``with`` ends it."""
+    """A thread that measures the peak size of a directory every 20 ms, part files included, within a ``with`` block."""
 
     def __init__(self, directory: str):
         super().__init__(daemon=True)
@@ -22,11 +22,11 @@ class CachePeak(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look until `__exit__`."""
-        while not self._ended.wait(SAMPLED_SECONDS):
-            self._look()
+        """Measure until `__exit__`."""
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self._measure()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self.peak_bytes = max(self.peak_bytes, directory_bytes(self.directory))
 
     def __enter__(self) -> CachePeak:  # noqa: PYI034  (typing.Self needs Python 3.11)
@@ -36,11 +36,11 @@ class CachePeak(threading.Thread):
     def __exit__(self, *_exc: object) -> None:
         self._ended.set()
         self.join()
-        self._look()
+        self._measure()
 
 
 def directory_bytes(directory: str) -> int:
-    """Sum of the sizes of all files under ``directory``, which changes meanwhile; 0 if it is not there."""
+    """Sum the sizes of all files under ``directory``, which may change meanwhile; 0 if there is no such directory."""
     total = 0
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
@@ -53,7 +53,7 @@ def directory_bytes(directory: str) -> int:
 
 
 def busy_seconds() -> float | None:
-    """CPU seconds of everything on this machine but this process, since boot; None where the kernel does not tell."""
+    """Return the CPU seconds of all other processes since boot; None where the kernel has no /proc/stat."""
     with suppress(OSError), open("/proc/stat", encoding="ascii") as stream:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stream.readline().split()[1:9])
         ticks = user + nice + system + irq + softirq + steal
@@ -61,12 +61,12 @@ def busy_seconds() -> float | None:
     return None
 
 
-def wait_for_quiet(patience_seconds: float) -> None:
-    """Return when others have left the machine alone for a second, or after ``patience_seconds``."""
+def wait_for_idle(patience_seconds: float) -> None:
+    """Wait until other programs are idle for a second, for ``patience_seconds`` at most."""
     begin = time.perf_counter()
     while time.perf_counter() - begin < patience_seconds:
         before = busy_seconds()
-        time.sleep(QUIET_SECONDS)
+        time.sleep(IDLE_SECONDS)
         after = busy_seconds()
-        if before is None or after is None or after - before <= QUIET_SHARE * QUIET_SECONDS:
+        if before is None or after is None or after - before <= MAX_IDLE_SHARE * IDLE_SECONDS:
             return

@@ -1,12 +1,12 @@
-"""What a download costs beside many cached shards: a bounded cache that holds 100, 10,000, 100,000 of them.
+"""The cost of a download into a full cache, by the number of cached shards: 100, 10,000, 100,000.
 
     python benchmarks/crowd.py             two minutes, 200,000 small files
-    python benchmarks/crowd.py --check     exit with 1 when one beside the most costs more than 2 x one beside the least
-    python benchmarks/crowd.py --quick     seconds; the figures mean nothing
+    python benchmarks/crowd.py --check     exit with 1 if the largest cache takes over twice as long as the smallest
+    python benchmarks/crowd.py --quick     seconds; the figures are meaningless
 
-The shards are 10 kB and are copied from a local directory, so that the cache's own work is what is timed. The limit is
-what the directory holds, so that each download evicts. One process opens one new shard after the other, in each
-directory in turn; medians. The first one of a process lists the directory, and is told apart.
+The shards have 10 kB and are copied from a local directory, so that the time is that of the cache's own work. The limit
+is the size of the directory, so that each download evicts. One process opens one new shard after the other, in each
+directory in turn; medians. The first download of a process lists the directory, and has a column of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.table import Table
 import wids
 from wids.cache.directory import CacheDirectory
 from wids.index.spec import Shard
-from wids.readers.store import Store
+from wids.readers.provider import AutoProvider
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS, QUICK_COUNTS = (100, 10_000, 100_000), (10, 100, 1000)
@@ -37,7 +37,7 @@ MAX_RATIO = 2.0
 
 
 def crowd(directory: str, count: int) -> int:
-    """Fill a cache directory with so many small shards that were used long ago; gives the bytes."""
+    """Fill a cache directory with ``count`` small shards that were used long ago; returns their bytes."""
     home = CacheDirectory(directory)
     os.makedirs(directory)
     home.make()
@@ -45,13 +45,13 @@ def crowd(directory: str, count: int) -> int:
         name = f"{number:032x}-old.tar"
         for path in (home.shard(name), home.table(name)):
             with open(path, "wb") as file:
-                file.truncate(SHARD_BYTES)  # with a hole for its bytes: the disk has nothing to do with this
+                file.truncate(SHARD_BYTES)  # a sparse file, so that the disk's speed does not matter
             os.utime(path, (1_000_000 + number, 1_000_000 + number))
     return 2 * SHARD_BYTES * count
 
 
 def write_shards(directory: str, count: int) -> list[Shard]:
-    """New shards of one sample each."""
+    """Write new shards of one sample each."""
     with wids.ShardWriter(os.path.join(directory, "new-%04d.tar"), samples=1, tables=False) as writer:
         for number in range(count):
             writer.write({"__key__": str(number), ".bin": bytes(SHARD_BYTES)})
@@ -69,10 +69,12 @@ def main(
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="wids-bench-") as scratch:
         shards = write_shards(scratch, downloads + 1)
-        stores: dict[int, Store] = {}
+        stores: dict[int, AutoProvider] = {}
         for count in counts:
             home = os.path.join(scratch, f"cache-{count}")
-            stores[count] = Store(cache_dir=home, cache_local=True, cache_size=crowd(home, count) + 5 * SHARD_BYTES)
+            stores[count] = AutoProvider(
+                cache_dir=home, cache_local=True, cache_size=crowd(home, count) + 5 * SHARD_BYTES
+            )
         seconds: dict[int, list[float]] = {count: [] for count in counts}
         for shard in shards:
             for count, store in stores.items():

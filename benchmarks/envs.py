@@ -1,4 +1,4 @@
-"""Where each contender lives: its script, its interpreter, and the environment made for it when there is none.
+"""The script, the interpreter and the virtual environment of each contender.
 
 To add a contender: write ``contenders/NAME.py`` (see ``contenders/worker.py``) and name it in ``CONTENDERS``.
 """
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = os.path.dirname(HERE)
@@ -17,16 +17,29 @@ REPOSITORY = os.path.dirname(HERE)
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A contender: its requirements, or none when it runs in the interpreter that runs the benchmark."""
+    """A contender. One without requirements runs in the benchmark's own interpreter."""
 
     name: str
     requirements: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
+    worker: str = ""
+    directory: str = HERE
 
     @property
     def script(self) -> str:
-        """Path of the contender's worker script."""
-        return os.path.join(HERE, "contenders", f"{self.name}.py")
+        """Path of the contender's worker script, ``contenders/WORKER.py``; WORKER is its name if it has no other."""
+        return os.path.join(self.directory, "contenders", f"{self.worker or self.name}.py")
+
+    def of_checkout(self, checkout: str) -> Entry:
+        """The same contender as another checkout of this repository has it, called ``before``."""
+        checkout = os.path.abspath(checkout)
+        return replace(
+            self,
+            name="before",
+            worker=self.worker or self.name,
+            directory=os.path.join(checkout, "benchmarks"),
+            environ={**self.environ, "PYTHONPATH": checkout},
+        )
 
 
 CONTENDERS = {
@@ -45,9 +58,9 @@ def default_directory() -> str:
 
 
 def interpreter(entry: Entry, directory: str) -> str:
-    """The Python that runs ``entry``; an environment that is not there yet is made under ``directory`` by pip.
+    """Return the Python that runs ``entry``; a missing environment is made under ``directory`` with pip.
 
-    A marker written last tells a finished environment from one whose installation was cut short.
+    A marker file, written last, distinguishes a complete environment from an interrupted installation.
     """
     if not entry.requirements:
         return sys.executable

@@ -1,11 +1,11 @@
-"""What it takes to index shards: `wids index create` beside `widsindex create` of the original, and on remote shards.
+"""Time to index shards: `wids index create` against `widsindex create` of the original, and on remote shards.
 
     python benchmarks/index.py --data DIR           2 GB, three rounds; minutes
-    python benchmarks/index.py --quick              seconds; the figures mean nothing
+    python benchmarks/index.py --quick              seconds; the figures are meaningless
 
-Local shards are on the page cache. Remote ones come from the server of cold.py (30 ms to the first byte, 40 MB/s a
-connection): pictures of 60 kB, whose headers stand so close that reading through is faster than asking for each, and
-films of 4 MB, of which the headers alone are read.
+Local shards are in the page cache. Remote ones come from the server of cold.py (30 ms to the first byte, 40 MB/s a
+connection): pictures of 60 kB, where one read of the whole shard is faster than a request for each header, and films of
+4 MB, where only the headers are read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUICK_FILMS = {"shards": 2, "samples": 3, "size": 1_500_000}
 
 
 def make_films(root: str, *, shards: int, samples: int, size: int) -> list[str]:
-    """Paths of shards whose samples are ``size`` bytes and a few more, written under ``root`` unless they are there."""
+    """Write shards with samples of about ``size`` bytes under ``root`` unless they exist; returns their paths."""
     directory = Path(root, f"films-{shards}x{samples}-{size}")
     paths = [directory / f"films-{number:04d}.tar" for number in range(shards)]
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def make_films(root: str, *, shards: int, samples: int, size: int) -> list[str]:
 
 
 def ours(sources: list[str], directory: str, *args: str) -> tuple[float, dict[str, Any]]:
-    """(seconds of the whole command, its summary) of an index made from nothing."""
+    """Make an index without an earlier one; returns (seconds of the whole command, its summary)."""
     output = os.path.join(directory, "ours.json")
     for path in (output, output + ".state"):
         Path(path).unlink(missing_ok=True)
@@ -65,14 +65,14 @@ def ours(sources: list[str], directory: str, *args: str) -> tuple[float, dict[st
 
 
 def run_ours(sources: list[str], output: str, *args: str) -> tuple[float, dict[str, Any]]:
-    """(seconds, summary) of a command."""
+    """Run ``wids index create``; returns (seconds, summary)."""
     command = [sys.executable, "-m", "wids.cli", "index", "create", *sources, "-o", output, "--json", *args]
     seconds, out = run(command, env={**os.environ, "PYTHONPATH": ROOT})
     return seconds, json.loads(out)
 
 
 def run(command: list[str], **options: Any) -> tuple[float, str]:
-    """(seconds, stdout) of a program that must succeed."""
+    """Run a program that must succeed; returns (seconds, stdout)."""
     start = time.perf_counter()
     done = subprocess.run(command, check=False, capture_output=True, text=True, **options)
     seconds = time.perf_counter() - start
@@ -107,7 +107,7 @@ def measure_local(shards: list[str], original: str | None, rounds: int) -> list[
 
 
 def check_same(mine: str, theirs: str) -> None:
-    """Both indexes must say the same of each shard."""
+    """Exit unless both indexes have the same facts for each shard."""
     facts = [
         {
             os.path.basename(shard["url"]): (shard["nsamples"], shard["filesize"], shard["md5sum"])
@@ -149,15 +149,15 @@ def measure_remote(what: str, shards: list[str], rounds: int) -> list[dict[str, 
 
 def main(
     *,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
-    data: Annotated[str, typer.Option(help="Keep the shards here and use them again.")] = "",
-    envs: Annotated[str, typer.Option(help="Environments of other packages.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 3,
+    data: Annotated[str, typer.Option(help="Keep the shards in this directory, for other runs.")] = "",
+    envs: Annotated[str, typer.Option(help="The directory for environments, kept for other runs.")] = "",
     python: Annotated[str, typer.Option(help="The original's interpreter; nothing is installed then.")] = "",
     only_ours: Annotated[bool, typer.Option("--only-ours", help="Without the original.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Save all figures here.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, one round: tests the benchmark only.")] = False,
 ) -> None:
-    """Measure how long indexes take, and what they read."""
+    """Measure the time to make indexes, and the bytes read."""
     rounds = 1 if quick else rounds
     original = None
     if not only_ours:
@@ -169,9 +169,9 @@ def main(
         films = make_films(root, **(QUICK_FILMS if quick else FILMS))
         rows = measure_local(pictures, original, rounds)
         rows += measure_remote("pictures", pictures[:64], rounds) + measure_remote("films", films, rounds)
-    told = {"machine": report.machine(), "revision": report.revision(ROOT), "bytes": made["bytes"], "rows": rows}
+    figures = {"machine": report.machine(), "revision": report.revision(ROOT), "bytes": made["bytes"], "rows": rows}
     if json_path is not None:
-        json_path.write_text(json.dumps(told, indent=2))
+        json_path.write_text(json.dumps(figures, indent=2))
     table = Table("what", "s", "MB/s", "requests", "bytes / size")
     for row in rows:
         counts = [str(row["requests"]), f"{row['fraction']:.3f}"] if "requests" in row else ["", ""]

@@ -1,8 +1,8 @@
 """The data of cold.py: JPEG samples in plain tar shards, about as large and as hard to decode as those of ImageNet.
 
-Rules: the same pictures on every machine with the same Pillow. A sample is ``NUMBER.jpg`` and ``NUMBER.cls``, whose
-content is the number too, so that a sum over an epoch's labels tells whether each sample came. Few pictures are drawn
-and each is used many times: no loader can gain by that, and a gigabyte takes seconds instead of minutes.
+Rules: the pictures are the same on every machine with the same Pillow. A sample is ``NUMBER.jpg`` and ``NUMBER.cls``,
+whose content is the number too, so that the sum of an epoch's labels shows whether each sample was read once. Each
+picture is used many times, which no loader can profit from, so that making a gigabyte takes seconds, not minutes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-# Bytes a pixel depend on this; with it pictures have 33 to 93 kB, 60 on average.
+# Sets the bytes of a pixel: pictures have 33 to 93 kB, 60 kB on average.
 NOISE = 30.0
 QUALITY = 90
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How the data are cut.
+    """The size of the data.
 
     Attributes:
         shards, samples: number of shards, and of samples in each.
         sides: the smallest and the largest width and height of a picture, in pixels.
-        pictures: how many different ones there are.
+        pictures: the number of different pictures.
     """
 
     shards: int
@@ -44,7 +44,7 @@ QUICK = Shape(shards=24, samples=8, sides=(48, 64), pictures=16)
 
 
 def make(root: str, shape: Shape) -> dict:
-    """Write the shards of ``shape`` under ``root`` unless they are there; they are on the page cache afterwards.
+    """Write the shards of ``shape`` under ``root`` unless they exist; they are in the page cache afterwards.
 
     Returns:
         ``directory``, ``indexes`` (names of the index with md5 sums and of that without), ``urls`` (names of the
@@ -57,7 +57,7 @@ def make(root: str, shape: Shape) -> dict:
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
         made = _write(directory, shape)
-        with open(manifest, "w", encoding="utf-8") as stream:  # last: it marks the data as whole
+        with open(manifest, "w", encoding="utf-8") as stream:  # last: it marks the data as complete
             json.dump({"shape": wanted, **made}, stream)
     with open(manifest, encoding="utf-8") as stream:
         made = json.load(stream)
@@ -109,7 +109,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def draw(rng: np.random.Generator, sides: tuple[int, int]) -> bytes:
-    """One JPEG: smooth colours with noise on them."""
+    """Draw one JPEG: smooth colours with noise."""
     width, height = (int(side) for side in rng.integers(sides[0], sides[1] + 1, size=2))
     coarse = Image.fromarray(rng.integers(0, 256, size=(6, 6, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
@@ -120,7 +120,7 @@ def draw(rng: np.random.Generator, sides: tuple[int, int]) -> bytes:
 
 
 def _read_once(path: str) -> None:
-    """Put a shard on the page cache, so that no contender pays for the disk."""
+    """Read a shard into the page cache, so that no contender waits for the disk."""
     buffer = bytearray(1 << 20)
     with open(path, "rb", buffering=0) as stream:
         while stream.readinto(buffer):

@@ -1,4 +1,4 @@
-"""Running the rows: contenders in turn within each round, so that a slow spell of the machine hits all of them."""
+"""Run the rows: contenders take turns within each round, so that a slow phase of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKED_SAMPLES = 32
 
 
 def verify(children: list[Child], sets: dict) -> dict[str, str]:
-    """Make sure that all contenders read the same bytes under the same keys; returns a digest for each set.
+    """Check that all contenders read the same bytes under the same keys; returns a digest for each set.
 
     Raises:
         ChildError: they differ.
@@ -52,10 +52,10 @@ def measure(row: Row, children: list[Child], sets: dict, rounds: int) -> dict:
 
     able = [child for child in children if row.kind in child.kinds]
     for child in able:
-        told = ask(child, "prepare", row=row.request(child.name), seed=0)
-        if told is not None:
+        prepared = ask(child, "prepare", row=row.request(child.name), seed=0)
+        if prepared is not None:
             seconds[child.name] = []
-            facts[child.name] = told["facts"]
+            facts[child.name] = prepared["facts"]
     for number in range(1, rounds + 1):
         for child in [child for child in able if child.name in seconds]:
             done = ask(child, "run", name=row.name, seed=number)
@@ -67,7 +67,7 @@ def measure(row: Row, children: list[Child], sets: dict, rounds: int) -> dict:
 
 
 def _check_payload(row: Row, sets: dict, name: str, done: dict) -> None:
-    """A contender that skips bytes is not fast but wrong."""
+    """Raise if a contender skipped bytes, and is fast for that reason."""
     if row.kind not in {"items", "batches", "loader"}:
         return
     data = sets[row.data]

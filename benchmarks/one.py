@@ -1,11 +1,12 @@
-"""One sample out of a large remote shard: requests, bytes and seconds, by the way in which it is read.
+"""One sample of a large remote shard: requests, bytes and seconds for each kind of access.
 
     python benchmarks/one.py              a 1-GB shard; half a minute
-    python benchmarks/one.py --quick      a small shard; the figures mean nothing
+    python benchmarks/one.py --quick      a small shard; the figures are meaningless
 
-The shard has 2,000 samples of a 500-kB member and a small one, and lies on the server of cold.py (30 ms to the first
-byte, 40 MB/s a connection), with and without its member table beside it. Each round opens a dataset of its own in
-this process, reads one sample, then a batch of 32 of them at random. Medians of the rounds; what the server counted.
+The shard has 2,000 samples of a 500-kB member and a small one, and is on the server of cold.py (30 ms to the first
+byte, 40 MB/s a connection), with and without its member table beside it. Each round opens a new dataset in this
+process, and reads one random sample, then a batch of 32 random ones. Medians of the rounds; the server counts requests
+and bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from rich.table import Table
 from slow_server import SlowServer
 
 import wids
+from wids.cache import member_tables
 from wids.osfiles import atomic
-from wids.readers import member_tables
 
 ROOT = str(Path(__file__).parents[1])
 BATCH = 32
-# What is read, how, and whether the shard has its table beside it.
+# (title, access, whether the member table is beside the shard)
 CASES = (
     ("range, saved table", "range", True),
     ("auto, saved table", "auto", True),
@@ -44,7 +45,7 @@ CASES = (
 
 
 def write_shard(path: str, samples: int, size: int) -> None:
-    """A shard of samples ``KEY.bin`` (``size`` bytes) and ``KEY.cls``."""
+    """Write a shard of samples ``KEY.bin`` (``size`` bytes) and ``KEY.cls``."""
     data = os.urandom(size)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for number in range(samples):
@@ -57,12 +58,12 @@ def write_shard(path: str, samples: int, size: int) -> None:
 def publish(path: str) -> None:
     """Save the member table of a shard beside it."""
     fd, facts = atomic.open_file(path)
-    member_tables.save_table(f"{path}.widx", member_tables.scan_table(fd, path, facts))
+    atomic.write_atomically(f"{path}.widx", member_tables.scan_table(fd, path, facts).to_bytes())
     os.close(fd)
 
 
 def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tuple[float, int, int]]:
-    """(seconds, requests, bytes) of the first sample, and of a batch after it."""
+    """Return (seconds, requests, bytes) of the first sample, and of a batch after it."""
     found = []
     with tempfile.TemporaryDirectory() as cache:
         dataset = wids.ShardListDataset(
@@ -74,19 +75,19 @@ def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tu
             batch = dataset.__getitems__(indices)
             seconds = time.perf_counter() - begin
             if [int(sample[".cls"]) for sample in batch] != indices:
-                raise SystemExit(f"{access} gave other samples than were asked for")
-            told = server.stats()
-            found.append((seconds, told["requests"], told["bytes"]))
+                raise SystemExit(f"access={access!r} returned wrong samples")
+            counts = server.stats()
+            found.append((seconds, counts["requests"], counts["bytes"]))
         dataset.close()
     return found
 
 
 def main(
     *,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="A small shard, one round: tests the benchmark only.")] = False,
 ) -> None:
-    """Read one sample, then a batch, out of a large remote shard."""
+    """Read one sample, then a batch, of a large remote shard."""
     samples, size, rounds = (50, 5_000, 1) if quick else (2000, 500_000, rounds)
     table = Table("access", "first sample, s", "requests", "kB", f"then {BATCH}, s", "requests", "MB")
     random.seed(0)
@@ -98,9 +99,9 @@ def main(
         with SlowServer(served, delay_ms=30, mbps=40) as server:
             for title, access, has_table in CASES:
                 name = "with.tar" if has_table else "without.tar"
-                told = [measure(server, name, access, samples) for _ in range(rounds)]
+                results = [measure(server, name, access, samples) for _ in range(rounds)]
                 one, many = (
-                    [median(figures) for figures in zip(*part, strict=True)] for part in zip(*told, strict=True)
+                    [median(figures) for figures in zip(*part, strict=True)] for part in zip(*results, strict=True)
                 )
                 table.add_row(
                     title,

@@ -1,10 +1,10 @@
-"""How many byte ranges at a time, and how long: what a shard's fetch takes, beside what it costs in CPU.
+"""Time and CPU time of a shard's download, by the number and the length of byte ranges.
 
     python benchmarks/ranges.py              a minute; the figures behind the defaults in wids/transport/filesystems.py
-    python benchmarks/ranges.py --quick      seconds; the figures mean nothing
+    python benchmarks/ranges.py --quick      seconds; the figures are meaningless
 
-One process fetches shards into an empty file, from the server of cold.py (30 ms to the first byte, 40 MB/s a
-connection). ``by itself`` is one shard, whose reader waits for it; ``four`` are four at a time, as when prefetching.
+One process downloads shards from the server of cold.py (30 ms to the first byte, 40 MB/s a connection). ``by itself``
+is one shard, as when a reader waits for it; ``four`` are four at a time, as in prefetching.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from wids.transport.download import Transfer
 
 ROOT = str(Path(__file__).parents[1])
 COUNTS = (1, 2, 4, 8, 16)
-# MB in a range; None: what wids chooses from the host's first bytes and rates.
+# MB in a range; None: as wids chooses from the host's latency and rate.
 LENGTHS = (None, 1, 2, 5, 10, 40)
 
 
 def fetch(urls: list[str], directory: str, size: int) -> None:
-    """Fetch all at a time, each into a file of its own."""
+    """Download all at a time, each into a file of its own."""
 
     def one(k: int) -> None:
         path = os.path.join(directory, str(k))
         Path(path).touch()
         Transfer(urls[k], path, size=size).run()
         if os.path.getsize(path) != size:
-            raise SystemExit(f"{urls[k]}: {os.path.getsize(path)} bytes came of {size}")
+            raise SystemExit(f"{urls[k]}: {os.path.getsize(path)} of {size} bytes were downloaded")
         os.unlink(path)
 
     with ThreadPoolExecutor(len(urls)) as pool:
@@ -50,14 +50,14 @@ def fetch(urls: list[str], directory: str, size: int) -> None:
 
 
 def measure(urls: list[str], directory: str, size: int, *, count: int, length: int | None, rounds: int) -> tuple:
-    """Median seconds and CPU seconds of fetching ``urls`` with so many ranges at a time, of so many bytes."""
+    """Return the median seconds and CPU seconds of downloading ``urls`` with ``count`` ranges of ``length`` bytes."""
     connections = filesystems.connections()
-    connections.count = connections.free._value = count  # noqa: SLF001 - nothing waits for it now
+    connections.count = connections.free._value = count  # noqa: SLF001 - no download is under way
     chosen = type(connections).range_bytes
     if length is not None:
         type(connections).range_bytes = lambda *_: length
     try:
-        fetch(urls[:1], directory, size)  # the first meets a host that nothing is known of
+        fetch(urls[:1], directory, size)  # the first download measures the host's latency and rate
         taken = []
         for _ in range(rounds):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -70,11 +70,11 @@ def measure(urls: list[str], directory: str, size: int, *, count: int, length: i
 
 def main(
     *,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are told.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
     megabytes: Annotated[int, typer.Option(min=1, help="MB in a shard.")] = 40,
     quick: Annotated[bool, typer.Option("--quick", help="Small shards, one round: tests the benchmark only.")] = False,
 ) -> None:
-    """Measure fetches by the number and the length of byte ranges."""
+    """Measure downloads by the number and the length of byte ranges."""
     size = 10**6 if quick else megabytes * 10**6
     rounds = 1 if quick else rounds
     table = Table("ranges at a time", "MB in a range", "by itself, s", "MB/s", "four, s", "MB/s", "CPU s a GB")

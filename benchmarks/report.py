@@ -1,4 +1,4 @@
-"""Figures from rounds: medians, ranges, ratios, verdicts; and the table and the machine they are printed with."""
+"""Figures of the rounds: medians, ranges, ratios and verdicts, printed as a table with the machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OURS = "ours"
 
 
 def summarise(row: Row, seconds: dict[str, list[float]], facts: dict, errors: dict[str, str]) -> dict:
-    """One row's result.
+    """Compute one row's result.
 
     Args:
         row: what was measured.
         seconds: for each contender, seconds per unit of work of each round, in the order of the rounds.
-        facts: what ``ours`` told beside the timing.
-        errors: contenders that failed, and how.
+        facts: facts that ``ours`` reported beside the timing.
+        errors: contenders that failed, with the reason.
     """
     figures = {
         name: {
@@ -50,9 +50,9 @@ def summarise(row: Row, seconds: dict[str, list[float]], facts: dict, errors: di
 
 
 def _ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Each other contender's cost over ours: the median of the rounds' own ratios.
+    """Divide each other contender's cost by ours: the median of the rounds' own ratios.
 
-    A round's contenders run within a second or so of each other, so a slow spell of the machine hits both sides.
+    A round's contenders run within a second or so of each other, so a slow phase of the machine affects both.
     """
     ours = seconds.get(OURS, [])
     return {
@@ -63,7 +63,7 @@ def _ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _verdict(target: Target, seconds: dict, figures: dict, facts: dict) -> dict:
-    """The target with the value reached and whether that is enough; None for both where it was not measured."""
+    """Return the target with the value reached and whether it is met; None for both if it was not measured."""
     value: float | bool | None = None
     if target.kind == "absent":
         value = facts.get(target.against)
@@ -85,7 +85,7 @@ def _verdict(target: Target, seconds: dict, figures: dict, facts: dict) -> dict:
 
 
 def machine() -> dict:
-    """The machine, as a reader of the figures needs it."""
+    """Describe the machine."""
     model = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as stream:
@@ -100,7 +100,7 @@ def machine() -> dict:
 
 
 def revision(repository: str) -> str:
-    """The commit that is measured, "-dirty" when files differ from it; empty outside a checkout."""
+    """Return the measured commit, with "-dirty" if files differ from it; empty outside a checkout."""
     command = ["git", "-C", repository, "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
@@ -137,10 +137,10 @@ def _cell(result: dict, name: str) -> str:
 
 
 def _comparison(result: dict) -> str:
-    """Every ratio, with the verdict where the design asks for one."""
-    lines, told = [], set()
+    """Return every ratio, with the verdict where there is a target."""
+    lines, shown_ratios = [], set()
     for target in result["targets"]:
-        told.add(target["against"])
+        shown_ratios.add(target["against"])
         mark = {None: "not measured", True: "[green]met[/green]", False: "[red]MISSED[/red]"}[target["met"]]
         value = target["value"]
         shown = "" if value is None or isinstance(value, bool) else f"{value:.3g}"
@@ -151,13 +151,13 @@ def _comparison(result: dict) -> str:
         else:
             lines.append(f"{shown} ({target['text']}) {mark}".strip())
     for name, ratio in result["ratios"].items():
-        if name not in told:
+        if name not in shown_ratios:
             lines.append(f"{name}: {ratio:.3g}x faster" if ratio >= 1 else f"{name}: {1 / ratio:.3g}x its cost")
     return "\n".join(lines)
 
 
 def show_table(table: Table, about: str, *, repository: str, is_quick: bool) -> None:
-    """Print a table with the machine, the revision and a word on the data; lines as wide as the terminal, else 120."""
+    """Print a table with the machine, the revision and ``about``; as wide as the terminal, else 120 columns."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(", ".join(str(value) for value in machine().values()))
     console.print(f"revision {revision(repository)}; {about}")

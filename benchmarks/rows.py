@@ -1,4 +1,4 @@
-"""The rows: what is measured, in which unit, and what it has to reach.
+"""The rows: the work that is measured, its unit and its targets.
 
 A row names a *kind* of work (a method of the contenders) and its parameters; a contender that lacks the kind is left
 out of the row. Every target is about the contender ``ours``.
@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One thing to reach.
+    """A target for one row.
 
     Attributes:
-        kind: ``faster`` than ``against`` at least ``value`` times, ``within`` ``value`` times the cost of ``against``,
-            ``at_most`` ``value`` units, or the fact ``against`` ``absent``.
+        kind: ``faster``: at least ``value`` times as fast as ``against``; ``within``: at most ``value`` times the cost
+            of ``against``; ``at_most``: at most ``value`` units; ``absent``: the fact ``against`` is false.
+        against: a contender, or for ``absent`` a fact.
+        value: the limit.
     """
 
     kind: str
@@ -49,18 +51,18 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: what ``--rows`` calls it.
-        title: what the table calls it.
+        name: for ``--rows``.
+        title: for the table.
         kind: the contenders' method that does the work.
         unit: of the printed figures; ``scale`` times seconds per unit of work gives it.
-        data: which set of shards is read, "" for none.
+        data: the set of shards that is read, "" for none.
         order: "chunked" (shards permuted, samples permuted in each) or "random" (drawn from all, with repeats).
         draws: samples in one round, 0 for all; ``draws_of`` overrides it for slow contenders.
         batch, workers: for batched work.
-        open_shards: how many a package keeps open (``lru_size``): a number, "all", or "default" to leave it alone.
+        open_shards: the number of open shards (``lru_size``), "all", or "default" for the package's own default.
         options_of: more arguments for the dataset of a contender.
-        max_rounds: fewer rounds for a row that takes long.
-        targets: what to reach.
+        max_rounds: a limit of the rounds for a row that takes long.
+        targets: the targets of ``ours``.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Row:
     targets: tuple[Target, ...] = ()
 
     def request(self, contender: str) -> dict:
-        """The row as it is sent to a contender's process."""
+        """Return the request for a contender's process."""
         fields = asdict(self)
         return {
             **{key: fields[key] for key in ("name", "kind", "data", "order", "batch", "workers", "open_shards")},

@@ -1,9 +1,9 @@
-"""The benchmark: every contender in its own process, all of them in turn within each round, one table at the end.
+"""The benchmark of reading: every contender in its own process, taking turns within each round; one table at the end.
 
-    python benchmarks/run.py                      everything (one to two minutes once the environments are there)
+    python benchmarks/run.py                      everything (one to two minutes, after the environments are made)
     python benchmarks/run.py --quick --only ours,bare
 
-See README.md beside this file for what the rows mean.
+README.md beside this file explains the rows.
 """
 
 from __future__ import annotations
@@ -36,12 +36,18 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
     data: Annotated[str, typer.Option(help="Keep the shards in this directory, for other runs.")] = "",
-    environments: Annotated[str, typer.Option("--envs", help="Where environments are made and found again.")] = "",
+    environments: Annotated[
+        str, typer.Option("--envs", help="The directory for environments, kept for other runs.")
+    ] = "",
     python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the interpreter of a contender.")] = None,
+    before: Annotated[str, typer.Option(help="Another checkout of wids, as the contender `before`.")] = "",
 ) -> None:
     """Measure the rows and print medians, ratios and targets with the machine."""
     chosen = _choose(rows, [row.name for row in ROWS], "row")
-    names = _choose(only, list(envs.CONTENDERS), "contender")
+    contenders = dict(envs.CONTENDERS)
+    if before:
+        contenders["before"] = envs.CONTENDERS["ours"].of_checkout(before)
+    names = _choose(only, list(contenders), "contender")
     given = dict(pair.split("=", 1) for pair in python or [])
     scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
@@ -55,7 +61,7 @@ def main(
         with ExitStack() as stack:
             children = []
             for name in names:
-                entry = envs.CONTENDERS[name]
+                entry = contenders[name]
                 interpreter = given.get(name) or envs.interpreter(entry, environments or envs.default_directory())
                 child = stack.enter_context(Child(entry, interpreter, manifest, scratch))
                 child.greet()
@@ -85,11 +91,11 @@ def main(
         raise typer.Exit(1)
 
 
-def _choose(text: str, known: list[str], what: str) -> list[str]:
-    """The names in ``text``, in the order of ``known``."""
+def _choose(text: str, known: list[str], noun: str) -> list[str]:
+    """Return the names in ``text``, in the order of ``known``; all if it is empty."""
     asked = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in asked if name not in known]:
-        raise typer.BadParameter(f"no {what} is called {', '.join(unknown)}; there are {', '.join(known)}")
+        raise typer.BadParameter(f"no {noun} is called {', '.join(unknown)}; there are {', '.join(known)}")
     return [name for name in known if not asked or name in asked]
 
 

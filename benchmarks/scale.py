@@ -1,11 +1,11 @@
-"""What a sampler costs on a billion samples: the first index, each index, memory, and a resume in mid-epoch.
+"""Cost of a sampler on a billion samples: time to the first index, of each index, of a resume in mid-epoch; memory.
 
-    python benchmarks/scale.py             two minutes, 6 GB: torch's DistributedSampler at 1e8 takes both
+    python benchmarks/scale.py             two minutes and 6 GB, mostly torch's DistributedSampler at 1e8
     python benchmarks/scale.py --brief     without that: half a minute
     python benchmarks/scale.py --check     exit with 1 when a target is missed
-    python benchmarks/scale.py --quick     seconds; the figures mean nothing
+    python benchmarks/scale.py --quick     seconds; the figures are meaningless
 
-Each case is a process of its own in each round; medians of the rounds. README.md beside this file says what is timed.
+Each case is a process of its own in each round; medians of the rounds. README.md beside this file explains the figures.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, int, dict]] = {
 
 
 class Shards:
-    """A dataset that has nothing but its lengths: shards of 10,000 samples."""
+    """A dataset with lengths only: shards of 10,000 samples."""
 
     def __init__(self, n: int) -> None:
         self.lengths = [10_000] * (n // 10_000)
@@ -58,7 +58,7 @@ class Shards:
 
 
 def memory_bytes(field: str) -> int:
-    """This process's memory, VmRSS or VmHWM (the most it was)."""
+    """Return this process's memory, VmRSS (now) or VmHWM (the peak)."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -66,7 +66,7 @@ def memory_bytes(field: str) -> int:
 
 
 def run_case(kind: str, n: int, options: dict, count: int) -> dict:
-    """Seconds to the sampler and its first index, seconds an index of the next ``count``, bytes over the imports."""
+    """Measure seconds to the first index and for each of the next ``count``, and the memory beyond the imports."""
     sys.path.insert(0, ROOT)
     import torch.utils.data
 
@@ -81,7 +81,7 @@ def run_case(kind: str, n: int, options: dict, count: int) -> dict:
         state = {**sampler.state_dict(), "position": n // 2 // RANKS * RANKS, "yielded": n // 2 // RANKS}
         del sampler
     before = memory_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     begin = time.perf_counter()
     if kind == "torch":
         made = torch.utils.data.DistributedSampler(dataset, num_replicas=RANKS, rank=RANK, seed=1)
@@ -108,7 +108,7 @@ def main(
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
     case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Measure what an epoch of many samples costs to begin, to go through and to resume."""
+    """Measure the cost to begin, to iterate and to resume an epoch of many samples."""
     if case:
         print(json.dumps(run_case(*json.loads(case))))
         return
@@ -118,7 +118,7 @@ def main(
     for number in range(1 if quick else rounds):
         for name, (kind, n, options) in cases.items():
             if kind == "torch" and n == 10**8 and number:
-                continue  # half a minute each time, and always the same
+                continue  # it takes half a minute, and varies little
             request = json.dumps((kind, n // 100 if quick else n, options, 100 if quick else 1_000_000))
             child = [sys.executable, str(Path(__file__)), "--case", request]
             answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
@@ -145,7 +145,7 @@ def main(
 
 
 def show(console: Console, figures: dict[str, dict], targets: dict[str, bool]) -> None:
-    """The table, the targets, the machine."""
+    """Print the table, the targets and the machine."""
     table = Table(title=f"rank {RANK} of {RANKS}; shards of 10,000 samples")
     table.add_column("sampler", no_wrap=True)
     for title in ("first index, ms", "each index, ns", "memory for the first, MB", "memory in all, MB"):

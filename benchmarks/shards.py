@@ -1,7 +1,7 @@
-"""The data every contender reads: plain tar shards made by stdlib ``tarfile``, the same bytes on every machine.
+"""The data that every contender reads: plain tar shards made by stdlib ``tarfile``, the same bytes on every machine.
 
-Two sets: ``small`` (two 200-byte members a sample) and ``large`` (one 80-kB member a sample). Beside the shards
-lie ``manifest.json`` (what there is) and, for each set, ``offsets.json`` (where each member's bytes are, for the
+Two sets: ``small`` (two 200-byte members a sample) and ``large`` (one 80-kB member a sample). Beside the shards are
+``manifest.json`` (a description of the sets) and, for each set, ``offsets.json`` (the offsets of each member, for the
 bare loop).
 """
 
@@ -17,7 +17,7 @@ from io import BytesIO
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How one set of shards is cut: counts, member names (with their dot) and bytes in each member."""
+    """The size of one set of shards: counts, member names (with their dot) and bytes in each member."""
 
     name: str
     shards: int
@@ -30,7 +30,7 @@ FULL = (
     Shape(name="small", shards=32, samples_per_shard=1000, members=(".a", ".b"), member_bytes=200),
     Shape(name="large", shards=8, samples_per_shard=500, members=(".bin",), member_bytes=80_000),
 )
-# More small shards than the original's default lru of 10, or the random row would not miss.
+# More small shards than the original's default lru_size of 10, so that random reads miss.
 QUICK = (
     Shape(name="small", shards=12, samples_per_shard=100, members=(".a", ".b"), member_bytes=200),
     Shape(name="large", shards=2, samples_per_shard=20, members=(".bin",), member_bytes=80_000),
@@ -38,7 +38,7 @@ QUICK = (
 
 
 def make(root: str, shapes: tuple[Shape, ...]) -> str:
-    """Write the sets under ``root`` unless they are there already; returns the manifest's path."""
+    """Write the sets under ``root`` unless they exist; returns the manifest's path."""
     manifest = os.path.join(root, "manifest.json")
     wanted = {"shapes": [asdict(shape) for shape in shapes]}
     if os.path.exists(manifest):
@@ -85,7 +85,7 @@ def _write_shard(path: str, shape: Shape, first: int, rng: random.Random) -> Non
 
 
 def _read_offsets(path: str) -> list:
-    """For each sample of the shard, in order: ``[key, [[extension, lo, hi], ...]]`` with byte offsets ``lo, hi``."""
+    """Return for each sample of the shard, in order, ``[key, [[extension, lo, hi], ...]]`` with byte offsets."""
     samples: dict[str, list] = {}
     with tarfile.open(path) as tar:
         for info in tar:
@@ -96,7 +96,7 @@ def _read_offsets(path: str) -> list:
 
 
 def _read_once(root: str) -> None:
-    """Put every shard on the page cache, so that no contender pays for the disk."""
+    """Read every shard into the page cache, so that no contender waits for the disk."""
     buffer = bytearray(1 << 20)
     for directory, _, names in os.walk(root):
         for name in names:

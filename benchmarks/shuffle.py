@@ -1,12 +1,12 @@
-"""How well orders mix, beside what they cost in shards: ours, the original's, buffers, and a full permutation.
+"""Quality of shuffles against the number of open shards: ours, the original's, buffers, and a full permutation.
 
     python benchmarks/shuffle.py                  half a minute
     python benchmarks/shuffle.py --png out.png    and a picture
     python benchmarks/shuffle.py --locality       and the time of epochs from local shards, by window
-    python benchmarks/shuffle.py --quick          seconds; the figures mean nothing
+    python benchmarks/shuffle.py --quick          seconds; the figures are meaningless
 
-Pure order: no byte is read. The data are the worst case, sorted by class: 1,024 shards of 1,000 samples, each shard one
-class. README.md beside this file says what the columns mean.
+Only orders are computed, no data are read. The data are the worst case, sorted by class: 1,024 shards of 1,000 samples,
+one class in each shard. README.md beside this file explains the columns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the working tree, installe
 import wids
 from wids.samplers import DistributedChunkedSampler
 
-Orders = NDArray[np.int64]  # (ranks, steps): what each rank reads, in turn
+Orders = NDArray[np.int64]  # (ranks, steps): the samples of each rank in order
 
 _BATCH = 32
-_STRETCH = 1000  # samples in a row of which the shards are counted
-_FORGET = 20_000  # a rank that comes back to a shard after so many samples counts as coming anew
+_STRETCH = 1000  # open shards are those of so many consecutive samples
+_FORGET = 20_000  # a rank that returns to a shard after so many samples makes another visit
 _BINS = 10
 
 
@@ -57,7 +57,7 @@ class Data:
 
     @property
     def lengths(self) -> list[int]:
-        """Samples in each shard, as the sampler asks for them."""
+        """Samples in each shard, for the sampler."""
         return [self.size] * self.shards
 
     def __len__(self) -> int:
@@ -77,6 +77,7 @@ class Figures:
     open: float
     visits: float
     first: float
+    cache: float
 
 
 def ours(data: Data, **options: object) -> Callable[[int], Orders]:
@@ -95,7 +96,7 @@ def ours(data: Data, **options: object) -> Callable[[int], Orders]:
 
 
 def original(data: Data, *, chunksize: int) -> Callable[[int], Orders]:
-    """Wids 0.1.11: each rank has a fixed slice in chunks, mixed inside; the first epoch keeps the chunks' order."""
+    """The order of wids 0.1.11: a fixed slice for each rank, in chunks; the first epoch keeps the chunks' order."""
 
     def order(epoch: int) -> Orders:
         each = data.n // data.ranks
@@ -113,7 +114,7 @@ def original(data: Data, *, chunksize: int) -> Callable[[int], Orders]:
 
 
 def permutation(data: Data) -> Callable[[int], Orders]:
-    """Each epoch a permutation of everything, dealt in turn: torch's DistributedSampler."""
+    """The order of torch's DistributedSampler: a permutation of all samples, dealt to the ranks in turn."""
 
     def order(epoch: int) -> Orders:
         everything = np.random.default_rng(epoch).permutation(data.n)
@@ -145,8 +146,8 @@ def buffered(data: Data, *, size: int) -> Callable[[int], Orders]:
 
 
 def measure(name: str, order: Callable[[int], Orders], data: Data) -> Figures:
-    """All figures of one order, over the epochs."""
-    classes, neighbours, correlation, mates, opened, visits, first = ([] for _ in range(7))
+    """Compute all figures of one order, as means over the epochs."""
+    classes, neighbours, correlation, mates, opened, visits, first, cache = ([] for _ in range(8))
     bins = np.zeros((_BINS, data.n), np.uint8)
     batch_of_last = None
     for epoch in range(data.epochs):
@@ -168,7 +169,9 @@ def measure(name: str, order: Callable[[int], Orders], data: Data) -> Figures:
         batch_of_last = batch_of
         stretch = min(_STRETCH, rows.shape[1])
         opened.append(distinct(where[:, : rows.shape[1] // stretch * stretch].reshape(-1, stretch)))
-        visits.append(sum(map(arrivals, where)) / data.shards)
+        stays = [find_visits(row) for row in where]
+        visits.append(sum(len(begins) for begins, _ in stays) / data.shards)
+        cache.append(np.mean([count_needed(*found, ahead=data.size) for found in stays]))
         first.append(distinct(where[:, :_BATCH]))
     seen = bins.sum(axis=0)
     expected = np.maximum(seen, 1) / _BINS
@@ -177,25 +180,33 @@ def measure(name: str, order: Callable[[int], Orders], data: Data) -> Figures:
         name,
         *(float(np.mean(x)) for x in (classes, neighbours, correlation)),
         float(chi.mean()),
-        *(float(np.mean(x)) for x in (mates or [np.nan], opened, visits, first)),
+        *(float(np.mean(x)) for x in (mates or [np.nan], opened, visits, first, cache)),
     )
 
 
 def distinct(rows: Orders) -> float:
-    """Mean number of different values in a row."""
+    """Return the mean number of different values in a row."""
     ordered = np.sort(rows, axis=1)
     return float(1 + (np.diff(ordered, axis=1) != 0).sum(axis=1).mean())
 
 
-def arrivals(row: Orders) -> int:
-    """How often a rank comes to a shard that it has not read from for a while."""
+def find_visits(row: Orders) -> tuple[Orders, Orders]:
+    """Find where a rank's visits to shards begin and end (both included), see `_FORGET`."""
     order = np.argsort(row, kind="stable")
-    gaps = np.diff(order)
-    return int(((np.diff(row[order]) != 0) | (gaps > _FORGET)).sum()) + 1
+    begins = np.append(True, (np.diff(row[order]) != 0) | (np.diff(order) > _FORGET))
+    return order[begins], order[np.append(begins[1:], True)]
+
+
+def count_needed(begins: Orders, ends: Orders, *, ahead: int) -> int:
+    """Count the shards that a cache has at most if each comes ``ahead`` samples before its use, and goes after it."""
+    change = np.zeros(int(ends.max()) + 2, np.int64)
+    np.add.at(change, np.maximum(begins - ahead, 0), 1)
+    np.add.at(change, ends + 1, -1)
+    return int(np.cumsum(change).max())
 
 
 def contenders(data: Data, *, is_brief: bool) -> dict[str, Callable[[int], Orders]]:
-    """What is measured, by the names in the table."""
+    """Return the orders by their names in the table."""
     found = {
         "permutation of everything": permutation(data),
         "original, chunksize 1,000,000": original(data, chunksize=1_000_000),
@@ -221,12 +232,13 @@ COLUMNS = {
     "open": ("shards\nopen", "{:.0f}"),
     "visits": ("visits to\na shard", "{:.2f}"),
     "first": ("shards for\nbatch 1", "{:.0f}"),
+    "cache": ("shards a\ncache needs", "{:.0f}"),
 }
 WINDOWS = (1, 2, 4, 8, 16, 32)
 
 
 def time_windows(console: Console, *, directory: str, rounds: int, shapes: tuple[shards.Shape, ...]) -> list[dict]:
-    """The time of an epoch of `__getitems__` of 32, undecoded, by window; medians of the rounds' ratios to window 1."""
+    """Time epochs of `__getitems__` of 32 without decoding, by window; medians of the rounds' ratios to window 1."""
     with open(shards.make(directory, shapes), encoding="utf-8") as stream:
         sets = json.load(stream)["sets"]
     table = Table(title="an epoch of __getitems__ of 32 from local shards, by window (window 1 = 1)")
@@ -258,7 +270,7 @@ def time_windows(console: Console, *, directory: str, rounds: int, shapes: tuple
 
 
 def draw(figures: list[Figures], path: str, data: Data) -> None:
-    """Quality against what it costs, as a picture."""
+    """Draw the classes in a batch against the number of open shards."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -290,7 +302,7 @@ def main(
     directory: Annotated[str, typer.Option("--data", help="Keep the local shards in this directory.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the epochs that are timed.")] = 5,
 ) -> None:
-    """Measure how well orders mix, and what they cost, on data sorted by class."""
+    """Measure how well orders mix, and how many shards they keep open, on data sorted by class."""
     data = Data(64, 50, min(ranks, 4), 2) if quick else Data(1024, 1000, ranks, epochs)
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     table = Table(

@@ -1,9 +1,9 @@
-"""A `wids.testing.Server` in a process of its own: late and slow, as object stores are.
+"""A `wids.testing.Server` in a process of its own, with the latency and bandwidth of an object store.
 
     python benchmarks/slow_server.py DIR --delay-ms 30 --mbps 40
 
-Rules: a process of its own, because the time that it takes must not be that of what is measured. It answers each line
-on its stdin with its figures since the last line, and ends with its stdin, so that it cannot outlive its parent.
+It is a process of its own so that its CPU time is not counted as the contender's. It answers each line on stdin with
+its figures since the previous line, and ends when stdin is closed, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SlowServer:
     """The server as a child process. ``with`` ends it.
 
     Attributes:
-        url: where its files are, without a slash at the end.
+        url: the URL of the directory, without a slash at the end.
     """
 
     def __init__(self, root: str, *, delay_ms: float, mbps: float):
@@ -46,7 +46,7 @@ class SlowServer:
         self._process.stdout.close()
 
     def stats(self) -> dict:
-        """What was asked and sent since the last call.
+        """Return the server's figures since the last call.
 
         Returns:
             requests, bytes (of bodies), at_once (the largest number of GETs under way at a time), cpu_seconds (of the
@@ -69,7 +69,7 @@ def main() -> None:
         for _ in sys.stdin:
             cpu_seconds = time.process_time()
             with server.lock:
-                told = {
+                figures = {
                     "requests": len(server.requests) + len(server.heads),
                     "bytes": server.sent_bytes.total(),
                     "at_once": server.max_open,
@@ -79,7 +79,7 @@ def main() -> None:
                     counts.clear()
                 server.max_open = server.open
             cpu_begin = cpu_seconds
-            print(json.dumps(told), flush=True)
+            print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What stands for the bucket in these notebooks: small real data, packed in shards and served over HTTP on loopback.
+"""A stand-in for a bucket in these notebooks: small real data, packed in shards and served over HTTP on loopback.
 
-Rules: nothing is downloaded; what is made lies in temporary directories that go with the process. With shards of your
-own, none of this is needed: the notebooks take the URL of their index.
+Nothing is downloaded from the internet; all files are in temporary directories that are removed when the process ends.
+For shards of your own this module is not needed: the notebooks take the URL of an index.
 
     python notebooks/bucket.py           serves the digits until Ctrl-C, and prints the URLs of their indexes
     python notebooks/bucket.py photos    the same with patches of two photographs
@@ -34,12 +34,18 @@ PATCH_PX = 80
 
 
 class Bucket:
-    """A directory that is served; attributes: ``directory``, ``url``, ``train`` and ``test`` (URLs of indexes).
+    """A directory served over HTTP.
 
     Args:
-        directory: what to serve; a temporary one by default.
-        latency: seconds before the first byte of a response. rate: bytes per second of a connection after that.
-        has_ranges: whether byte ranges are given; without them, each fetch of a shard is one request.
+        directory: the directory to serve; default: a temporary one.
+        latency: seconds before the first byte of a response.
+        rate: bytes per second of a connection after that.
+        has_ranges: whether the server answers byte ranges; without them, each download of a shard is one request.
+
+    Attributes:
+        directory: the directory.
+        url: its URL.
+        train, test: the URLs of the indexes.
     """
 
     def __init__(
@@ -59,32 +65,32 @@ class Bucket:
 
     @property
     def requests(self) -> dict[str, int]:
-        """Shard's name -> how often it was asked for, so far."""
+        """Name of a shard -> number of requests for it so far."""
         names = sorted(os.path.basename(path) for path in self._server.requests if path.endswith(".tar"))
         return dict(Counter(names))
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of shards that went out so far."""
+        """Bytes of shards sent so far."""
         return sum(count for path, count in self._server.sent_bytes.items() if path.endswith(".tar"))
 
 
 def temporary(name: str) -> str:
-    """A fresh directory that goes with this process (not with the processes it starts)."""
-    directory = tempfile.TemporaryDirectory(prefix=f"wids-{name}-")  # it removes itself as the interpreter ends
+    """Make a temporary directory that is removed when this process ends (not when a child process does)."""
+    directory = tempfile.TemporaryDirectory(prefix=f"wids-{name}-")
     atexit.register(directory.cleanup)
     return directory.name
 
 
 def digits(directory: str | None = None, *, samples: int = 150, **serving: Any) -> Bucket:
-    """scikit-learn's 1,797 handwritten digits (UCI, 43 writers), every fourth of them in the test set.
+    """Serve scikit-learn's 1,797 handwritten digits (UCI, 43 writers), every fourth of them in the test set.
 
     A sample has ``.jpg`` (32 x 32 pixels, grey) and ``.cls``.
 
     Args:
-        directory: where to put the shards; a temporary one by default.
-        samples: in a shard.
-        serving: of the `Bucket`: latency, rate, has_ranges.
+        directory: the directory for the shards; default: a temporary one.
+        samples: samples in a shard.
+        serving: more arguments of `Bucket`: latency, rate, has_ranges.
     """
     from sklearn.datasets import load_digits
 
@@ -103,15 +109,15 @@ def digits(directory: str | None = None, *, samples: int = 150, **serving: Any) 
 
 
 def photos(directory: str | None = None, *, samples: int = 16, step: int = PATCH_PX, **serving: Any) -> Bucket:
-    """Patches of scikit-learn's two sample photographs, a temple and a flower; every fourth in the test set.
+    """Serve patches of scikit-learn's two sample photographs, a temple and a flower; every fourth in the test set.
 
     A sample has ``.jpg`` (80 x 80 pixels, RGB) and ``.cls``.
 
     Args:
-        directory: where to put the shards; a temporary one by default.
-        samples: in a shard.
-        step: pixels from one patch to the next; with fewer than a patch has, they overlap, and there are more.
-        serving: of the `Bucket`: latency, rate, has_ranges.
+        directory: the directory for the shards; default: a temporary one.
+        samples: samples in a shard.
+        step: pixels from one patch to the next; patches overlap if it is below their side, and there are more of them.
+        serving: more arguments of `Bucket`: latency, rate, has_ranges.
     """
     from sklearn.datasets import load_sample_images
 

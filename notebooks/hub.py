@@ -1,8 +1,8 @@
-"""What stands for the Hugging Face Hub: one data set repository, answered on loopback as ``hf://`` URLs need it.
+"""A stand-in for the Hugging Face Hub: one data set repository, served on loopback for ``hf://`` URLs.
 
-Rules: it answers what `huggingface_hub.HfFileSystem` asks when it reads: about the repository, about paths, for lists,
-and for bytes, with ranges. Nothing else, and nothing is written. ``HF_ENDPOINT`` has to name it before
-huggingface_hub is imported.
+It answers the requests that `huggingface_hub.HfFileSystem` makes to read: for facts about the repository and about
+paths, for lists of files, and for files and byte ranges of them. It does not take uploads. ``HF_ENDPOINT`` must be set
+to its URL before huggingface_hub is imported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Hub:
     """Serves a directory as the data set repository ``name`` until the process ends.
 
     Attributes:
-        url: what ``HF_ENDPOINT`` is to be.
-        requests: how often each kind of request came: repository, paths-info, tree, file, range of a file.
-        sent_bytes: of files.
+        url: the value for ``HF_ENDPOINT``.
+        requests: the number of requests of each kind: repository, paths-info, tree, file, range of a file.
+        sent_bytes: bytes of files sent.
     """
 
     def __init__(self, directory: str, name: str = "digits/digits") -> None:
@@ -44,7 +44,7 @@ class Hub:
         atexit.register(self._server.shutdown)
 
     def entry(self, path: str) -> dict[str, Any] | None:
-        """What the Hub tells of a path; None: there is no such path."""
+        """Return the Hub's description of a path; None if there is no such path."""
         place = os.path.join(self.directory, path)
         if os.path.isdir(place):
             return {"type": "directory", "oid": COMMIT, "size": 0, "path": path}
@@ -54,7 +54,7 @@ class Hub:
         return {"type": "file", "oid": oid, "size": os.path.getsize(place), "path": path}
 
     def count(self, kind: str, sent_bytes: int = 0) -> None:
-        """Note a request that was answered."""
+        """Count a request that was answered."""
         with self._lock:
             self.requests[kind] += 1
             self.sent_bytes += sent_bytes
@@ -123,4 +123,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the standard library
-        """Be quiet."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""Training on shards with plain accelerate: the sampler shares out the samples, accelerate does the rest.
+"""Training on shards with plain accelerate: the sampler divides the samples among ranks, accelerate does the rest.
 
     torchrun --nproc-per-node=2 notebooks/train_accelerate.py
     accelerate launch notebooks/train_accelerate.py --train hf://datasets/user/name/train.json --test hf://...
@@ -23,14 +23,14 @@ import wids
 
 
 def make_sample(sample: dict[str, Any]) -> tuple[torch.Tensor, int, bool, int]:
-    """A grey image (1 x height x width, 0 to 1), its label, whether it counts, and its index."""
+    """Return a grey image (1 x height x width, 0 to 1), its label, whether it counts in evaluation, and its index."""
     image = sample[".jpg"].convert("L")
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, image.height, image.width)
     return pixels.float() / 255, sample[".cls"], sample.get("__valid__", True), sample["__index__"]
 
 
 def make_model(classes: int) -> torch.nn.Module:
-    """A CNN of three layers, for images of any size."""
+    """Build a CNN of three layers, for images of any size."""
     return torch.nn.Sequential(
         *(torch.nn.Conv2d(1, 16, 3, stride=2, padding=1), torch.nn.ReLU()),
         *(torch.nn.Conv2d(16, 32, 3, stride=2, padding=1), torch.nn.ReLU()),
@@ -41,22 +41,22 @@ def make_model(classes: int) -> torch.nn.Module:
 def make_loader(
     url: str, args: argparse.Namespace, accelerator: accelerate.Accelerator, **order: Any
 ) -> tuple[wids.DistributedChunkedSampler, DataLoader[Any]]:
-    """A sampler, and a loader that gives the rank's batches on its device."""
+    """Make a sampler, and a loader that yields the rank's batches on its device."""
     dataset = wids.ShardListDataset(url, cache_dir=args.cache_dir).add_transform(make_sample)
-    sampler = wids.DistributedChunkedSampler(dataset, **order)  # rank and world are the process group's
-    # A fork beside gloo's or NCCL's threads may hang.
+    sampler = wids.DistributedChunkedSampler(dataset, **order)  # rank and world size come from the process group
+    # A process forked beside gloo's or NCCL's threads may hang.
     context = "forkserver" if args.workers else None
     loader = DataLoader(
         dataset, args.batch_size, sampler=sampler, num_workers=args.workers, multiprocessing_context=context
     )
-    # Not accelerator.prepare(loader): it would share out once more what the sampler has shared out.
+    # Not accelerator.prepare(loader): it would divide the samples among the ranks a second time.
     return sampler, prepare_data_loader(
         loader, device=accelerator.device, put_on_device=True, num_processes=1, process_index=0
     )
 
 
 def evaluate(model: torch.nn.Module, loader: DataLoader[Any], accelerator: accelerate.Accelerator) -> float:
-    """Accuracy over all ranks, to the sample: those that only make the ranks equal do not count."""
+    """Compute the accuracy over all ranks; repeated samples, which make the ranks equal, do not count."""
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=accelerator.device)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def evaluate(model: torch.nn.Module, loader: DataLoader[Any], accelerator: accel
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train; the main process prints a line for each epoch, and may write what each rank has read."""
+    """Train; the main process prints a line for each epoch, and may write a report of the samples that ranks read."""
     accelerator = accelerate.Accelerator(cpu=not torch.cuda.is_available())
     if args.train is None:
         served = [None, None, None]
@@ -86,7 +86,7 @@ def train(args: argparse.Namespace) -> None:
     model, optimizer = accelerator.prepare(model, optimizer)  # not the loaders
     read, accuracy, loss = [], 0.0, None
     for epoch in range(args.epochs):
-        loader.set_epoch(epoch)  # the loader's: it names the epoch to the sampler whenever it is iterated
+        loader.set_epoch(epoch)  # the loader passes the epoch to the sampler when it is iterated
         model.train()
         read.append([])
         for images, labels, _, indices in loader:
@@ -101,7 +101,7 @@ def train(args: argparse.Namespace) -> None:
     if args.report and accelerator.is_main_process:
         with open(args.report, "w") as file:
             json.dump({"accuracy": accuracy, "read": of_ranks}, file)
-    # Left to the interpreter's end, a model of several ranks now and then aborts its process: it holds gloo's threads.
+    # Freed only when the interpreter ends, a distributed model sometimes aborts the process: it holds gloo's threads.
     model, optimizer, loss = accelerator.free_memory(model, optimizer, loss)
     accelerator.end_training()
 

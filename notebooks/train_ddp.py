@@ -5,8 +5,8 @@ r"""DDP training of a torchvision ResNet on shards: resnet50 on GPUs, resnet18 o
         --size 224 --epochs 90 --batch-size 256 --workers 12 --cache-dir /nvme/cache --checkpoint imagenet.pt
 
 Without --train it serves scikit-learn's digits on loopback and trains on those (half a minute on two CPU cores).
-Samples are taken from .jpg and .cls. With --checkpoint, a run that was ended goes on where it was, on any number of
-ranks.
+Samples are taken from .jpg and .cls. With --checkpoint, a run that was interrupted resumes at its last checkpoint, on
+any number of ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HAS_GPU = torch.cuda.is_available()
 def main() -> None:
     """Train, test after every epoch, and print both from rank 0."""
     args = parse_arguments()
-    # torchrun says who we are; alone we are the only rank.
+    # torchrun sets these variables; without it this process is the only rank.
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "0" if os.environ["WORLD_SIZE"] == "1" else "29500")
@@ -51,18 +51,20 @@ def main() -> None:
         if args.train is None:
             args.train, args.test = serve_digits()
         run(args, device, args.cache_dir or f"{place}/cache")
-        dist.barrier()  # the rank that serves leaves last
-    # The model is gone now, which holds the process group: left to the end of Python, gloo's threads may abort it.
+        dist.barrier()  # the rank that serves must not end before the others
+    # The model, which holds the process group, must be freed before Python ends, or gloo's threads may abort it.
     gc.collect()
     dist.destroy_process_group()
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line's."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="DDP training of a ResNet on tar shards.")
     parser.add_argument("--train", metavar="URL", help="index of the training shards (default: digits, on loopback)")
     parser.add_argument("--test", metavar="URL", help="index of the test shards")
     parser.add_argument("--classes", type=int, default=10)
+    default = "resnet50" if HAS_GPU else "resnet18"
+    parser.add_argument("--model", default=default, help="one of torchvision.models for images (default: %(default)s)")
     parser.add_argument("--size", type=int, default=32, metavar="PX", help="side of the images")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
@@ -71,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache-dir", metavar="DIR", help="on a fast local disk (default: a temporary directory)")
     parser.add_argument("--cache-size", type=float, default=50e9, metavar="BYTES")
-    parser.add_argument("--checkpoint", metavar="FILE", help="write it as we go, and go on from it if it is there")
+    parser.add_argument("--checkpoint", metavar="FILE", help="write checkpoints to it, and resume from it if it exists")
     parser.add_argument("--checkpoint-steps", type=int, default=1000, help="steps between two checkpoints")
     parser.add_argument("--steps", type=int, metavar="N", help="end after so many steps (with a checkpoint)")
     parser.add_argument("--log-samples", metavar="FILE", help="write each rank's sample indices to FILE.RANK")
@@ -96,11 +98,11 @@ def serve_digits() -> tuple[str, str]:
 
 
 class ToTensors:
-    """A sample -> (image (3, size, size), class, whether it counts, index)."""
+    """Turns a sample into (image (3, size, size), class, whether it counts in evaluation, index)."""
 
     def __init__(self, size: int, *, is_training: bool) -> None:
         crop = [v2.RandomResizedCrop(size, scale=(0.35, 1)), v2.RandomHorizontalFlip()]
-        if size < 64:  # a digit is not a digit any more when flipped, nor when cut in half
+        if size < 64:  # digits must not be flipped or cut in half
             crop = [v2.RandomCrop(size, padding=size // 32, padding_mode="edge")]
         self.transform = v2.Compose(
             [
@@ -113,17 +115,17 @@ class ToTensors:
         )
 
     def __call__(self, sample: dict[str, Any]) -> tuple[torch.Tensor, int, bool, int]:
-        """Of one sample."""
+        """Transform one sample."""
         return self.transform(sample[".jpg"]), sample[".cls"], sample.get("__valid__", True), sample["__index__"]
 
 
 def make_loader(url: str, args: argparse.Namespace, cache_dir: str, *, is_training: bool) -> DataLoader:
-    """The samples of this rank, in batches."""
+    """Make a loader of this rank's batches."""
     dataset = wids.ShardListDataset(url, cache_dir=cache_dir, cache_size=int(args.cache_size))
     dataset = dataset.add_transform(ToTensors(args.size, is_training=is_training))
     if is_training:
         sampler = wids.DistributedChunkedSampler(dataset, seed=args.seed)
-    else:  # each sample counts once, on whatever number of ranks
+    else:  # each sample counts once, on any number of ranks
         sampler = wids.DistributedChunkedSampler(dataset, shuffle=False, tail="mask")
     return DataLoader(
         dataset,
@@ -131,9 +133,8 @@ def make_loader(url: str, args: argparse.Namespace, cache_dir: str, *, is_traini
         sampler=sampler,
         drop_last=is_training,  # batch normalization cannot learn from a last batch of one
         num_workers=args.workers,
-        multiprocessing_context="forkserver"
-        if args.workers
-        else None,  # a fork beside gloo's or NCCL's threads may hang
+        # A process forked beside gloo's or NCCL's threads may hang.
+        multiprocessing_context="forkserver" if args.workers else None,
         pin_memory=HAS_GPU,
         persistent_workers=args.workers > 0,
     )
@@ -146,12 +147,12 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
     test = make_loader(args.test, args, cache_dir, is_training=False)
     if not len(train):
         raise SystemExit(f"{len(train.dataset):,} samples are not a batch of {args.batch_size} for each rank")
-    network = torchvision.models.resnet50 if HAS_GPU else torchvision.models.resnet18
+    network = getattr(torchvision.models, args.model)
     model = DistributedDataParallel(network(num_classes=args.classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
     global_batch = args.batch_size * dist.get_world_size()
 
-    first, taken, steps = 0, 0, 0  # epoch, samples of it that all ranks have had, steps of this run
+    first, taken, steps = 0, 0, 0  # epoch, its samples that all ranks together have read, steps of this run
     if saved := load(args):
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
         train.sampler.set_epoch(epoch)
         model.train()
         losses, hits, start = torch.zeros((), device=device), torch.zeros((), device=device), time.monotonic()
-        step = 0  # a checkpoint of an epoch's last step leaves none to do
+        step = 0  # for a checkpoint of an epoch's last step, where the loop has no steps
         for step, (images, labels, _, indices) in enumerate(train, 1):
             progress = (epoch + taken / len(train.dataset)) / args.epochs
             optimizer.param_groups[0]["lr"] = args.lr * warm_and_cool(progress)
@@ -181,7 +182,7 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
             log_samples(args, epoch, indices)
             is_last = steps == args.steps
             if is_last or step % args.checkpoint_steps == 0:
-                state = train.sampler.state_dict(consumed=step * args.batch_size)  # step counts from where we began
+                state = train.sampler.state_dict(consumed=step * args.batch_size)  # steps of this iteration
                 save(args, model, optimizer, {"epoch": epoch, "taken": taken, "sampler": state})
             if is_last:
                 say(f"epoch {epoch}: ended after {steps} steps, as asked")
@@ -198,19 +199,19 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
 
 
 def warm_and_cool(progress: float) -> float:
-    """The learning rate at a part of the run, of its maximum: up in a straight line, down as a cosine."""
+    """Return the share of the maximal learning rate: it rises linearly, and falls as a cosine."""
     return progress / 0.3 if progress < 0.3 else (1 + math.cos(math.pi * (progress - 0.3) / 0.7)) / 2
 
 
 @torch.no_grad()
 def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.device) -> tuple[int, int]:
-    """(samples told rightly, samples) of all ranks: each sample once, by the model of rank 0, which is saved."""
-    for buffer in model.buffers():  # statistics of batch norm, which each rank has of its own batches
+    """Return (correct samples, samples) of all ranks: each sample once, by the model of rank 0, which is saved."""
+    for buffer in model.buffers():  # batch norm statistics, which differ between ranks
         dist.broadcast(buffer, 0)
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels, valid, _ in loader:
-        # .module: testing has nothing to average, and ranks need not keep step
+        # .module: without gradients to average, the ranks need not have equal numbers of batches
         right = model.module(images.to(device)).argmax(1).cpu() == labels
         counts += torch.stack([(right & valid).sum(), valid.sum()]).to(device)
     dist.all_reduce(counts)
@@ -219,15 +220,15 @@ def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.d
 
 
 def save(args: argparse.Namespace, model: Any, optimizer: Any, position: dict[str, Any]) -> None:
-    """Write the checkpoint; the sampler's state is the same on all ranks, so rank 0's will do."""
+    """Write the checkpoint from rank 0; the sampler's state is the same on all ranks."""
     if args.checkpoint and dist.get_rank() == 0:
         part = f"{args.checkpoint}.part"
         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), **position}, part)
-        os.replace(part, args.checkpoint)  # whole, or the one before
+        os.replace(part, args.checkpoint)  # atomically: the file is the new checkpoint or the previous one
 
 
 def load(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The checkpoint that rank 0 finds, if any: others may have another disk, or look when it has written the next."""
+    """Return the checkpoint that rank 0 finds, if any; other ranks may have other disks, or find a newer file."""
     found: list[Any] = [None]
     if args.checkpoint and dist.get_rank() == 0 and os.path.exists(args.checkpoint):
         found = [torch.load(args.checkpoint, map_location="cpu")]
@@ -236,14 +237,14 @@ def load(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def log_samples(args: argparse.Namespace, epoch: int, indices: torch.Tensor) -> None:
-    """Write down which samples this rank was given, for those who want to see it: lines of [epoch, indices]."""
+    """Log the samples of this rank, as lines of [epoch, indices]."""
     if args.log_samples:
         with open(f"{args.log_samples}.{dist.get_rank()}", "a", encoding="utf-8") as file:
             print(json.dumps([epoch, indices.tolist()]), file=file)
 
 
 def say(words: str) -> None:
-    """From rank 0."""
+    """Print on rank 0."""
     if dist.get_rank() == 0:
         print(words, flush=True)
 

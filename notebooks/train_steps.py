@@ -1,4 +1,4 @@
-r"""Training by steps, without epochs: samples come without end, and every so many steps the model is tested and saved.
+r"""Training by steps, without epochs, on an endless sequence of samples; every N steps the model is tested and saved.
 
     python notebooks/train_steps.py
     torchrun --nproc-per-node=2 notebooks/train_steps.py --checkpoint run.pt
@@ -9,9 +9,9 @@ r"""Training by steps, without epochs: samples come without end, and every so ma
         --resume --cache-dir /nvme/cache --cache-size 500e9
 
 Without --train it serves scikit-learn's digits on loopback and trains on those (about 15 s on two CPU cores). Samples
-are taken from .jpg and .cls. A checkpoint holds the place in the data: with --resume, on any number of ranks, the run
-goes on with the sample that comes next. SIGTERM or Ctrl-C has a checkpoint written and ends the run with exit code 0
-(torchrun itself, when it is signalled, ends its ranks so and says 1).
+are taken from .jpg and .cls. A checkpoint holds the position in the data: with --resume, on any number of ranks, the
+run continues with the next sample. On SIGTERM or Ctrl-C the run writes a checkpoint and ends with exit code 0 (if
+torchrun gets the signal, it passes it on to the ranks and exits with 1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line's."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Training by steps on tar shards, without epochs.")
     parser.add_argument("--train", metavar="URL", help="index of the training shards; default: the digits, on loopback")
     parser.add_argument("--test", metavar="URL", help="index of the test shards")
@@ -57,10 +57,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="steps in which the learning rate rises")
     parser.add_argument("--cooldown", type=int, default=40, help="last steps, in which it falls to 0")
     parser.add_argument("--test-every", type=int, default=40, metavar="STEPS")
-    parser.add_argument("--log-every", type=int, default=10, metavar="STEPS", help="also: how often signals are heeded")
+    parser.add_argument(
+        "--log-every", type=int, default=10, metavar="STEPS", help="a signal ends the run at such a step"
+    )
     parser.add_argument("--checkpoint", metavar="FILE")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if it is there")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint, if it exists")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers of each rank")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache-dir", metavar="DIR", help="on a fast local disk")
@@ -71,16 +73,16 @@ def parse_arguments() -> argparse.Namespace:
     if (args.train is None) != (args.test is None):
         parser.error("--train and --test go together")
     if args.epoch_size and args.epoch_size % args.batch_size:
-        parser.error("--epoch-size has to be a multiple of --batch-size, or each iteration's last batch is smaller")
+        parser.error("--epoch-size must be a multiple of --batch-size, or each iteration's last batch is smaller")
     if args.resume and not args.checkpoint:
-        parser.error("--resume goes on from a --checkpoint")
+        parser.error("--resume needs a --checkpoint")
     return args
 
 
 def main() -> None:
-    """Set up the ranks, and run."""
+    """Set up the process group, and train."""
     args = parse_arguments()
-    # torchrun says who we are; alone we are the only rank.
+    # torchrun sets these variables; without it this process is the only rank.
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "0" if os.environ["WORLD_SIZE"] == "1" else "29500")
@@ -95,8 +97,8 @@ def main() -> None:
     if args.train is None:
         args.train, args.test, args.cache_dir = serve_digits(local_rank)
     run(args, device, stop)
-    dist.barrier()  # the rank that serves leaves last
-    # The model is gone now, which holds the process group: left to the end of Python, gloo's threads may abort it.
+    dist.barrier()  # the rank that serves must not end before the others
+    # The model, which holds the process group, must be freed before Python ends, or gloo's threads may abort it.
     gc.collect()
     dist.destroy_process_group()
 
@@ -105,54 +107,54 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Becomes true with SIGTERM or SIGINT.
+    """A flag that becomes true on SIGTERM or SIGINT.
 
-    Who ends a job mostly signals all of its processes. Those that load data have to outlive that, until the rank has
-    written its checkpoint: the server that forks the workers is started deaf, and they become so once more, for torch
-    gives them handlers of its own.
+    A scheduler signals all processes of a job. DataLoader workers must not end then, until the rank has written its
+    checkpoint. So the fork server starts with the signals ignored, and each worker ignores them again, because torch
+    installs handlers in it.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._is_told = False
+        self._is_set = False
         if args.workers:
-            be_deaf()
+            ignore_signals()
             multiprocessing.forkserver.set_forkserver_preload(["torch", "torchvision", "wids"])
             multiprocessing.forkserver.ensure_running()
         for number in ENDING:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
-    def _hear(self, *_: Any) -> None:
-        self._is_told = True
+    def _handle(self, *_: Any) -> None:
+        self._is_set = True
 
     def __bool__(self) -> bool:
-        return self._is_told
+        return self._is_set
 
 
-def be_deaf(*_: Any) -> None:
-    """Let this process, and those it starts, be ended by their parents alone."""
+def ignore_signals(*_: Any) -> None:
+    """Ignore SIGTERM and SIGINT in this process and in its children."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def serve_digits(local_rank: int) -> tuple[str, str, str]:
-    """(index of training shards, of test shards, cache directory); the first rank of each machine serves its ranks."""
+    """Return (training index, test index, cache directory); the first rank of each machine serves its ranks."""
     served = None
     if local_rank == 0:
         import bucket
 
         digits = bucket.digits()
         served = digits.train, digits.test, bucket.temporary("cache")
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, served)
-    return everyones[dist.get_rank() - local_rank]
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, served)
+    return of_ranks[dist.get_rank() - local_rank]
 
 
 class ToTensors:
-    """A sample -> (image (3, size, size), class, whether it counts, index)."""
+    """Turns a sample into (image (3, size, size), class, whether it counts in evaluation, index)."""
 
     def __init__(self, size: int, *, is_training: bool) -> None:
         crop = [v2.RandomResizedCrop(size, scale=(0.35, 1)), v2.RandomHorizontalFlip()]
-        if size < 64:  # a digit is not a digit any more when flipped, nor when cut in half
+        if size < 64:  # digits must not be flipped or cut in half
             crop = [v2.RandomCrop(size, padding=size // 16, padding_mode="edge")]
         self.transform = v2.Compose(
             [
@@ -165,12 +167,12 @@ class ToTensors:
         )
 
     def __call__(self, sample: dict[str, Any]) -> tuple[torch.Tensor, int, bool, int]:
-        """For `wids.ShardListDataset.add_transform`."""
+        """Transform one sample."""
         return self.transform(sample[".jpg"]), sample[".cls"], sample.get("__valid__", True), sample["__index__"]
 
 
 def make_loader(args: argparse.Namespace, *, is_training: bool) -> DataLoader:
-    """The samples of this rank, in batches: endless for training, once each for testing."""
+    """Make a loader of this rank's batches: endless for training, each sample once for testing."""
     url = args.train if is_training else args.test
     dataset = wids.ShardListDataset(url, cache_dir=args.cache_dir, cache_size=int(args.cache_size))
     dataset = dataset.add_transform(ToTensors(args.size, is_training=is_training))
@@ -186,14 +188,14 @@ def make_loader(args: argparse.Namespace, *, is_training: bool) -> DataLoader:
         sampler=sampler,
         num_workers=args.workers,
         multiprocessing_context="forkserver" if args.workers else None,
-        worker_init_fn=be_deaf,
+        worker_init_fn=ignore_signals,
         persistent_workers=args.workers > 0,
         pin_memory=HAS_GPU,
     )
 
 
 def make_model(args: argparse.Namespace) -> nn.Module:
-    """The network, its weights decided by the seed."""
+    """Build the network; its weights depend on the seed alone."""
     torch.manual_seed(args.seed)
     if args.model != "small":
         return torchvision.models.get_model(args.model, num_classes=args.classes)
@@ -225,9 +227,9 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
         place = train.sampler.state_dict(consumed=consumed)  # small, and the same on all ranks
         log_samples(args, step, indices)
 
-        is_last, is_told = step == args.steps, False
+        is_last, is_stopped = step == args.steps, False
         if is_last or step % args.log_every == 0:
-            mean, is_told = agree(losses, stop)
+            mean, is_stopped = agree(losses, stop)
             speed = len(losses) * args.batch_size / (time.monotonic() - since)
             passes = place["position"] / len(train.dataset)
             words = f"step {step:,}: loss {mean:.3f}, {passes:.2f} passes, {speed:,.0f} samples/s"
@@ -237,16 +239,16 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
             right, count = evaluate(model, test, device)
             words = f"step {step:,}: test accuracy {right / max(count, 1):.2%}, {right:,} of {count:,}"
             say(args, words, step=step, right=right, count=count)
-        if is_last or is_told or step % args.checkpoint_every == 0:
+        if is_last or is_stopped or step % args.checkpoint_every == 0:
             save(args, step, model, optimizer, place)
-        if is_told:
+        if is_stopped:
             say(args, f"told to stop: ended after step {step:,}", stopped=step)
             return
 
 
 def batches(loader: DataLoader) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield, without end, (samples that this rank has had of the loader's iteration, images, labels, indices)."""
-    while True:  # goes round with --epoch-size: each iteration goes on where the one before it ended
+    """Yield endlessly (samples that this rank received in the loader's iteration, images, labels, indices)."""
+    while True:  # with --epoch-size, each iteration continues where the previous one ended
         consumed = 0
         for images, labels, _, indices in loader:
             consumed += len(labels)
@@ -254,28 +256,28 @@ def batches(loader: DataLoader) -> Iterator[tuple[int, torch.Tensor, torch.Tenso
 
 
 def rate(args: argparse.Namespace, step: int) -> float:
-    """The learning rate of a step, of its maximum: up, level, and down at the end, wherever that is put."""
+    """Return the share of the maximal learning rate: it rises, stays level, and falls in the last steps."""
     return min(1.0, step / max(args.warmup, 1), (args.steps - step + 1) / max(args.cooldown, 1))
 
 
 def agree(losses: list[torch.Tensor], stop: Stop) -> tuple[float, bool]:
-    """(mean loss, whether any rank was told to stop), the same on all ranks."""
+    """Return (mean loss, whether any rank got a signal to stop), the same on all ranks."""
     mean = torch.stack(losses).mean()
     both = torch.stack([mean, torch.full_like(mean, float(bool(stop)))])
     dist.all_reduce(both)
-    total, told = both.tolist()
-    return total / dist.get_world_size(), told > 0
+    total, stopped = both.tolist()
+    return total / dist.get_world_size(), stopped > 0
 
 
 @torch.no_grad()
 def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.device) -> tuple[int, int]:
-    """(samples told rightly, samples) of all ranks: each sample of the test set once, by the model of rank 0."""
-    for buffer in model.buffers():  # statistics of batch norm, which each rank has of its own batches
+    """Return (correct samples, samples) of all ranks: each test sample once, by the model of rank 0."""
+    for buffer in model.buffers():  # batch norm statistics, which differ between ranks
         dist.broadcast(buffer, 0)
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels, valid, _ in loader:
-        # .module: testing has nothing to average, and ranks need not keep step
+        # .module: without gradients to average, the ranks need not have equal numbers of batches
         right = model.module(images.to(device)).argmax(1).cpu() == labels
         counts += torch.stack([(right & valid).sum(), valid.sum()]).to(device)
     dist.all_reduce(counts)
@@ -285,16 +287,16 @@ def evaluate(model: DistributedDataParallel, loader: DataLoader, device: torch.d
 
 
 def save(args: argparse.Namespace, step: int, model: Any, optimizer: Any, place: dict[str, Any]) -> None:
-    """Write the checkpoint, whose place in the data is the same on all ranks, from rank 0."""
+    """Write the checkpoint from rank 0; the position in the data is the same on all ranks."""
     if args.checkpoint and dist.get_rank() == 0:
         saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         part = f"{args.checkpoint}.part"
         torch.save({"step": step, "sampler": place, **saved}, part)
-        os.replace(part, args.checkpoint)  # whole, or the one before
+        os.replace(part, args.checkpoint)  # atomically: the file is the new checkpoint or the previous one
 
 
 def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any) -> int:
-    """Take everything over from the checkpoint that rank 0 finds (others may have another disk): the steps done."""
+    """Load the checkpoint that rank 0 finds (other ranks may have other disks); returns the number of steps done."""
     found: list[Any] = [None]
     if dist.get_rank() == 0 and os.path.exists(args.checkpoint):
         found = [torch.load(args.checkpoint, map_location="cpu")]
@@ -309,13 +311,13 @@ def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any) -> 
 
 
 def log_samples(args: argparse.Namespace, step: int, indices: torch.Tensor) -> None:
-    """Write down which samples this rank was given, for those who want to see it."""
+    """Log the samples of this rank's batch."""
     if args.log_samples:
         write_line(args.log_samples, [step, dist.get_rank(), dist.get_world_size(), indices.tolist()])
 
 
 def say(args: argparse.Namespace, words: str, **facts: float) -> None:
-    """From rank 0."""
+    """Print on rank 0, and log the facts."""
     if dist.get_rank() == 0:
         print(words, flush=True)
         if args.log_losses:
@@ -323,7 +325,7 @@ def say(args: argparse.Namespace, words: str, **facts: float) -> None:
 
 
 def write_line(path: str, value: Any) -> None:
-    """Append to a file that other ranks append to: in one piece."""
+    """Append a line in one write, because other ranks append to the same file."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(file, json.dumps(value).encode() + b"\n")

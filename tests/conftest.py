@@ -5,12 +5,27 @@ import tempfile
 
 import pytest
 
-from tests.clocks import skip_waits
-from tests.servers import Server
-from tests.shards import serve, write_index
+from tests.support.clocks import skip_waits
+from tests.support.examples import load_profile
+from tests.support.paths import ROOT
+from tests.support.servers import Server
+from tests.support.shards import serve, write_index
 
-# Programs that tests start buffer what they print, as they do for users, whatever is set where the tests run.
-os.environ.pop("PYTHONUNBUFFERED", None)
+# Programs that tests start buffer what they print and keep bytecode, as for users, whatever is set where the tests run.
+for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(_name, None)
+
+E2E = ROOT / "tests" / "e2e"
+LONGEST = (
+    "test_train_ddp",
+    "test_notebook_programs",
+    "test_notebooks",
+    "test_demo",
+    "test_torchrun",
+    "test_benchmarks",
+)
+# They import so much that forks of their process take twice as long.
+LAST = ("test_readme_trainers",)
 
 # A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
 _MAX_TEMP_DIR = 70
@@ -18,8 +33,44 @@ _MAX_TEMP_DIR = 70
 
 def pytest_configure():
     """In a directory with a long name workers could not hand tensors over, and loaders would wait for good."""
+    load_profile()
     if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Without ``tests/e2e`` where none of it would run: its imports take seconds, and make each fork slower."""
+    return True if collection_path == E2E and "not e2e" in config.getoption("markexpr") else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests of ``tests/e2e``; leave out those marked ``long`` unless ``-m`` names the mark; longest first."""
+    for item in items:
+        if E2E in item.path.parents:
+            item.add_marker("e2e")
+    if "long" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items.sort(key=_place)
+
+
+def _place(item):
+    """Whole programs before all else, those that train for a minute before the others: no core waits for one."""
+    if item.path.stem in LAST:
+        return len(LONGEST) + 2
+    if item.get_closest_marker("e2e") is None:
+        return len(LONGEST) + 1
+    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A worker that is done takes tests from the others; the default would give all programs to one worker."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Random access to training samples in plain tar shards (the WebDataset format), for PyTorch.
 
-The names below load on first use (PEP 562), so that ``import wids`` costs milliseconds, brings
-neither torch nor PIL nor fsspec, and touches no disk. The original's submodule names
-(``wids.wids``, ``wids.wids_cleanup``, ...) live in ``wids/legacy`` and are found through ``__path__``.
+The names below are imported on first use (PEP 562), so that ``import wids`` takes milliseconds and imports neither
+torch nor PIL nor fsspec. The submodules of wids 0.1 (``wids.wids``, ``wids.wids_cleanup``, ...) are in ``wids/legacy``
+and found through ``__path__``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = [
     "register_decoder",
 ]
 
-_HOME = {
+# Name -> the module that defines it.
+_MODULES = {
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
     "SampleDecoder": "wids.codecs.decode",
@@ -49,10 +50,10 @@ _HOME = {
     "register_decoder": "wids.codecs.decode",
 }
 
-# `import wids.wids_cleanup` looks along this path; the original's modules stay importable by name.
+# `import wids.wids_cleanup` searches this path.
 __path__.append(f"{__path__[0]}/legacy")
 
-# The original's `import wids` brought its submodules along, and programs call wids.wids.compute_num_samples after it.
+# `import wids` of wids 0.1 imported its submodules, and programs use them as attributes: wids.wids.compute_num_samples.
 _SUBMODULES = {
     "errors",
     "events",
@@ -72,8 +73,8 @@ _SUBMODULES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value
         return value
     if name in _SUBMODULES:

@@ -1,4 +1,4 @@
-"""From what a program passes as ``shards`` to the shard list.
+"""The shards of a dataset without torch: what a program passes as ``shards``, where each sample is, open shards.
 
 Rules: an index and the sub-datasets it names are read once, here; a file that is passed open stays the caller's. What
 is neither an index nor a list of shards is refused with a sentence that says what would do. Options go to the servers
@@ -8,25 +8,48 @@ that the caller names, in the call or in a local index; whom a remote index name
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
-from wids.errors import SpecError
+import numpy as np
+
+from wids.errors import CountMismatchError, SpecError
+from wids.events import logger
 from wids.index import energon, urls
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, parse_index
-from wids.transport.retrying import read_bytes
+from wids.readers.base import ClosedReaderError
+from wids.readers.pool import OpenShards
+from wids.readers.provider import AutoProvider
+from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wids.events import Hook
     from wids.index.spec import ShardList
+    from wids.index.table import MemberTable
+    from wids.readers.base import Reader
+    from wids.readers.pool import OpenShard
+
+# What a program passes as ``shards``: an index (URL, path, open file), a tar or a brace pattern, or a list of shards.
+ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
+Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
+# A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset).
+Stretch: TypeAlias = "tuple[int, int, Reader, str | None]"
+OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
-_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
 
 def load_shards(
-    shards: Any,
+    shards: Shards,
     *,
     base: str | os.PathLike[str] | None = None,
     options: dict[str, Any] | None = None,
@@ -41,7 +64,7 @@ def load_shards(
         base: overrides the index's own ``base`` and its place.
         options: top-level keys that override the index's; for a list of shards, its only ones.
         allow_local: let an index from a remote place point at local files.
-        storage_options: for fsspec; see `wids.index.urls.options_for`. What is returned of them holds for the index's
+        storage_options: for fsspec; see `wids.index.urls.options_for`. The returned ones hold for the index's
             server and for those that the caller names.
 
     Raises:
@@ -52,7 +75,7 @@ def load_shards(
         shards = os.fspath(shards)
     place: str | None = None
     if isinstance(shards, str):
-        if urls.basename_of(shards).endswith(_ARCHIVES):
+        if urls.basename_of(shards).endswith(ARCHIVES):
             return base, _list([shards], base, options), storage_options
         place, data = shards, read_bytes(shards, storage_options=storage_options)
         if energon.is_info(place):
@@ -82,6 +105,306 @@ def load_shards(
     if narrowed is not storage_options or not (place is None or urls.is_local(place)):
         narrowed = urls.narrow_options(storage_options, named or ())
     return base if base is not None else _own_base(found.header, place), found, narrowed
+
+
+class _NoReader:
+    """The reader of no shard."""
+
+    def read(self, *_: Any) -> NoReturn:
+        raise ClosedReaderError("no shard is open")
+
+
+CLOSED = cast("Reader", _NoReader())
+# No shard is open: no index lies in it.
+NOWHERE: Stretch = (0, 0, CLOSED, None)
+
+
+class ShardCollection:
+    """A list of shards and what reads them.
+
+    Args:
+        shards: each with its count, or -1: see `count_unknown`.
+        provider: opens them.
+        capacity: shards kept open; see `wids.readers.pool.OpenShards`.
+        hooks: called with every event.
+        on_count_mismatch: ``"error"``: `check_count` raises; ``"warn"``: it warns, once for each shard.
+        advice: makes the end of the error's message of a mismatch, from this collection, the shard's table and the
+            expected count; it travels to workers with the collection.
+
+    Attributes:
+        shards: the shard list. lengths: samples in each. ends: where each shard's samples end.
+        pool: the open shards of this process.
+        here: the stretch that was read last; `find` looks there first.
+    """
+
+    here: Stretch
+    _is_remote: bool | None
+    _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
+
+    def __init__(
+        self,
+        shards: ShardList,
+        provider: AutoProvider,
+        *,
+        capacity: int | None = None,
+        hooks: Sequence[Hook] = (),
+        on_count_mismatch: OnCountMismatch = "error",
+        advice: Callable[[ShardCollection, MemberTable, int], str] | None = None,
+    ) -> None:
+        self.provider, self.on_count_mismatch = provider, on_count_mismatch
+        self._advice = advice or _advice
+        self._miscounted: set[str] = set()  # URLs that were warned of
+        self.pool = OpenShards(provider, capacity=capacity, find=shards.find, hooks=hooks)
+        self.adopt(shards)
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ends": None, "_cum_lengths": None, "here": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.sum_lengths()
+
+    # --- which shards
+
+    def adopt(self, shards: ShardList) -> None:
+        """Make these the collection's shards."""
+        self.pool.clear()
+        self.shards, self.pool.find = shards, shards.find
+        self.sum_lengths()
+
+    def replace(self, k: int, row: ShardList) -> None:
+        """Make shard ``k`` the one shard of ``row``."""
+        del self.pool.lru[self.shards.urls[k]]
+        self.shards.replace(k, row)
+        self.here, self._is_remote = NOWHERE, None
+        if self.shards.nsamples is not self.lengths:
+            self.sum_lengths()
+
+    def count_unknown(
+        self,
+        shards: ShardList,
+        *,
+        open_remote: Callable[[int], Reader] | None = None,
+        on_count: Callable[[int, MemberTable], None] = lambda *_: None,
+    ) -> None:
+        """Count the samples of shards that have no count, as plain tars; those of the collection, or to be.
+
+        Args:
+            shards: which. Those of the collection are counted before anything is asked of it.
+            open_remote: opens the remote shard of a number, which may download it; None: they are not counted.
+            on_count: called with the number and the table of each shard that was counted.
+
+        Raises:
+            SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read.
+        """
+        misses = self.pool.misses
+        for k, count in enumerate(shards.nsamples):
+            if count < 0:
+                table = self._read_table(shards, k, open_remote)
+                shards.nsamples[k] = table.nsamples
+                on_count(k, table)
+        self.pool.misses = misses
+        if shards is self.shards:
+            self.sum_lengths()
+
+    def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
+        url, provider = shards.urls[k], self.provider
+        if provider.cache.place(url)[1]:
+            return self.pool.open(shards[k]).table
+        if urls.is_local(url):  # it will be copied when it is read; all copies now could take hours
+            files = provider.files
+            opened: Reader = AutoProvider(cache_dir=None, rule=files.rule, group=files.group).open(shards[k])
+        elif open_remote is not None:
+            opened = open_remote(k)
+        else:
+            raise SpecError(
+                f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
+                "make an index (wids index create) or give (url, nsamples) pairs",
+                path=f"shards[{k}]",
+            )
+        with contextlib.closing(opened) as reader:
+            return reader.table
+
+    def sum_lengths(self) -> None:
+        """Take note of counts that have changed."""
+        self.here, self._is_remote, self._cum_lengths = NOWHERE, None, None
+        self.lengths: list[int] = self.shards.nsamples
+        self.ends: list[int] = list(accumulate(self.lengths))
+
+    @property
+    def cum_lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """`ends` as an array: int64, one for each shard."""
+        if self._cum_lengths is None:
+            self._cum_lengths = np.asarray(self.ends, np.int64)
+        return self._cum_lengths
+
+    def has_remote(self) -> bool:
+        """Whether any shard goes through the cache."""
+        if self._is_remote is None:
+            is_copied = self.provider.cache.placement.cache_local
+            self._is_remote = is_copied or not all(map(urls.is_local, self.shards.urls))
+        return self._is_remote
+
+    # --- where a sample is
+
+    def plain(self, index: Any) -> int:
+        """What counts as an integer, negative ones from the end, as an int from 0 on.
+
+        Raises:
+            IndexError: out of range. TypeError: not an integer.
+        """
+        plain: int = index if type(index) is int else to_int(index)
+        total = self.ends[-1] if self.ends else 0
+        if not -total <= plain < total:
+            raise IndexError(f"sample {plain} of a dataset of {total}")
+        return plain + total if plain < 0 else plain
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(number of the shard, row in it) of a sample, 0 <= index < len."""
+        k = bisect_right(self.ends, index)
+        return k, index - (self.ends[k - 1] if k else 0)
+
+    def find(self, index: int) -> Stretch:
+        """The stretch of a sample, 0 <= index < len, if its shard is open and of the right count; else `NOWHERE`."""
+        here = self.here
+        if here[0] <= index < here[1]:
+            return here
+        ends = self.ends
+        k = bisect_right(ends, index)
+        lo, hi = ends[k - 1] if k else 0, ends[k]
+        shard = self.pool.lru[self.shards.urls[k]]
+        if shard is None or shard.reader.table.nsamples != hi - lo:
+            return NOWHERE
+        self.here = here = (lo, hi, shard.reader, self.shards.dataset_of(k))
+        return here
+
+    def pin_stretch(self, index: int) -> Stretch:
+        """The stretch of a sample, its shard open until the caller unpins its reader.
+
+        Raises:
+            WidsError: as `open`.
+        """
+        k, row = self.locate(index)
+        reader = self.pin(k)
+        lo, hi = index - row, self.ends[k]
+        count = reader.table.nsamples
+        if count < hi - lo:  # it repeats its samples, and this is one pass through them
+            lo += row // count * count
+            hi = min(lo + count, hi)
+        self.here = here = (lo, hi, reader, self.shards.dataset_of(k))
+        return here
+
+    # --- open shards
+
+    def close(self) -> None:
+        """Close all open shards; they open again when they are read."""
+        self.here = NOWHERE
+        self.pool.clear()
+
+    def open(self, k: int) -> OpenShard:
+        """Shard number ``k``, from the pool or opened now.
+
+        Raises:
+            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
+            FetchError, CacheError, ShardError: it cannot be had or read.
+        """
+        found = self.pool.open(self.shards[k])
+        self.check_count(k, found.table)
+        return found
+
+    def pin(self, k: int) -> Reader:
+        """The reader of shard number ``k``, open until the caller unpins it.
+
+        Raises:
+            WidsError: as `open`.
+        """
+        reader = self.pool.pin(self.shards[k])
+        if reader.table.nsamples != self.lengths[k]:
+            try:
+                self.check_count(k, reader.table)
+            except BaseException:
+                reader.unpin()
+                raise
+        return reader
+
+    def warn_of_misses(self, name: str) -> None:
+        """Say that many accesses opened a shard, unless the best of orders does so, too: it opens each shard once."""
+        accesses, misses = self.pool.accesses, self.pool.misses
+        if misses * len(self) > 2 * accesses * len(self.shards):
+            logger.warning(
+                "%s: %.1f%% of accesses opened a shard; use a sampler with locality (DistributedChunkedSampler), "
+                "or raise lru_size (%d)",
+                name,
+                100.0 * misses / accesses,
+                self.pool.lru.capacity,
+            )
+
+    @contextlib.contextmanager
+    def pinned(self, k: int) -> Iterator[Reader]:
+        """As `pin`, for the time of the block."""
+        reader = self.pin(k)
+        try:
+            yield reader
+        finally:
+            reader.unpin()
+
+    def check_count(self, k: int, table: MemberTable) -> None:
+        """Compare a shard's table with what the index says, if it does.
+
+        Raises:
+            CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none.
+        """
+        url, expected, found = self.shards.urls[k], self.lengths[k], table.nsamples
+        if expected in (-1, found):
+            return
+        facts = f" (shard {k} of {len(self.shards)})"
+        if found and self.on_count_mismatch == "warn":
+            if url not in self._miscounted:
+                self._miscounted.add(url)
+                how = "they are repeated, from the first one on" if found < expected else "the last ones are left out"
+                logger.warning("%s; %s", count_words(url, expected, found) + facts, how)
+            return
+        shard = self.pool.lru.cache.pop(url, None)
+        if shard is not None:
+            shard.reader.close()
+        raise count_mismatch(url, expected, found, advice=facts + self._advice(self, table, expected))
+
+
+def _advice(_collection: ShardCollection, _table: MemberTable, _expected: int) -> str:
+    return "; write the index again"
+
+
+def count_words(url: str, expected: int, found: int, *, by: str = "and the index says") -> str:
+    """That a shard does not hold as many samples as were promised."""
+    return f"{url}: holds {found} samples, {by} {expected}"
+
+
+def count_mismatch(
+    url: str, expected: int, found: int, *, by: str = "and the index says", advice: str = ""
+) -> CountMismatchError:
+    """The error for a shard that does not hold as many samples as were promised; ``advice`` ends its message."""
+    story = count_words(url, expected, found, by=by) + advice
+    return CountMismatchError(story, shard=url, expected=expected, found=found)
+
+
+def to_int(index: Any) -> int:
+    """What counts as an integer (numpy's and torch's do), as an int.
+
+    Raises:
+        TypeError: nothing else does; says what to do instead.
+    """
+    try:
+        return int(operator.index(index))  # index() alone would let subclasses of int through
+    except TypeError:
+        kind = type(index).__name__
+        hint = {
+            "str": "for a key use dataset[dataset.keys.index(key)]",
+            "slice": "for a range use torch.utils.data.Subset(dataset, range(lo, hi))",
+        }.get(kind, "for several samples use dataset.__getitems__(indices)")
+        raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
 
 
 def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> ShardList:

@@ -7,7 +7,7 @@
     ├── NotAllowedError (PermissionError)  a remote index points at local files, or a `pipe:` URL was not allowed
     ├── ShardError                     one shard is not what it should be; names the shard
     │   ├── TarError                   its bytes are not a readable tar; names the byte offset
-    │   │   ├── EmptyShardError        zero bytes
+    │   │   ├── EmptyShardError        no bytes, or no samples
     │   │   ├── CompressedShardError   gzip, zstd, bz2, xz or lz4 around the tar
     │   │   ├── TruncatedShardError    it ends inside a member, a header, or before the end marker
     │   │   ├── CorruptHeaderError     a header that fails its checksum or cannot be parsed
@@ -20,19 +20,27 @@
     │   ├── ShardNotFoundError (FileNotFoundError)
     │   ├── FetchDeniedError (PermissionError)
     │   ├── UnreachableError           no connection: the name, the port, the certificate
-    │   ├── WrongContentError          a page came instead of a shard
+    │   ├── WrongContentError          the server sent a web page instead of a shard
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
     │   └── DigestMismatchError        their md5 is not the one in the index
     ├── CacheError (OSError)           the cache directory cannot be used
-    │   └── CacheFull                  it has no room, and nothing in it may go; says by how much
+    │   └── CacheFull                  no space, and no shard may be evicted; says how many bytes are missing
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
     ├── SampleError (ValueError)       a sample cannot be written; names key, field and file
+    ├── SelectionError (LookupError)   there is no such shard, sample, step or field; names what there is
+    ├── InputError (ValueError)        what a job was given (folder, manifest, range) cannot be used; names it
+    ├── OutputError (OSError)          what a writer or a job makes cannot be written; names the place
+    │   └── OutputExistsError (FileExistsError)   it exists, and replacing it was not asked for
+    ├── JobError (RuntimeError)        work on many shards failed as a whole; says how many and the first cause
+    │   ├── WorkerError                a process that worked on a task ended in the middle of it
+    │   └── ClusterError               no Ray cluster is there, or it failed
+    ├── DependencyError (ImportError)  an optional package is not installed; names the extra that has it
     └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
 
-Rules: each error can be rebuilt from its message alone, because a DataLoader worker re-raises
+Each error can be rebuilt from its message alone, because a DataLoader worker re-raises
 ``type(e)(message)`` in the main process; each keeps its message and attributes through pickle. No message holds the
-query or the credentials of a URL, whoever wrote the text: the whole URL is in the attributes.
+query or the credentials of a URL, also where the text is from a library: the whole URL is in the attributes.
 """
 
 from __future__ import annotations
@@ -41,7 +49,7 @@ import re
 from typing import Any
 
 _WITH_QUERY = ("http", "https", "ftp", "ftps")
-# What stands before the "@" in an Azure URL is the container.
+# The part before the "@" in an Azure URL is the container.
 _WITH_CONTAINER = ("abfs", "abfss", "wasb", "wasbs")
 _PARAMETER = re.compile(r"(?<=.)\?[^\s=?&/]+=")
 _ACCESS = re.compile(r"(?<=://)[^/]*@|\?.{4,}", re.DOTALL)
@@ -86,7 +94,18 @@ class WidsError(Exception):
         message: the whole story in words: what happened, where, and what to do. Secrets in its URLs are taken out.
         context: the same facts as attributes (``shard``, ``offset``, ``url``, ...). They are absent, that
             is ``None``, on an error that crossed from a DataLoader worker, where only the message travels.
+            ``hint`` names what a caller can do about it, by the parameter that does it (``"overwrite"``); messages
+            name no flags of the command line, which words hints itself.
+
+    Attributes:
+        kind: one word for its class, as tables and programs have it.
+        summary: the fault, in a few words; ``""``: the message says it.
+        advice: what to do, in a few words.
     """
+
+    kind: str = "error"
+    summary: str = ""
+    advice: str = ""
 
     shard: str | None = None
     offset: int | None = None
@@ -96,6 +115,7 @@ class WidsError(Exception):
     field: str | None = None
     expected: Any = None
     found: Any = None
+    hint: str | None = None
 
     def __init__(self, message: str = "", **context: Any) -> None:
         super().__init__(without_secrets(message, context.get("url"), context.get("shard")))
@@ -115,9 +135,16 @@ class SpecError(WidsError, ValueError):
 class NotAllowedError(WidsError, PermissionError):
     """Refused for safety: a local path or ``pipe:`` from a remote index, or ``pipe:`` without leave."""
 
+    kind = "refused"
+    summary = "is the output of a program, which was not run"
+    advice = "look at it where it is trusted"
+
 
 class ShardError(WidsError):
     """A shard is not what it should be; ``shard`` names it."""
+
+    kind = "tar"
+    advice = "write or upload the shard again"
 
 
 class TarError(ShardError):
@@ -125,27 +152,42 @@ class TarError(ShardError):
 
 
 class EmptyShardError(TarError):
-    """The shard has no bytes at all."""
+    """The shard has no bytes at all, or no samples where the index says that it has some."""
+
+    summary = "is empty"
 
 
 class CompressedShardError(TarError):
     """The shard is a compressed file; members of a compressed archive cannot be read at random."""
 
+    summary = "is compressed"
+    advice = "decompress it to a plain .tar"
+
 
 class TruncatedShardError(TarError):
     """The shard ends too early: inside a member or a header, or without the end-of-archive marker."""
+
+    summary = "is cut short"
 
 
 class CorruptHeaderError(TarError):
     """A tar header fails its checksum or cannot be parsed."""
 
+    summary = "has a damaged header"
+
 
 class UnsupportedMemberError(TarError):
     """A member is stored in a way that has no single byte range: sparse or multi-volume."""
 
+    summary = "has a sparse or multi-volume member"
+    advice = "pack it again without such members"
+
 
 class DuplicateMemberError(ShardError):
     """Two members of one sample have the same extension, so one would hide the other."""
+
+    summary = "has two members of one name in a sample"
+    advice = "write it without the repeat"
 
 
 class CountMismatchError(ShardError):
@@ -155,29 +197,50 @@ class CountMismatchError(ShardError):
 class ChangedShardError(ShardError):
     """A shard that is read in place changed under its reader, or differs from what the index says."""
 
+    kind = "changed"
+    summary = "changed while it was looked at"
+    advice = "look again when no process writes it"
+
 
 class TableError(ShardError):
     """A saved member table is damaged, of another version, or not a member table."""
 
 
 class FetchError(WidsError, OSError):
-    """A download failed for good; ``url`` names what was asked for."""
+    """A download failed for good; ``url`` names the shard or index."""
+
+    kind = "fetch"
+    advice = "try again; check the server or the disk"
 
 
 class ShardNotFoundError(FetchError, FileNotFoundError):
     """There is nothing at that URL or path."""
 
+    kind = "missing"
+    summary = "is not there"
+    advice = "bring it back, or check the URLs and the base of the index"
+
 
 class FetchDeniedError(FetchError, PermissionError):
     """The server or the file system refused to hand it out."""
 
+    kind = "denied"
+    advice = "check permissions, credentials and signatures"
+
 
 class UnreachableError(FetchError):
-    """There was no connection: the name is not known, nobody listens, or the certificate does not hold."""
+    """There was no connection: unknown name, connection refused, or a certificate that is not valid."""
+
+    kind = "unreachable"
+    advice = "check host, port and network"
 
 
 class WrongContentError(FetchError):
     """A web page (of a login, a proxy, an error) came where a shard was promised."""
+
+    kind = "page"
+    summary = "is a web page"
+    advice = "open the URL in a browser to see what it says"
 
 
 class SizeMismatchError(FetchError):
@@ -202,6 +265,38 @@ class StateError(WidsError, ValueError):
 
 class SampleError(WidsError, ValueError):
     """A sample cannot be written; ``key`` and ``field`` say which, ``path`` is a file that it was to come from."""
+
+
+class SelectionError(WidsError, LookupError):
+    """There is no such shard, sample, step or field; the message says which there are."""
+
+
+class InputError(WidsError, ValueError):
+    """A folder, manifest or range that a job was given cannot be used; ``path`` or ``url`` names it."""
+
+
+class OutputError(WidsError, OSError):
+    """An output cannot be written; ``url`` or ``path`` names it."""
+
+
+class OutputExistsError(OutputError, FileExistsError):
+    """An output exists, and replacing it was not asked for; ``url`` names it."""
+
+
+class JobError(WidsError, RuntimeError):
+    """Work on many shards failed as a whole; failures of single shards are in the job's outcome."""
+
+
+class WorkerError(JobError):
+    """A process ended in the middle of a task: it was killed, or what it ran crashed; ``found`` is its exit code."""
+
+
+class ClusterError(JobError):
+    """A Ray cluster cannot be reached, or failed while it worked."""
+
+
+class DependencyError(WidsError, ImportError):
+    """An optional package is not installed; the message names the extra of wids that brings it."""
 
 
 class DecodeError(WidsError, ValueError):

@@ -1,9 +1,9 @@
-"""What wids tells those who watch: frozen events, the hook protocol, a hook that logs.
+"""Events (a shard was downloaded, evicted, ...), the hooks that are called with them, and the ``wids`` logger.
 
-Rules: an event is a value that pickles; a hook is called in the process and thread where the thing happened (also
-in DataLoader workers, so a hook must pickle too), must be quick, and an exception from it is its own bug: it is
-logged and goes no further. An event's ``url`` is whole, for programs; its text, and all that the ``wids`` logger
-writes, are without what gives access.
+An event is a frozen value that pickles. A hook is called in the process and thread where the event happened (also in
+DataLoader workers, so a hook must pickle too). It must be quick; an exception that it raises is logged and has no other
+effect. An event's ``url`` is whole, for programs; its text, and all that the ``wids`` logger writes, have no queries
+and passwords of URLs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class _WithoutSecrets(logging.Filter):
-    """Takes signatures and passwords out of what is logged, tracebacks of clients' errors included."""
+    """Removes signatures and passwords from log records, tracebacks of clients' errors included."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
         record.msg = without_secrets(record.getMessage(), *(arg for arg in args if isinstance(arg, str)))
         record.args = None
-        if record.exc_info and not record.exc_text:  # formatters take what is there
+        if record.exc_info and not record.exc_text:  # formatters print it as it is
             record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
         return True
 
@@ -49,7 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetched(Event, frozen=True, kw_only=True):
-    """A shard was downloaded, verified and published in the cache. ``is_ahead``: before anybody asked for it."""
+    """A shard was downloaded, verified and published in the cache. ``is_ahead``: before any sample of it was needed."""
 
     url: str
     path: str
@@ -90,7 +90,7 @@ class Retried(Event, frozen=True, kw_only=True):
 
 
 class Rejected(Event, frozen=True, kw_only=True):
-    """A cached shard was not used: it is damaged, changed, or not what the index says. It is fetched again."""
+    """A cached shard was not used: it is damaged, changed, or not what the index says. It is downloaded again."""
 
     url: str
     path: str
@@ -105,7 +105,7 @@ class Waited(Event, frozen=True, kw_only=True):
 
 
 class WaitedForRoom(Event, frozen=True, kw_only=True):
-    """A cache directory had no room for a shard until other processes let go of theirs."""
+    """A cache directory had no space for a shard until other processes closed some of theirs."""
 
     url: str
     path: str
@@ -113,7 +113,7 @@ class WaitedForRoom(Event, frozen=True, kw_only=True):
 
 
 class Evicted(Event, frozen=True, kw_only=True):
-    """A cached shard was deleted to make room. ``size_bytes``: with its member table."""
+    """A cached shard was deleted to make space. ``size_bytes``: with its member table."""
 
     path: str
     size_bytes: int
@@ -127,14 +127,14 @@ class Swept(Event, frozen=True, kw_only=True):
 
 
 class NotFetchedAhead(Event, frozen=True, kw_only=True):
-    """A shard could not be fetched before it was asked for; whoever needs it tries again, and says why if it fails."""
+    """Prefetching of a shard failed. The process that needs it tries again, and raises if that fails too."""
 
     url: str
     cause: str
 
 
 class RangesRead(Event, frozen=True, kw_only=True):
-    """Members of a remote shard were read where they are, in so many requests."""
+    """Members of a remote shard were read by byte ranges, in so many requests."""
 
     url: str
     requests: int
@@ -152,7 +152,7 @@ class RepeatedKeys(Event, frozen=True, kw_only=True):
 class Hook(Protocol):
     """Anything that can be called with an event."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event, /) -> None:
         """Take note of ``event``."""
 
 

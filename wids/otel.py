@@ -1,8 +1,8 @@
-"""OpenTelemetry for those who run it: what a dataset's cache does, as spans and as metrics.
+"""Spans and metrics of a dataset's cache for OpenTelemetry (``pip install 'wids[otel]'``).
 
-Rules: this is the package's only import of opentelemetry (``pip install 'wids[otel]'``); nothing else imports this
-module. Durations and spans come from the process where the thing happened, counts from `ShardListDataset.stats()`,
-which knows of all processes. A URL is told without its query and credentials.
+Rules: only this module imports opentelemetry, and no other module of the package imports it. Spans and durations are
+reported by the process where the event happened; counts come from `ShardListDataset.stats()`, which includes all worker
+processes. URLs are reported without query and credentials.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _SPANS: dict[type[Event], str] = {
 }
 _COUNTERS = {
     "fetches": ("{shard}", "Shards downloaded."),
-    "fetched_ahead": ("{shard}", "Shards downloaded before they were asked for."),
+    "fetched_ahead": ("{shard}", "Shards downloaded ahead, before a sample of them was read."),
     "fetched_bytes": ("By", "Bytes of the shards downloaded."),
     "hits": ("{shard}", "Remote shards found in the cache when they were opened."),
-    "retries": ("{attempt}", "Attempts at downloads that failed and were followed by another one."),
-    "rejections": ("{shard}", "Cached shards that were damaged or changed, and fetched again."),
-    "evictions": ("{shard}", "Shards deleted to make room."),
-    "evicted_bytes": ("By", "Bytes of the shards deleted to make room."),
-    "waits": ("{wait}", "Waits for another process's download, or for room."),
-    "range_requests": ("{request}", "Byte ranges of shards that are read where they are."),
-    "range_bytes": ("By", "Bytes of those."),
-    "stalled_seconds": ("s", "How long samples were waited for because their shard was not there."),
+    "retries": ("{attempt}", "Failed attempts at downloads that were followed by another attempt."),
+    "rejections": ("{shard}", "Cached shards that were damaged or outdated, and downloaded again."),
+    "evictions": ("{shard}", "Shards evicted to free space."),
+    "evicted_bytes": ("By", "Bytes of the evicted shards."),
+    "waits": ("{wait}", "Waits for another process's download, or for free space."),
+    "range_requests": ("{request}", "Requests for byte ranges of shards that are not downloaded."),
+    "range_bytes": ("By", "Bytes read by range requests."),
+    "stalled_seconds": ("s", "Time that reads of samples waited for their shards."),
 }
 
 
 class OpenTelemetryHook:
-    """A hook: each fetch, opening and wait becomes a span and a value in a histogram, each trouble a failed span.
+    """A hook that reports each download, opening and wait as a span and in a histogram, and each failure as a span.
 
     ``ShardListDataset(..., hooks=[OpenTelemetryHook()])``. Spans are named ``wids.fetch``, ``wids.open``,
     ``wids.wait_for_shard``, ``wids.wait_for_room``, ``wids.retry``, ``wids.reject`` and ``wids.not_fetched_ahead``,
     with the event's fields as attributes ``wids.*``. Histograms, in seconds: ``wids.fetch.duration``,
     ``wids.open.duration``, ``wids.wait.duration``.
 
-    It pickles, as hooks must for workers that are spawned; there it reports to the providers that are set globally in
-    that process (``worker_init_fn`` is the place to set them), whatever it was made with.
+    It pickles, as hooks must for spawned workers. An unpickled hook reports to the global providers of its process,
+    which ``worker_init_fn`` can set; providers passed to the constructor are not pickled.
 
     Args:
-        meter_provider: default the global one.
-        tracer_provider: likewise.
+        meter_provider: default: the global one.
+        tracer_provider: default: the global one.
     """
 
     def __init__(
@@ -72,18 +72,22 @@ class OpenTelemetryHook:
     ) -> None:
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
-        fetch = meter.create_histogram("wids.fetch.duration", unit="s", description="Of downloads, with their retries.")
-        opening = meter.create_histogram("wids.open.duration", unit="s", description="Of opening shards.")
-        wait = meter.create_histogram("wids.wait.duration", unit="s", description="Of waits for others.")
+        fetch = meter.create_histogram(
+            "wids.fetch.duration", unit="s", description="Duration of downloads, with their retries."
+        )
+        opening = meter.create_histogram("wids.open.duration", unit="s", description="Duration of opening shards.")
+        wait = meter.create_histogram(
+            "wids.wait.duration", unit="s", description="Duration of waits for other processes."
+        )
         self._histograms = {Fetched: fetch, Opened: opening, Waited: wait, WaitedForRoom: wait}
 
     def __reduce__(self) -> tuple[type[OpenTelemetryHook], tuple[()]]:
         return type(self), ()
 
     def __call__(self, event: Event) -> None:
-        """Tell one event."""
+        """Report one event."""
         name = _SPANS.get(type(event))
-        if name is None:  # counted by `observe`, and not worth a span
+        if name is None:  # only counted, by `observe`
             return
         end = time.time_ns()
         seconds = getattr(event, "seconds", 0.0)
@@ -100,36 +104,36 @@ class OpenTelemetryHook:
             histogram.record(seconds, ahead)
 
 
-class Counting(Protocol):
-    """Anything with counts: a `ShardListDataset`."""
+class HasStats(Protocol):
+    """An object with counts, such as a `ShardListDataset`."""
 
     def stats(self) -> Stats:
         """The counts so far."""
 
 
 def observe(
-    dataset: Counting, *, name: str | None = None, meter_provider: MeterProvider | None = None
+    dataset: HasStats, *, name: str | None = None, meter_provider: MeterProvider | None = None
 ) -> dict[str, Any]:
-    """Report a dataset's `stats()`, of this process and of the workers of its loaders, as observable counters.
+    """Report a dataset's `stats()`, of this process and of its loaders' workers, as observable counters.
 
     They are named ``wids.fetches``, ``wids.fetched_bytes`` and so on, one for each field. Call it in the process that
-    makes the loaders. The dataset is not kept alive; when it is gone, so are its values.
+    makes the loaders. It holds a weak reference: when the dataset is freed, its values are no longer reported.
 
     Args:
-        dataset: whose counts.
-        name: attribute ``wids.dataset`` of the values, where there are several.
-        meter_provider: default the global one.
+        dataset: the dataset with the counts.
+        name: the attribute ``wids.dataset`` of the values, to tell several datasets apart.
+        meter_provider: default: the global one.
 
     Returns:
-        Field -> its counter.
+        Field of the stats -> its counter.
     """
     meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
-    found = weakref.ref(dataset)
+    reference = weakref.ref(dataset)
     attributes = {} if name is None else {"wids.dataset": name}
 
     def callback(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def values(_: CallbackOptions) -> Iterable[Observation]:
-            alive = found()
+            alive = reference()
             return [] if alive is None else [metrics.Observation(getattr(alive.stats(), field), attributes)]
 
         return values

@@ -1,9 +1,9 @@
-"""Torch samplers, thin over `wids.order`: chunks of a lane in a new order for each epoch, mixed a window at a time.
+"""The samplers as PyTorch takes them; the order itself is computed in `wids.order`.
 
-Rules: every rank yields the same number of indices, whatever the length and the world size, and ``len`` is that
-number. An order is a function of (seed, epoch) alone. ``set_epoch`` decides the next iteration's epoch; without it each
-iteration takes the next one. Explicit ``rank`` and ``num_replicas`` always win. A state is one position in the global
-order, so it is the same on every rank and good for any number of them.
+Rules: every rank yields the same number of indices, for any length and world size, and ``len`` is that number. The
+order is a function of (seed, epoch) alone. ``set_epoch`` chooses the epoch of the next iteration; without it each
+iteration takes the next epoch. Explicit ``rank`` and ``num_replicas`` override the process group and the environment. A
+state is one position in the global order: it is the same on every rank, and can be loaded on any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
-from wids.order.state import START, Place, build_state, check_order, parse_state
+from wids.order.state import START, EpochPosition, build_state, check_order, parse_state
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 
 if TYPE_CHECKING:
@@ -41,21 +41,23 @@ if TYPE_CHECKING:
 
 
 class _EpochSampler(Sampler[int]):
-    """What the samplers have in common: a config, a cursor, and a state.
+    """The base of the samplers: a config, a cursor, and a state.
 
-    A subclass with an ``__iter__`` of its own has no state, for nothing here knows how far its loop is: its
-    ``state_dict`` is None, and loaders that resume draw again what was drawn. If it yields what ``super().__iter__()``
-    yields, it keeps the state by saying so, as a class with an ``__eq__`` keeps its ``__hash__``::
+    A subclass with its own ``__iter__`` has no state, because nothing here knows its position: its ``state_dict`` is
+    None, and a stateful loader resumes by drawing the same number of indices again. A subclass that yields the indices
+    of ``super().__iter__()`` in order can keep the state::
 
         state_dict, load_state_dict = ChunkedSampler.state_dict, ChunkedSampler.load_state_dict
 
     Attributes:
-        seed: any integer, modulo 2**64. shuffle: whether the order is mixed at all.
-        shufflefirst: as given; it decides nothing, for every epoch shuffles its chunks, the first one too.
-        chunksize, window: as given. lanes: the lanes of the global order.
+        seed: any integer, modulo 2**64.
+        shuffle: whether the order is shuffled.
+        shufflefirst: as given; it has no effect, because every epoch shuffles its chunks, the first one too.
+        chunksize, window: as given.
+        lanes: the number of lanes of the global order.
     """
 
-    # One rank that reads all of it; `DistributedChunkedSampler` assigns these.
+    # One rank that reads the whole range; `DistributedChunkedSampler` assigns these.
     num_replicas = 1
     rank = 0
     tail: Tail = "pad"
@@ -63,7 +65,7 @@ class _EpochSampler(Sampler[int]):
     _epochs: int | None = 1
     _epoch_size: int | None = None
     _layout: Layout | None = None
-    _takes_lanes = False  # those of a state; otherwise they have to be the same
+    _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
 
     def __init__(
         self,
@@ -77,13 +79,13 @@ class _EpochSampler(Sampler[int]):
         num_samples: Any = None,
         chunks: Indices | None = None,
     ) -> None:
-        # Without super().__init__(): DistributedSampler's knows no range and insists on a process group.
+        # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
         self.dataset: Any = dataset
         self.seed = parse_int("seed", seed)
         self.shuffle = shuffle
         self.shufflefirst = shufflefirst
-        self.chunksize = parse_int("chunksize", chunksize, least=1)
-        self.window = parse_int("window", window, least=1)
+        self.chunksize = parse_int("chunksize", chunksize, minimum=1)
+        self.window = parse_int("window", window, minimum=1)
         self.lanes = 1
         self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
         self._chunks = chunks
@@ -114,7 +116,7 @@ class _EpochSampler(Sampler[int]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the iteration that began last, or that ``set_epoch`` chose for the next one; may be assigned."""
+        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next; may be assigned."""
         return self._cursor.epoch
 
     @epoch.setter
@@ -123,21 +125,21 @@ class _EpochSampler(Sampler[int]):
         if isinstance(now, cursor.Loaded) and now.epoch != epoch and self._config().is_in_the_middle(now.place):
             warnings.warn(
                 f"epoch {epoch} was set after a state in the middle of epoch {now.epoch} was loaded; the rest of that "
-                f"epoch is left out. To resume in it, begin with set_epoch({now.epoch}), or without",
+                f"epoch is skipped. To resume in it, call set_epoch({now.epoch}), or do not call set_epoch",
                 stacklevel=3,
             )
         self._cursor, self._epoch_rng = cursor.choose(now, epoch), None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; one that has begun goes on as it was.
+        """Choose the epoch of the next iteration; an iteration that has begun does not change.
 
-        After `load_state_dict`, the epoch of the state resumes in it, and any other begins at its beginning.
+        After `load_state_dict`, the state's epoch resumes at the state's position; any other epoch begins at its start.
         """
         self.epoch = epoch
 
     @property
     def rng(self) -> random.Random:
-        """For subclasses that shuffle by themselves: one generator for each epoch; one that is assigned stays."""
+        """A generator for subclasses that shuffle: a new one for each epoch, or the one that was assigned."""
         if self._rng is not None:
             return self._rng
         if self._epoch_rng is None or self._epoch_rng[0] != self.epoch:
@@ -153,10 +155,10 @@ class _EpochSampler(Sampler[int]):
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The chunks as (lo, hi), half-open, in a new list; assign one to yield just its samples, each once.
+        """The chunks as a new list of (lo, hi), half-open; assign a list to yield exactly its samples, each once.
 
         Raises:
-            ValueError: the rank has none of its own: lanes are shared out among ranks, or chunks anew in each epoch.
+            ValueError: the rank has no fixed chunks, because ranks share lanes or each epoch deals the chunks anew.
         """
         return [(lo, hi) for lo, hi in self._config().ranges().tolist()]
 
@@ -166,73 +168,74 @@ class _EpochSampler(Sampler[int]):
 
     @property
     def dslength_per_replica(self) -> int:
-        """How many indices an iteration yields, that is ``len``; may be assigned."""
+        """The number of indices in an iteration, equal to ``len``; may be assigned."""
         return len(self)
 
     @dslength_per_replica.setter
     def dslength_per_replica(self, length: int) -> None:
-        self._length = parse_int("dslength_per_replica", length, least=0)
+        self._length = parse_int("dslength_per_replica", length, minimum=0)
 
     @property
     def num_valid(self) -> int:
-        """How many of the ``len`` indices are the rank's own; they come first, what follows is repeated.
+        """How many of the ``len`` indices are not repeated; the repeated ones are the last.
 
-        For evaluation that counts each sample once, on datasets that ``tail="mask"`` does not know.
+        For exact evaluation on datasets that ``tail="mask"`` does not support: count only the first ``num_valid``.
         """
         config = self._config()
         return config.count_valid(self._current_place(config))
 
-    def _current_place(self, config: EpochConfig) -> Place:
-        """Where the epoch that `epoch` names began, or will begin, to be read."""
+    def _current_place(self, config: EpochConfig) -> EpochPosition:
+        """The place where the iteration of the present `epoch` began, or will begin."""
         run = cursor.current_run(self._cursor)
         return cursor.next_place(self._cursor, config) if run is None else run.place
 
     # --- state
 
     def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
-        """Where to go on, as a small dict that JSON takes, the same on every rank.
+        """Return the position to resume at, as a small dict of JSON values, the same on every rank.
 
-        Without arguments: after what was drawn from the sampler. A DataLoader with workers draws ahead of what it hands
-        out, so its training loop says how far it is, in one of two ways.
+        Without arguments it is the position after the last index that was drawn. A DataLoader with workers draws
+        indices ahead of the samples that it returns, so the training loop gives the number of samples it received, in
+        one of two ways.
 
         Args:
-            consumed: samples that this rank's loop has received from the present iteration.
-            yielded: samples that this rank has received in this epoch, before a resume too; for trainers that count so.
+            consumed: samples that this rank received from the present iteration.
+            yielded: samples that this rank received in this epoch, including those before a resume.
 
         Raises:
-            ValueError: more were received than were drawn, or both arguments are given.
+            ValueError: more samples were received than indices were drawn, or both arguments are given.
         """
         now = self._cursor
         run = cursor.current_run(now, is_counted=bool(consumed or yielded))
         is_over = run is not None and not isinstance(now, cursor.Running)
-        if run is None:  # one that is to begin
+        if run is None:  # the next iteration
             run, config = Run(), self._config()
             run.begin(config, cursor.next_place(now, config))
         count = run.count_received(consumed, yielded, is_over=is_over)
         return self._state(run.config, run.place_after(count))
 
     def load_state_dict(self, state: Any) -> None:
-        """Let the next iteration go on where ``state`` was taken; on any number of ranks, workers and batch sizes.
+        """Let the next iteration resume at ``state``, with any number of ranks and workers, and any batch size.
 
-        All ranks load the same state. An epoch of which nothing is left is followed by the next one, unless `set_epoch`
-        names it.
+        All ranks load the same state. If the state is at the end of its epoch, the next iteration is the next epoch,
+        unless `set_epoch` chooses the same one.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
         self._cursor, self._epoch_rng = cursor.load(self._cursor, self._adopt(state)), None
 
-    def _state(self, config: EpochConfig, place: Place) -> dict[str, Any]:
+    def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]:
         return build_state(place, lanes=config.lanes, order=self._order(config))
 
     def _order(self, config: EpochConfig) -> dict[str, Any]:
-        """What a position's meaning depends on, besides the lanes."""
+        """The facts that must be equal for a position to mean the same sample; the lanes come on top."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.dataset)
         return {"dataset": self._fingerprint, **config.facts}
 
     def _adopt(self, state: Any) -> cursor.Loaded:
-        """What a state means here; its lanes are taken over."""
+        """Check a state against this sampler, and take over its lanes."""
         place, lanes, order = parse_state(state)
         there, here = order, self._order(self._config())
         if not self._takes_lanes:
@@ -244,30 +247,30 @@ class _EpochSampler(Sampler[int]):
     # --- iterations
 
     def _config(self) -> EpochConfig:
-        """What an iteration that begins now follows; attributes may have been assigned."""
-        lanes = parse_int("lanes", self.lanes, least=1)
+        """The config of an iteration that begins now, from attributes that may have been assigned."""
+        lanes = parse_int("lanes", self.lanes, minimum=1)
         mixing: dict[str, Any] = {
-            "window": parse_int("window", self.window, least=1),
+            "window": parse_int("window", self.window, minimum=1),
             "is_shuffled": bool(self.shuffle),
             "seed": parse_int("seed", self.seed),
         }
-        if self._chunks is not None:  # this rank's alone
-            plan, regrouping = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing), None
-            world, rank = 1, 0
+        regrouping, world, rank = None, 1, 0
+        if self._chunks is not None:  # assigned for this rank alone
+            plan = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing)
         else:
-            boundaries, regrouping = None, None
+            boundaries = None
             if self._layout is not None:
                 boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
             plan = Plan(
                 lo=self._lo,
                 hi=self._hi,
                 boundaries=boundaries,
-                chunksize=parse_int("chunksize", self.chunksize, least=1),
+                chunksize=parse_int("chunksize", self.chunksize, minimum=1),
                 lanes=lanes,
                 is_dealt=self.reshuffle == "epoch",
                 **mixing,
             )
-            world, rank = parse_int("num_replicas", self.num_replicas, least=1), parse_int("rank", self.rank)
+            world, rank = parse_int("num_replicas", self.num_replicas, minimum=1), parse_int("rank", self.rank)
         return EpochConfig(
             plan=plan,
             regrouping=regrouping,
@@ -282,34 +285,34 @@ class _EpochSampler(Sampler[int]):
         )
 
     def _prefetch(self, run: Run) -> Prefetcher | None:
-        """Fetch the shards that a run comes to ahead of it; see ``ShardListDataset(prefetch=)``."""
-        before = None if self._prefetcher is None else self._prefetcher()
-        if before is not None:  # of an iteration that was left, and is still held
-            before.end(is_finished=False)
+        """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``."""
+        previous = None if self._prefetcher is None else self._prefetcher()
+        if previous is not None:  # of an unfinished iteration that is still referenced
+            previous.end(is_finished=False)
         found = prefetch(self.dataset, partial(run.config.blocks, run.place), position=lambda: run.drawn)
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
 
 
 class ChunkedSampler(_EpochSampler):
-    """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, and still local.
+    """Chunks of consecutive samples in random order, a few of them mixed at a time: shuffled, with local access.
 
     Args:
         dataset: anything with ``len()``.
-        dslength_per_replica: how many indices to yield, if above 0, instead of the whole range once: more begin the
-            epoch again, fewer stop early.
+        dslength_per_replica: if above 0, the number of indices to yield instead of the whole range once: a larger one
+            repeats the epoch from its start, a smaller one stops early.
         num_samples: the range: ``n`` for ``0 .. n``, or ``(lo, hi)``; default the whole dataset.
         chunksize: samples in a chunk.
-        window: chunks that are mixed at a time; 1 mixes each by itself.
-        seed: with the epoch, all that the order depends on.
+        window: chunks that are mixed at a time, in a window that slides over them; 1 mixes each by itself.
+        seed: the order is a function of the seed and the epoch.
         shuffle: False yields the range in order.
-        shufflefirst: accepted for the original's sake; every epoch shuffles its chunks, the first one too.
+        shufflefirst: accepted for compatibility with wids 0.1; every epoch shuffles its chunks, the first one too.
 
     Attributes:
         ranges: the chunks as (lo, hi), half-open; may be assigned.
 
     Raises:
-        ValueError: a range outside the dataset, a chunksize below 1, or no integer where one belongs.
+        ValueError: a range outside the dataset, a chunksize below 1, or a value that is not an integer.
     """
 
     def __init__(
@@ -337,49 +340,51 @@ class ChunkedSampler(_EpochSampler):
         if length > 0:
             if self._lo == self._hi:
                 raise ValueError(
-                    f"dslength_per_replica is {length}, and there is no sample in the range {self._lo} .. {self._hi}"
+                    f"dslength_per_replica is {length}, and the range {self._lo} .. {self._hi} has no samples"
                 )
             self.dslength_per_replica = length
 
 
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
-    """The rank's equal share of a dataset in random chunks; resumable anywhere, on any number of ranks.
+    """A rank's equal share of a dataset in random chunks; resumable at any position, with any number of ranks.
 
     The range is cut in ``lanes`` near-equal lanes of consecutive samples. All ranks together read one global order, in
-    which the lanes take turns: with as many lanes as ranks a rank reads its lane and no other, so a shard is fetched by
-    few ranks, mostly one. `wids.order.epoch` has the definition and a picture.
+    which the lanes take turns: with as many lanes as ranks each rank reads one lane, so most shards are downloaded by
+    one rank. `wids.order.epoch` has the definition and a picture.
 
     Args:
         dataset: anything with ``len()``; shard boundaries are used where it has ``lengths``, and through
             `torch.utils.data.Subset` and ``ConcatDataset``. A subset in another order (`random_split`) is read shard by
             shard if it is shuffled.
         num_replicas: default: the process group's size, else ``$WORLD_SIZE``, else 1.
-        num_samples: the range to share out: ``n``, or ``(lo, hi)``; default the whole dataset.
+        num_samples: the range to divide among the ranks: ``n``, or ``(lo, hi)``; default the whole dataset.
         rank: default: 0 of one replica, else the process group's, else ``$RANK``.
         shuffle: False yields each lane in order.
-        shufflefirst: accepted for the original's sake.
-        seed: the same on all ranks.
+        shufflefirst: accepted for compatibility with wids 0.1.
+        seed: must be the same on all ranks.
         drop_last: True is ``tail="drop"``, False ``tail="pad"``.
-        chunksize: the most samples in a chunk; chunks are cut at shard boundaries too.
-        window: chunks that are mixed at a time, so that a batch draws on several shards; 1 mixes each by itself.
-        tail: what becomes of an epoch that the ranks do not divide: ``"pad"`` (default) repeats a sample on some ranks,
-            ``"drop"`` leaves out fewer samples than there are ranks, ``"mask"`` pads, and every sample dict has
-            ``__valid__``, False on those repeated: for exact evaluation.
+        chunksize: the maximal number of samples in a chunk; chunks are cut at shard boundaries too.
+        window: chunks that are mixed at a time, so that a batch has samples of several shards; 1 mixes each by itself.
+        tail: how ranks get equal counts of an epoch that they do not divide: ``"pad"`` (default) repeats a sample on
+            some ranks, ``"drop"`` leaves out fewer samples than there are ranks, ``"mask"`` pads and adds
+            ``__valid__`` to every sample dict, False for repeated samples, for exact evaluation.
         lanes: default: ``num_replicas``, or those of a loaded state.
-        reshuffle: ``"fixed"``: a lane is the same part of the range in all epochs, so a node's cache stays useful;
-            ``"epoch"``: chunks are dealt to the lanes anew in each epoch.
-        epochs: passes in one iteration, one after another without a tail between them; None: it never ends.
-        epoch_size: samples of all ranks in a nominal epoch. Nominal epochs cut the endless sequence of passes, so that
-            every sample is seen equally often; their ends are rounded up to equal counts on all ranks.
+        reshuffle: ``"fixed"``: a lane is the same part of the range in all epochs, so a node finds its shards in its
+            cache; ``"epoch"``: chunks are dealt to the lanes anew in each epoch.
+        epochs: passes in one iteration, one after another without a tail between them; None for endless iteration.
+        epoch_size: samples of all ranks in a nominal epoch. Nominal epochs are consecutive parts of the endless
+            sequence of passes, so that every sample is seen equally often; their ends are rounded up to equal counts
+            on all ranks.
 
     Attributes:
-        num_samples: indices that this and every other rank yields, that is ``len``. total_size: of all ranks together.
+        num_samples: indices that each rank yields, equal to ``len``.
+        total_size: indices of all ranks together.
         num_valid: how many of the rank's indices are not repeated.
-        ranges: the rank's chunks as (lo, hi), half-open; may be assigned, and then equal counts are the caller's task.
+        ranges: the rank's chunks as (lo, hi), half-open; may be assigned, and then the caller provides equal counts.
 
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
-            below 1, settings that exclude each other, or no integer where one belongs.
+            below 1, settings that exclude each other, or a value that is not an integer.
     """
 
     def __init__(
@@ -414,21 +419,23 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self.tail = _parse_tail(tail, drop_last)
         self.drop_last = self.tail == "drop"
         if reshuffle not in ("fixed", "epoch"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; it is 'fixed' or 'epoch'")
+            raise ValueError(f"reshuffle is {reshuffle!r}; it must be 'fixed' or 'epoch'")
         self.reshuffle = reshuffle
         self._takes_lanes = lanes is None
-        self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, least=1)
-        self._epochs = None if epochs is None else parse_int("epochs", epochs, least=1)
-        self._epoch_size = None if epoch_size is None else parse_int("epoch_size", epoch_size, least=1)
+        self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, minimum=1)
+        self._epochs = None if epochs is None else parse_int("epochs", epochs, minimum=1)
+        self._epoch_size = None if epoch_size is None else parse_int("epoch_size", epoch_size, minimum=1)
         if self._epoch_size is not None and self._epochs != 1:
-            raise ValueError(f"epochs is {epochs} and epoch_size {epoch_size}; one of them says when an iteration ends")
+            raise ValueError(
+                f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
+            )
         self._layout = layout(dataset)
-        self._config().first_place(0)  # nominal epochs of less than a sample for each rank are refused here
+        self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
         if self.tail == "mask" and not takes_marks(dataset):
             raise ValueError(
                 f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
-                "does not hand it the sampler's indices as they are. Use tail='pad': of the rank's samples the first "
-                "sampler.num_valid count (a dataset that does hand them on says so with takes_marked_indices = True)"
+                "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
+                "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
             )
 
     @property
@@ -446,17 +453,17 @@ class ShardListSampler(_EpochSampler):
     """All shards in random order, the samples of each mixed: one pass that opens each shard once.
 
     Args:
-        dataset: with ``lengths``; anything if ``lengths`` is given.
+        dataset: a dataset with ``lengths``, or any object if ``lengths`` is given.
         lengths: samples in each shard.
         window: shards that are mixed at a time.
-        seed: with the epoch, all that the order depends on.
-        shufflefirst: accepted for the original's sake.
+        seed: the order is a function of the seed and the epoch.
+        shufflefirst: accepted for compatibility with wids 0.1.
 
     Attributes:
         ranges: each shard's (lo, hi), half-open; may be assigned.
 
     Raises:
-        ValueError: lengths that are missing, negative or no integers.
+        ValueError: lengths that are missing, negative or not integers.
     """
 
     def __init__(
@@ -471,7 +478,7 @@ class ShardListSampler(_EpochSampler):
         given = getattr(dataset, "lengths", None) if lengths is None else lengths
         ends = shard_ends(given)
         if ends is None:
-            raise ValueError(f"lengths is {given!r:.200}; it is the number of samples in each shard")
+            raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
         super().__init__(dataset, chunks=chunks, window=window, seed=seed, shuffle=True, shufflefirst=shufflefirst)
 
@@ -479,39 +486,39 @@ class ShardListSampler(_EpochSampler):
 ShardedSampler = ShardListSampler
 
 
-def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - as the callers name it
+def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type
     if tail is None:
         return "drop" if drop_last else "pad"
     if tail not in ("pad", "drop", "mask"):
-        raise ValueError(f"tail is {tail!r}; it is 'pad', 'drop' or 'mask'")
+        raise ValueError(f"tail is {tail!r}; it must be 'pad', 'drop' or 'mask'")
     if drop_last is not None and bool(drop_last) != (tail == "drop"):
         raise ValueError(f"tail is {tail!r} and drop_last {drop_last}; they contradict each other")
     return tail
 
 
 def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """(world, rank), each by itself: as given, else of the process group, else of the launcher's environment."""
+    """Return (world, rank): each as given, else of the process group, else of the launcher's environment."""
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is not None:
         world = parse_int("num_replicas", num_replicas)
     else:
         world = torch.distributed.get_world_size() if has_group else _environ_int("WORLD_SIZE", default=1)
     if rank is not None:
-        mine = parse_int("rank", rank)
+        rank = parse_int("rank", rank)
     elif world <= 1:
-        mine = 0
+        rank = 0
     else:
-        # -1: of several replicas this is one, and nothing says which; each reading lane 0 would go unnoticed.
-        mine = torch.distributed.get_rank() if has_group else _environ_int("RANK", default=-1)
-        if mine < 0:
+        # -1 is refused: with a default of 0, every process would read the same share unnoticed.
+        rank = torch.distributed.get_rank() if has_group else _environ_int("RANK", default=-1)
+        if rank < 0:
             raise ValueError(f"rank is not given: num_replicas is {world}, without a process group or $RANK")
-    if not 0 <= mine < world:
-        # It begins as torch's own samplers have it: programs and their tests look for these words.
+    if not 0 <= rank < world:
+        # The message begins as in torch's samplers, because programs and their tests match those words.
         raise ValueError(
-            f"Invalid rank {mine} where num_replicas is {world}: a rank is at least 0 and below num_replicas, which is "
+            f"Invalid rank {rank} where num_replicas is {world}: a rank is at least 0 and below num_replicas, which is "
             "at least 1"
         )
-    return world, mine
+    return world, rank
 
 
 def _environ_int(name: str, *, default: int) -> int:
@@ -519,4 +526,4 @@ def _environ_int(name: str, *, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError:
-        raise ValueError(f"${name} is {text!r}; it is an integer") from None
+        raise ValueError(f"${name} is {text!r}; it must be an integer") from None

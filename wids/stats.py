@@ -1,8 +1,8 @@
-"""What a dataset's cache has done so far, counted over all processes that read it.
+"""``dataset.stats()``: downloads, cache hits, evictions, waits, counted over all processes that read a dataset.
 
-Rules: a hook like any other. Each thread of each process counts in a row of its own of one array, which the processes
-share; so there is no lock that a fork could carry along. Two threads in one row, one in some hundreds, may lose a count
-between them when they count in the same instant: it is for watching, and nothing depends on it.
+The counter is a hook like any other. Each thread of each process counts in its own row of one array that the processes
+share, so there is no lock that a forked child could inherit. Two threads that hash to the same row (one in some
+hundreds) may lose a count when they count in the same instant; nothing depends on the figures.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What happened since the dataset was made, in the process that asks and in the workers of its loaders.
 
     Attributes:
-        fetches: shards downloaded. fetched_ahead: those of them that came before they were asked for.
+        fetches: shards downloaded. fetched_ahead: those of them that were complete before a sample of them was needed.
         fetched_bytes: their bytes.
-        hits: remote shards that were there when they were opened.
+        hits: remote shards that were in the cache when they were opened.
         retries: attempts at downloads that failed and were followed by another one.
-        rejections: cached shards that were not used, and fetched again: damaged, changed, not what the index says.
-        evictions: shards deleted to make room. evicted_bytes: their bytes.
-        waits: how often somebody waited for another process's download, or for room.
-        range_requests: byte ranges of shards that are read where they are. range_bytes: their bytes.
-        stalled_seconds: how long samples were waited for because their shard was not there; the sum over all processes.
+        rejections: cached shards that were not used, but downloaded again: damaged, changed, not what the index says.
+        evictions: shards deleted to make space. evicted_bytes: their bytes.
+        waits: how often a process waited for another one's download, or for space in the cache.
+        range_requests: byte ranges read of remote shards that are not downloaded. range_bytes: their bytes.
+        stalled_seconds: time that samples waited for a shard that was not in the cache; the sum over all processes.
     """
 
     fetches: int = 0
@@ -56,16 +56,18 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 COLUMNS = Stats.__struct_fields__
 _AT = {name: k for k, name in enumerate(COLUMNS)}
+# The columns of events that only count.
+_SINGLE: dict[type[Event], str] = {Hit: "hits", Retried: "retries", Rejected: "rejections", WaitedForRoom: "waits"}
 
 
 class Tally:
-    """Counts events, together with the copies of it that forks make."""
+    """Counts events, together with its copies in forked processes."""
 
     def __init__(self) -> None:
         self._arrays = [_zeros()]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # whoever shares an array hands it on
+        return {}  # the dataset shares the array with its copies in other processes
 
     def __setstate__(self, _: dict[str, Any]) -> None:
         self._arrays = [_zeros()]
@@ -76,9 +78,11 @@ class Tally:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
-        for name, value in _counted(event):
-            row[_AT[name]] += value
+        counted = _counted(event)
+        if counted:  # not the events of each shard that is opened or closed
+            row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
+            for name, value in counted:
+                row[_AT[name]] += value
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""
@@ -111,5 +115,5 @@ def _counted(event: Event) -> list[tuple[str, float]]:
         ]
     if isinstance(event, Evicted):
         return [("evictions", 1), ("evicted_bytes", event.size_bytes)]
-    column = {Hit: "hits", Retried: "retries", Rejected: "rejections", WaitedForRoom: "waits"}.get(type(event))
+    column = _SINGLE.get(type(event))
     return [] if column is None else [(column, 1)]

@@ -9,8 +9,8 @@
     with testing.Server() as server:
         url = server.add("/a.tar", data, testing.status(503), testing.cut, testing.whole)
 
-Rules: the standard library only; ``import wids`` does not import it. Counts are complete before a client has the last
-byte that they count. Threads and connections end with the ``with`` block, whatever a client or a fault waits for.
+It needs the standard library only, and ``import wids`` does not import it. Counts are complete before a client has the
+last byte that they count. Threads and connections end with the ``with`` block, even if a client or a fault still waits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# A paced body leaves in pieces of this long, and a wake-up that comes late is made up for by at most that much:
-# otherwise the rate would lie below the one asked for.
+# A body at a limited rate is sent in pieces of this duration. A late wake-up is made up for by at most that much, or
+# the rate would be below the one that was set.
 _PIECE_SECONDS = 0.01
 _BURST_SECONDS = 0.05
 _POLL_SECONDS = 0.02
@@ -58,17 +58,17 @@ class Server:
         directory: its files are served, with those in its subdirectories.
         has_ranges: whether a ``Range`` is answered with 206; else it is ignored.
         validators: what tells two versions of a file apart, of "ETag" and "Last-Modified".
-        latency_seconds: from a request to the first byte of its reply.
+        latency_seconds: time from a request to the first byte of its reply.
         bytes_per_second: of bodies, for each connection.
         required_headers: requests without these headers are answered with 403.
         host: "127.0.0.1" or "::1".
-        tls: to serve https; a context with a certificate.
+        tls: a context with a certificate; the server then serves https.
 
     Attributes:
         url: ``http://HOST:PORT``, without a slash at the end.
         files: path -> body, served before those of the directory; a path is as sent, without its query.
         faults: path -> how the next GETs of it are answered, one each, then the last one for ever; see `Fault`.
-        requests: the target of each GET in the order they came, letter for letter.
+        requests: the target of each GET, in order, letter for letter.
         headers: the headers of each of these, names in lower case.
         heads: the target of each HEAD.
         ranges: (path, lo, hi) of each range that was asked for, half-open, whether or not it was answered so.
@@ -291,7 +291,7 @@ class Reply(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _find(self) -> Iterator[BinaryIO | None]:
-        """What is asked for as an open file, or None if there is no such thing; takes note of its version."""
+        """The requested body as an open file, or None if there is none; notes its version."""
         self._first_byte_at = time.perf_counter() + self.owner.latency_seconds
         self.name = self.path.partition("?")[0]
         self._tag, self._mtime = "", None
@@ -309,7 +309,7 @@ class Reply(BaseHTTPRequestHandler):
             yield stream
 
     def _file_path(self) -> str | None:
-        """Where the directory would have what is asked for; None if that is not in it."""
+        """The path of the requested file in the directory; None if it would be outside."""
         parts = [part for part in unquote(self.name).split("/") if part not in ("", ".")]
         if self.owner.directory is None or ".." in parts:
             return None
@@ -407,7 +407,7 @@ def redirect(location: str) -> Fault:
 
 
 def instead(data: bytes, *, code: int = 200, **headers: object) -> Fault:
-    """An answer with other bytes, whatever was asked for."""
+    """An answer with other bytes, instead of the requested ones."""
 
     def fault(reply: Reply, _: bytes) -> None:
         reply.start(code, Content_Length=len(data), **headers)
@@ -450,7 +450,7 @@ def _size_of(stream: BinaryIO) -> int:
 def _parse_range(text: str | None, size: int) -> tuple[int, int] | None:
     """The half-open range of a Range header, which may begin or end behind ``size``; None for the whole body.
 
-    Several ranges, and what is not understood, are answered with the whole (RFC 9110, 14.2).
+    Several ranges, and headers that cannot be parsed, are answered with the whole body (RFC 9110, 14.2).
     """
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", (text or "").strip())
     if not match or match[0] == "bytes=-":

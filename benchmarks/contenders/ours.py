@@ -16,8 +16,8 @@ class Ours(WidsBatches, WidsApi):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
         from wids.events import Opened
         from wids.index.spec import Shard
-        from wids.readers import member_tables
-        from wids.readers.store import Store
+        from wids.osfiles import atomic
+        from wids.readers.provider import AutoProvider
 
         directory = os.path.join(self.scratch, "open")
         os.makedirs(directory)
@@ -26,15 +26,15 @@ class Ours(WidsBatches, WidsApi):
             # A link, so that the saved tables do not come between the other rows and the shards.
             path = os.path.join(directory, os.path.basename(shard["url"]))
             os.symlink(shard["url"], path)
-            member_tables.save_table(f"{path}.widx", _build(path))
+            atomic.write_atomically(f"{path}.widx", _build(path).to_bytes())
             shards.append(Shard(url=path, nsamples=shard["nsamples"], filesize=shard["filesize"]))
-        Store(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
+        AutoProvider(cache_dir=None, hooks=[opened.append]).open(shards[0]).close()
         if not [event for event in opened if isinstance(event, Opened) and event.has_saved_table]:
             raise AssertionError("the saved table was not used")
 
         def work() -> Done:
             # A new store for each round: an old one remembers tables.
-            store = Store(cache_dir=None)
+            store = AutoProvider(cache_dir=None)
             begin = time.perf_counter()
             readers = [store.open(shard) for shard in shards]
             seconds = time.perf_counter() - begin
@@ -55,8 +55,8 @@ class Ours(WidsBatches, WidsApi):
 
 
 def _build(path: str):
+    from wids.cache import member_tables
     from wids.osfiles import atomic
-    from wids.readers import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:

@@ -2,10 +2,10 @@
 # # Coming from ImageFolder
 #
 # A folder of images by class, read by torchvision's `ImageFolder`; one command that packs it in shards; and the same training
-# on the shards. It shows that nothing changed, sample by sample and pixel by pixel, and what is gained: a training set of a
-# few large files, which can lie in a bucket.
+# on the shards. It shows that all samples are the same, pixel by pixel, and what is gained: a training set of a few large
+# files, which can lie in a bucket.
 #
-# Takes 15 seconds on a laptop without a GPU. For your own folder, set `folder`; `wids pack` writes as much again as it holds.
+# Takes 15 seconds on a laptop without a GPU. For your own folder, set `folder`; `wids pack` needs as much disk space as the folder.
 
 # %% tags=["parameters"]
 folder = None  # images by class: folder/cat/1.jpg; None: scikit-learn's digits, written as files
@@ -80,12 +80,12 @@ accuracy_of_files = train(loader, classes=len(files.classes))
 # %% [markdown]
 # ## Packed
 #
-# One command. A file's bytes go into the shards as they are (`.jpg`), beside the number of its class (`.cls`); classes are numbered in
-# sorted order, as `ImageFolder` does, and the index keeps their names. Killed and started again, it goes on where it was.
+# One command. A file's bytes go into the shards unchanged (`.jpg`), beside the number of its class (`.cls`); classes are numbered in
+# sorted order, as `ImageFolder` does, and the index keeps their names. After a kill, the same command resumes.
 # `-o` may be a bucket: `s3://bucket/train-%06d.tar`.
 #
-# `--shuffle 1` mixes the samples for good. It is not needed, for training shuffles in each epoch; but a folder is sorted by
-# class, so would the shards be, and a rank has only a few of them open at a time.
+# `--shuffle 1` shuffles the samples once, when they are packed. Training shuffles in each epoch as well, but only among the few
+# shards that a rank has open at a time, and shards of a folder that is sorted by class would be sorted too.
 
 # %%
 # !mkdir {work_dir}/shards
@@ -94,8 +94,8 @@ accuracy_of_files = train(loader, classes=len(files.classes))
 # %% [markdown]
 # ## The same training on shards
 #
-# They are served over HTTP here, as a bucket would. Two lines are new: what makes `(image, label)` of a sample, which is
-# where the transform goes, and the sampler, which shuffles, shares out to ranks, and resumes.
+# They are served over HTTP here, as a bucket would. Two lines are new: a function that turns a sample into `(image, label)`
+# and applies the transform, and the sampler, which shuffles, divides the samples among ranks, and resumes.
 
 # %%
 served = bucket.Bucket(f"{work_dir}/shards")
@@ -162,9 +162,9 @@ table
 # ## What is gained
 #
 # A bucket answers each request after some 30 ms. A million images are a million requests in every epoch: eight hours of waiting,
-# shared by as many as wait at the same time. A thousand shards are a thousand, each of them once, since they stay in the
-# cache (`cache_size=` bounds it), and they are fetched ahead of the training. On a network file system it is the opening of each
-# file that costs; on a local disk little is gained but the copying, listing and deleting of few files instead of a million.
+# divided by the number of parallel requests. A thousand shards are a thousand downloads, once and not in every epoch, since
+# they stay in the cache (`cache_size=` limits it), and they are downloaded ahead of the training. On a network file system each
+# opening of a file is slow; on a local disk the gain is only that few files are copied, listed and deleted instead of a million.
 
 # %%
 assert classes == files.classes, "the same classes, numbered in the same way"

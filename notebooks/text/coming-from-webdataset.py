@@ -3,7 +3,7 @@
 #
 # The same shards, a training program written for `webdataset`, and the same program with `wids`, piece by piece: what
 # replaces `WebDataset`, `shuffle`, `decode`, `to_tuple`, `batched`, `split_by_node`, `resampled`, `with_epoch` and
-# `WebLoader`, and what becomes different. It ends with who reads what under both.
+# `WebLoader`, and the differences. It ends with the samples that each rank reads with either.
 #
 # Takes 15 seconds on a laptop without a GPU. For your own data, set `shards` (and `cache_dir`, which is then worth keeping).
 
@@ -74,8 +74,8 @@ os.environ["FORCE_COLOR"] = ""  # commands below: without progress bars
 # ## The index
 #
 # webdataset reads tars from front to back and does not know how many samples are in them. Random access, `len()` and equal
-# ranks need that number, so there is an index, made once. The tars stay as they are and where they are; of remote ones
-# headers are read, and of small members all, which is quicker. Local tars need no index:
+# ranks need that number, so there is an index, made once. The tars are neither changed nor moved. Of remote tars with large
+# members only the headers are read; tars with small members are read as a whole, which is faster. Local tars need no index:
 # `wids.ShardListDataset("train-{000000..000008}.tar")`.
 
 # %%
@@ -84,8 +84,8 @@ os.environ["FORCE_COLOR"] = ""  # commands below: without progress bars
 # %% [markdown]
 # ## The program as it is now
 #
-# One dataset with `len()` and `[i]`, a sampler, and torch's own `DataLoader`. What stood in the pipeline between `decode` and
-# `batched` is one function of a sample.
+# One dataset with `len()` and `[i]`, a sampler, and torch's own `DataLoader`. The stages of the pipeline between `decode` and
+# `batched` become one function of a sample.
 
 
 # %%
@@ -102,8 +102,8 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=sam
 print(f"{len(dataset):,} samples in {len(dataset.shards)} shards, {len(loader)} batches in an epoch")
 
 # %% [markdown]
-# The training loop does not change, but for `set_epoch`, which says which order comes (without it, each iteration takes
-# the next one).
+# The training loop does not change, except for `set_epoch`, which chooses the order of the epoch (without it, each iteration
+# takes the next epoch).
 
 # %%
 model = torch.nn.Sequential(
@@ -133,21 +133,21 @@ for epoch in range(epochs):
 # |---|---|
 # | `WebDataset("...{000000..000008}.tar")` | `ShardListDataset("train.json")`; local tars also by their pattern |
 # | `pipe:curl -s ...`, `pipe:gsutil cat ...`, `pipe:aws s3 cp ...` | the plain URL: `https://`, `gs://`, `s3://`, `hf://` |
-# | `cache_dir=`, `cache_size=` | the same names; shared by all workers, ranks and jobs of a machine, and the bound holds |
+# | `cache_dir=`, `cache_size=` | the same names; shared by all workers, ranks and jobs of a machine, and the limit holds |
 # | `.decode("pill")` | the default; `transformations="numpy"`, `"torch"`, `"raw"` for others |
 # | `.decode()` of some fields only | `fields=(".jpg", ".cls")`: no other member is read |
 # | `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict`, `.rename` | one function of the sample, with `add_transform`; keys keep their dot: `".jpg"` |
 # | `.select(predicate)` | `torch.utils.data.Subset(dataset, indices)`; the samplers find the shards in it |
 # | `shardshuffle=`, `.shuffle(1000)`, `.unbatched().shuffle(1000)` | `DistributedChunkedSampler(dataset, window=4)`: chunks in a new order in each epoch, `window` of them mixed at a time |
 # | `.batched(32, partial=False)` | `DataLoader(batch_size=32, drop_last=True)` |
-# | `nodesplitter=split_by_node`, `workersplitter=split_by_worker` | nothing to say: ranks share out samples, workers share out batches; one shard is enough for 64 ranks |
+# | `nodesplitter=split_by_node`, `workersplitter=split_by_worker` | not needed: samples are divided among ranks, batches among workers; one shard is enough for 64 ranks |
 # | `WebLoader(dataset, batch_size=None)` | `torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)` |
 # | `resampled=True` | `DistributedChunkedSampler(dataset, epochs=None)`: never ends, and still each sample once in each pass |
 # | `.with_epoch(n)` | `epoch_size=n * batch_size * world_size` (samples of all ranks), or not at all: epochs end together |
 # | `.with_length(n)` | `len(dataset)`, `len(sampler)`, `len(loader)` |
 # | `.repeat(3)` | `DistributedChunkedSampler(dataset, epochs=3)` |
 # | `RandomMix` of several datasets | `ConcatDataset`, or `datasets` in an index: each sample once, in proportion to size |
-# | `handler=wds.warn_and_continue` | `wids verify train.json --decode` names what is damaged, once; in a run, an error names shard and key |
+# | `handler=wds.warn_and_continue` | `wids verify train.json --decode` lists damaged samples beforehand; in a run, an error names shard and key |
 # | `ShardWriter`, `TarWriter`, `tarp` | `wids.ShardWriter`, `wids pack` |
 # | no resume in mid-epoch | `sampler.state_dict()`, `sampler.load_state_dict()`, on any number of ranks |
 #
@@ -203,13 +203,13 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# ## Who reads what in an epoch
+# ## The samples of each rank in an epoch
 #
-# `split_by_node` gives rank r the shards r, r + W, r + 2 W, ..., `split_by_worker` shares these out among its workers in the same
-# way, and each worker makes its own batches, the last one of what is left. The first column is that rule (what webdataset
-# 1.0.2 itself does with the digits on two ranks with two workers: 747 and 600 samples, 24 and 20 batches). Without
+# `split_by_node` gives rank r the shards r, r + W, r + 2 W, ..., `split_by_worker` divides these among its workers in the same
+# way, and each worker makes its own batches, the last one smaller. The first column follows that rule (webdataset 1.0.2
+# itself does so with the digits on two ranks with two workers: 747 and 600 samples, 24 and 20 batches). Without
 # `with_epoch`, DDP waits for ever for the rank that ended first; with it, ranks that have less repeat and ranks that have
-# more lose. The second is what the sampler yields.
+# more lose. The second column has the indices that the sampler yields.
 
 # %%
 workers = 2

@@ -2,7 +2,7 @@
 # # Coming from wids 0.1
 #
 # A program that was written for wids 0.1, unchanged, and what behaves differently when it runs here: each difference is shown by a cell that
-# runs it. What wids 0.1 did is told, not run. The README's table has all of them.
+# runs it. The behaviour of wids 0.1 is described, not run. The table in wids/legacy/README.md has all of them.
 #
 # Takes a quarter of a minute on a laptop without a GPU.
 

@@ -78,8 +78,8 @@ pd.DataFrame({"samples": lengths}, index=[f"shard {k}" for k in range(len(length
 #
 # **Shards dealt** (webdataset's `split_by_node`, `split_by_worker`, `shardshuffle`, `batched`): the list of shards is dealt to the
 # ranks, each rank's part to its workers, each worker mixes its shards and batches them by itself, and a DataLoader takes a
-# batch of each worker in turn. That is all that decides who gets what, so it is simulated here in a few lines; the shuffle
-# buffer, which mixes what a worker reads and changes no count, is left out. webdataset 1.0.2 itself gives each rank the same
+# batch of each worker in turn. These rules determine the samples of each rank, so they are simulated here in a few lines; the
+# shuffle buffer, which mixes the samples of a worker and changes no count, is left out. webdataset 1.0.2 itself gives each rank the same
 # numbers of batches as in the table below.
 
 
@@ -97,7 +97,7 @@ def dealt_batches(rank, world, turn):
 
 # %% [markdown]
 # **`DistributedSampler`** deals a permutation of all samples to the ranks. **Ours** gives each rank a near-equal stretch of
-# neighbouring samples (a *lane*), whatever shards that cuts. Both run as they are, under a DataLoader that reads real samples
+# neighbouring samples (a *lane*), across shard boundaries. Both run as they are, under a DataLoader that reads real samples
 # of real shards. Each rank has a cache of its own here, as if it were on a machine of its own, and a hook that notes which
 # shards the dataset opens and fetches.
 
@@ -253,10 +253,10 @@ plt.show()
 # %% [markdown]
 # ## A fixed number of batches
 #
-# What webdataset's users do about it is `loader.with_epoch(n)`: each rank begins its own shards anew when they are at their end,
-# and is cut off after `n` batches. All ranks take the same number of steps then, but a rank with few samples repeats them, and one
-# with many never gets to the rest. With ours, `epoch_size=` cuts one endless sequence of all samples in pieces: what has not
-# been read by the end of a piece is the beginning of the next. Here `n` is what one pass comes to, and there are several passes.
+# webdataset's users write `loader.with_epoch(n)`: each rank starts over when its shards are at their end, and stops after `n`
+# batches. All ranks take the same number of steps then, but a rank with few samples repeats them, and a rank with many never
+# reads the rest. With ours, `epoch_size=` cuts one endless sequence of all samples in pieces: each piece begins where the one
+# before it ended. Here `n` is the number of batches in one pass, and there are several passes.
 
 
 # %%
@@ -316,8 +316,8 @@ fixed_table
 # ## All of it
 #
 # Above, for each number of ranks: batches of each rank (a dot is a rank), shards that each rank opens, and what a fixed number of
-# batches loses and repeats in one epoch (what ours repeats there are the places that so many batches have beyond one pass;
-# they belong to the next). Below, how often each sample has been seen after several epochs of so many batches.
+# batches loses and repeats in one epoch (ours repeats a few there, because so many batches are slightly more than one pass;
+# these samples belong to the next pass). Below, how often each sample has been seen after several epochs of so many batches.
 
 # %%
 fig = plt.figure(figsize=(10.5, 6.4), dpi=80, constrained_layout=True)
@@ -369,8 +369,8 @@ plt.show()
 
 # %% [markdown]
 # A fixed number of batches makes the ranks equal, but not the samples: those of small shards are seen many times as often as
-# those of large ones, for as long as the training goes on. `DistributedSampler` is fair and equal; what it costs is that every
-# rank opens every shard, in an order that leaves no shard for long. With shards in a bucket, that is the whole dataset on every
+# those of large ones, for as long as the training goes on. `DistributedSampler` is fair and equal, but every rank opens every
+# shard, and returns to each of them again and again. With shards in a bucket, that is the whole dataset on every
 # machine.
 #
 # The same for a job of any size, before it is started: `wids simulate` takes the index and counts.

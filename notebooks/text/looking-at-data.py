@@ -2,12 +2,12 @@
 # # Looking at data, and at a run
 #
 # Before training: which pictures, which labels, how many of each class, which shards, how large, in which order? A dataset
-# with `access="range"` reads single members where they lie, so that a look at 24 pictures of a large dataset costs those 24
-# pictures and little more. During training: `hooks=` tells what the cache does, so that one sees when each shard came, how fast
-# samples went, and where the loop stood still, here for the same run without and with prefetching.
+# with `access="range"` reads single members by byte ranges, so that a look at 24 pictures of a large dataset downloads those 24
+# pictures and little more. During training: `hooks=` receive the events of the cache, which show when each shard was downloaded,
+# how fast samples were read, and where the loop waited, here for the same run without and with prefetching.
 #
 # Takes 20 seconds on a laptop without a GPU. For your own data set the URLs, and with photographs `size = 224`,
-# `decode_seconds = 0`, `step_seconds` to what a step of your model takes.
+# `decode_seconds = 0`, and `step_seconds` to the time of a step of your model.
 
 # %% tags=["parameters"]
 train_url = None  # to look at: URL of an index; None: patches of two photographs, and digits, served by this machine
@@ -57,9 +57,9 @@ else:
 # %% [markdown]
 # ## Pictures, labels, keys
 #
-# The dataset knows from its index what is where, and reads nothing until a sample is asked for. Then, with `access="range"`, it
-# asks for the bytes of that sample's members and no others; where they are it learns from the member table (`.widx`) that
-# `wids.ShardWriter` and `wids index create --members` put beside each shard. Whole shards are never fetched.
+# The dataset knows the shard of each sample from its index, and reads nothing until a sample is requested. Then, with
+# `access="range"`, it requests the bytes of that sample's members only; their offsets are in the member table (`.widx`) that
+# `wids.ShardWriter` and `wids index create --members` write beside each shard. No whole shard is downloaded.
 
 
 # %%
@@ -101,7 +101,7 @@ plt.close(fig)
 Image(jpeg.getvalue())
 
 # %% [markdown]
-# What that cost, by the dataset's own count and by that of the server:
+# The requests and bytes, as counted by the dataset and by the server:
 
 # %%
 cost = {
@@ -121,10 +121,10 @@ cost
 # %% [markdown]
 # ## Classes and shards
 #
-# For this all labels are needed: `fields=(".cls",)` decodes only these members. They lie between the pictures, and where it costs
-# less time to read on than to ask anew (always up to 32 kB, never beyond 2 MB) the bytes between are read too, so that here it
-# comes to nearly all of them. Each map has a row for each class and a column for each shard; above it how large the shards are,
-# which the index tells without any reading, and on the right how many samples each class has.
+# For this all labels are needed: `fields=(".cls",)` decodes only these members. They lie between the pictures, and where reading
+# on is faster than another request (always up to 32 kB, never beyond 2 MB) the bytes between them are read too, which here are
+# nearly all bytes. Each map has a row for each class and a column for each shard; above it are the sizes of the shards, which
+# are in the index, and on the right is the number of samples of each class.
 
 
 # %%
@@ -178,15 +178,15 @@ mixed = {name: (table > 0).sum(axis=0).mean() / len(table) for name, table in ta
 print("\n".join(f"{name}: a shard holds {share:.0%} of all classes on average" for name, share in mixed.items()))
 
 # %% [markdown]
-# The digits lie mixed, so that any few shards hold all classes. The photographs lie in order, one class after the other, which a
-# shuffle over a few neighbouring shards does not mend: whoever trains on such data writes the shards anew in a random order
-# (the sampler mixes four shards at a time that it draws from all over its rank's part, which helps, but four are few).
+# The digits are mixed, so that any few shards have all classes. The photographs are sorted by class, and a shuffle over a few
+# neighbouring shards does not mix the classes: to train on such data, write the shards again in a random order (the sampler
+# mixes four shards at a time, drawn from all over its rank's part, which helps, but four are few).
 #
 # ## A run, watched
 #
-# The digits again, now by a server that takes its time, as buckets do (`latency`, `rate`: some 0.3 s for a shard). The loop has a
-# step of 40 ms in the place of a model; two workers decode. A **hook** is called with each event (`wids.events`) in the process
-# where it happens, so this one appends a line to a file, which all processes can.
+# The digits again, now from a server as slow as a bucket (`latency`, `rate`: some 0.3 s for a shard). The loop has a step of 40 ms
+# in the place of a model; two workers decode. A **hook** is called with each event (`wids.events`) in the process where it
+# happens, so this one appends a line to a file that all processes share.
 
 
 # %%
@@ -255,8 +255,8 @@ for title, options in {"prefetch=False": {"prefetch": False}, "default": {}}.ite
 pd.DataFrame({title: run["events"]["event"].value_counts() for title, run in runs.items()}).fillna(0).astype(int)
 
 # %% [markdown]
-# Events, by kind. `Fetched` has the seconds that the download took and whether it came ahead of need, so that each one is a bar;
-# the first `Opened` of a shard is when a worker began to read it.
+# Events, by kind. `Fetched` has the duration of the download and whether it was a prefetch, so that each one is a bar; the first
+# `Opened` of a shard is the moment when a worker began to read it.
 
 
 # %%
@@ -335,9 +335,9 @@ fig.legend(handles=handles, loc="outside lower center", ncol=5, frameon=False, f
 plt.show()
 
 # %% [markdown]
-# On the left each window of four shards begins with a wait for all of them; on the right they are there when they are needed, and
-# only the first batch waits. No shard is fetched twice in either. The same in numbers: `dataset.stats()` counts over all
-# processes, without any hook (`stalled_seconds` is summed over the workers, so two that wait at once count twice).
+# On the left each window of four shards begins with a wait for all of them; on the right they are in the cache when they are
+# needed, and only the first batch waits. No shard is downloaded twice in either. The same in numbers: `dataset.stats()` counts
+# over all processes, without any hook (`stalled_seconds` is summed over the workers, so two that wait at once count twice).
 
 # %%
 table = pd.DataFrame(

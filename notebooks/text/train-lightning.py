@@ -111,9 +111,8 @@ class Data(lightning.LightningDataModule):
 # %% [markdown]
 # ## The model
 #
-# Its metric counts the samples that are told rightly where `__valid__` says that they count, over all devices. Only to have
-# something to show at the end, it also writes down which samples it was trained on, in the global order: that takes one
-# sample from each rank in turn.
+# Its metric counts the correct samples for which `__valid__` is true, over all devices. Only for the figures at the end, it
+# also records which samples it was trained on, in the global order: that takes one sample from each rank in turn.
 
 
 # %%
@@ -163,7 +162,7 @@ class Model(lightning.LightningModule):
 # ## A run on two devices
 #
 # In a notebook, `ddp_notebook` starts the processes by forking this one; a program takes `strategy="ddp"`, and all else is
-# the same. What a run leaves is in its checkpoints: one every few steps, and one at the end of each epoch.
+# the same. A run writes checkpoints: one every few steps, and one at the end of each epoch.
 
 
 # %%
@@ -210,8 +209,8 @@ print(f"{epochs} epochs, {whole['global_step']} steps, loss of the last one {who
 # ## The exact metric
 #
 # Two devices cannot share an odd number of samples, so one is repeated. `__valid__` is False where it is, so it does not count.
-# Here the model is tested on both devices, and again in this process by a plain loop. The last row is what becomes of it
-# without the mask: `DistributedSampler`, which Lightning puts in for other samplers, repeats the first sample.
+# Here the model is tested on both devices, and again in this process by a plain loop. The last row is the result without the
+# mask: `DistributedSampler`, which Lightning uses in place of other samplers, repeats the first sample.
 
 
 # %%
@@ -250,8 +249,7 @@ metric
 # %% [markdown]
 # ## Ended in mid-epoch, resumed on two devices and on one
 #
-# The same run once more, but after some batches of an epoch its machine is gone. What is left is the last checkpoint; both
-# runs below go on from that one. The batch size of a device stays as it was, for Lightning counts batches.
+# The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint. The batch size of a device stays as it was, for Lightning counts batches.
 
 # %%
 try:

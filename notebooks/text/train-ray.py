@@ -90,8 +90,8 @@ print(f"{len(node_names)} nodes")
 # `prepare_data_loader` leaves it alone. A checkpoint holds the model, the optimizer and `sampler.state_dict(consumed=...)`,
 # which is the same on all ranks; `consumed` is what the loop has received, for on a GPU that loader is a batch ahead of it.
 #
-# Only to have something to show at the end, the ranks also tell each other the `__index__`es of each batch, and which
-# shards were fetched.
+# Only for the figures at the end, the ranks also exchange the `__index__`es of each batch, and the names of the shards that
+# were downloaded.
 
 
 # %%
@@ -230,8 +230,8 @@ except ray.train.TrainingFailedError as error:
 # %% [markdown]
 # ## One worker, from the last checkpoint
 #
-# A trainer with the same name and storage path finds the checkpoint there: `ray.train.get_checkpoint()` has it. What the two
-# workers did after it is lost with the model that learned of it, and is done again.
+# A trainer with the same name and storage path finds the checkpoint there: `ray.train.get_checkpoint()` has it. The steps
+# that the two workers took after it are lost, with their effect on the model, and are done again.
 
 # %%
 if cluster is not None:
@@ -246,7 +246,7 @@ place.cleanup()
 # %% [markdown]
 # ## Each sample once, in the same order
 #
-# What an uninterrupted run reads is known without running it. An epoch is one global sequence, from which the ranks take a
+# The samples of an uninterrupted run are known without running it. An epoch is one global sequence, from which the ranks take a
 # sample each in turn; neither their number nor a resume changes it. Here it is made by two samplers that are never stopped,
 # and compared with what the workers had in their batches.
 
@@ -283,8 +283,8 @@ table
 
 # %% [markdown]
 # Two workers share an odd number of samples, so they repeat one at the end of an epoch. The figure shows the interrupted epoch
-# and who fetched what: as long as both nodes were there, each needed its half of the shards; the one that was left had to
-# get the other half, too, and nothing a second time.
+# and the shards that each node downloaded: with both nodes running, each needed its half of the shards; the remaining node had
+# to download the other half too, and no shard a second time.
 
 # %%
 shards = [shard["url"] for shard in dataset.shards]

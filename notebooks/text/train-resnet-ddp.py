@@ -119,7 +119,7 @@ def make_model():
 # %% [markdown]
 # ## Training
 #
-# A step, an epoch, a test. Nothing in here knows of shards.
+# A step, an epoch, a test. Nothing here depends on shards.
 
 
 # %%
@@ -181,8 +181,8 @@ del train_loader, model  # and their processes
 # %% [markdown]
 # ## A bounded cache
 #
-# Each dataset keeps the bound that it was given as `cache_size`. Where several jobs or programs share a directory, a
-# process that cleans it up as long as this one lives is there too; it never deletes a shard that somebody reads.
+# Each dataset keeps the limit that it was given as `cache_size`. For a directory that several jobs or programs share there is
+# also a background process that cleans it as long as this one lives; it never deletes a shard that a process has open.
 
 # %%
 cleaner = wids.create_cleanup_background_process(cache_dir, maxsize=cache_size, every=10)

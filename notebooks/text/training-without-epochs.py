@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Training without epochs
 #
-# Large training runs count steps, not epochs: samples come without end, and the model is tested and saved every so many steps.
+# Large training runs count steps, not epochs: the sequence of samples is endless, and the model is tested and saved every N steps.
 # webdataset's users write `resampled=True` and `.with_epoch(n)` for it, draw shards with replacement, and after a restart begin with
 # other samples. Here the sequence is pass after pass over all samples, so each is seen equally often, and a checkpoint holds the
 # place in it. The program [train_steps.py](train_steps.py) is run three times: to its end on two ranks; ended by SIGTERM in the
@@ -63,7 +63,7 @@ print(f"{steps} steps of {batch_size} samples are {steps * batch_size / count:.2
 # | `.with_length(n)` | `len(sampler)`, `len(loader)`, the same on every rank |
 # | a restart begins with other samples | `sampler.state_dict(consumed=...)` in the checkpoint, `sampler.load_state_dict(...)` |
 #
-# Nominal epochs (`epoch_size`) are cuts in the same endless sequence: what one of them does not come to is where the next begins.
+# Nominal epochs (`epoch_size`) are consecutive pieces of the same endless sequence: each begins where the one before it ended.
 
 # %%
 seat = {"num_replicas": 1, "rank": 0}
@@ -78,9 +78,10 @@ print(*(f"{many:,} samples came {often} times" for often, many in sorted(times.i
 # %% [markdown]
 # ## The program's loop
 #
-# There is one loop, over steps. The learning rate rises, stays level, and falls in the last steps, wherever the end is put; so a
-# run can be made longer. One `all_reduce` now and then averages the losses, and agrees on whether a rank was told to stop: all
-# ranks then end after the same step. `consumed` is what the loop has received, and not what DataLoader workers have drawn ahead.
+# There is one loop, over steps. The learning rate rises, stays level, and falls in the last steps before `--steps`; so a run can
+# be made longer. One `all_reduce` every `--log-every` steps averages the losses, and tells all ranks whether one of them got a
+# signal: all ranks then end after the same step. `consumed` counts the samples that the loop received, without those that
+# DataLoader workers have drawn ahead.
 
 # %%
 program = pathlib.Path("train_steps.py").read_text()
@@ -125,9 +126,9 @@ print(*[line for line in said.splitlines() if "test accuracy" in line], sep="\n"
 # %% [markdown]
 # ## The same, ended in the middle and resumed on another number of ranks
 #
-# SIGTERM is what a scheduler sends before it takes a machine away. The run writes a checkpoint and ends; the next one, with
-# `--resume`, goes on with the sample that comes next. (After a crash it would go on from the last checkpoint that was written on
-# the way, and train on the samples since then again, in the same order.)
+# A scheduler sends SIGTERM before it takes a machine away. The run writes a checkpoint and ends; the next run, with `--resume`,
+# continues with the next sample. (After a crash it would resume from the last periodic checkpoint, and train on the samples
+# since then again, in the same order.)
 
 # %%
 checkpoint = ["--checkpoint", f"{work_dir}/run.pt", "--resume"]
@@ -149,7 +150,7 @@ for line in (said.splitlines()[0], said.splitlines()[-1]):
 # %% [markdown]
 # ## The same samples in the same order
 #
-# Each rank has written down the indices of its batches. A global batch is those of all ranks, in turn.
+# Each rank has logged the indices of its batches. A global batch takes one index from each rank in turn.
 
 
 # %%
@@ -184,8 +185,8 @@ pd.DataFrame(
 # %% [markdown]
 # ## Equally often
 #
-# What drawing shards with replacement does is simulated for the same shards and the same number of samples: each rank draws
-# shards at random, again and again, and reads each to its end.
+# Drawing shards with replacement is simulated for the same shards and the same number of samples: each rank draws shards at
+# random, again and again, and reads each to its end.
 
 
 # %%

@@ -1,9 +1,9 @@
 """Bounding a cache directory from outside of the jobs that fill it: once, or from a background process.
 
-Rules: of a directory, only what `wids.cache.space` would evict is deleted: shards that a cache fetched, unused and not
-kept; those that no live job is coming to first. An explicit glob is the caller's own choice: the files that it matches
-are deleted, oldest first, whoever put them there. Neither deletes what is open under a lease, kept or locked. A
-background process is the only one in its directory; another one waits for its turn, and takes over when the first is
+Rules: of a directory, only what `wids.cache.space` would evict is deleted: shards that a cache downloaded, unused and
+not kept; those that no live job is coming to first. An explicit glob is the caller's own choice: the files that it
+matches are deleted, oldest first, wherever they come from. Neither deletes what is open under a lease, kept or locked.
+A background process is the only one in its directory; another one waits for its turn, and takes over when the first is
 gone. It ends with its parent, however that ends.
 """
 
@@ -21,13 +21,14 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
+import msgspec
 from filelock import FileLock, Timeout
 
-from wids.cache.directory import KEEP_SUFFIX, LOCK_SUFFIX, directory_of
-from wids.cache.space import Space, evict_from
+from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, LOCK_SUFFIX, directory_of
+from wids.cache.space import Excess, Space, evict_from
 from wids.events import Swept, logger
 from wids.index import table as tables
-from wids.osfiles import system
+from wids.osfiles import locks
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from wids.events import Event
 
-_LOCK_NAME = ".cleanup.lock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them twice as long.
 _WATCH_SECONDS, _HEARD_SECONDS, _POLL_SECONDS = 2.0, 0.5, 0.1
@@ -54,19 +54,19 @@ def keep_most_recent_files(
 
     Which files count and may go depends on ``pattern``:
 
-    - a directory: the shards that a cache fetched into it, those that a live job is coming to last, and what killed
-      processes left behind. Any other file stays.
-    - a glob pattern, or the path of a file: every file that it matches, whoever put it there.
+    - a directory: the shards that a cache downloaded into it (the upcoming shards of live jobs last), and files that
+      killed processes left behind. Any other file stays.
+    - a glob pattern, or the path of a file: every file that it matches.
 
-    A shard's saved member table counts with it and goes with it. What is leased by a process that reads it, is marked
-    to be kept (``.keep`` beside it) or is locked stays, as do directories, lock files and marks.
+    A shard's saved member table counts with it and is deleted with it. A file stays that is leased by a process that
+    reads it, marked to be kept (``.keep`` beside it) or locked, as do directories, lock files and marks.
 
     Args:
         pattern: a cache directory, or a glob pattern.
-        maxsize: bytes to keep at most.
-        maxfiles: files to keep at most.
+        maxsize: limit in bytes.
+        maxfiles: limit of the number of files.
         debug: log each deletion as a warning, which is seen without setting up logging.
-        dry_run: delete nothing, only log and return what would go.
+        dry_run: delete nothing, only log and return the files that would be deleted.
 
     Returns:
         The paths deleted (with ``dry_run``: that would be), in that order.
@@ -77,14 +77,18 @@ def keep_most_recent_files(
     text = os.path.expanduser(os.fspath(pattern))
     if os.path.isdir(text):
         spaces = [Space(text, limit=None, hooks=[_log_swept])]
-        delete = partial(evict_from, spaces, limit=maxsize, most=maxfiles, is_dry=dry_run)
+        delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=dry_run)
     else:
         spaces = [Space(directory, limit=None) for directory in sorted(_find(text))]
-        delete = partial(_delete_matches, text, spaces, limit=maxsize, most=maxfiles, is_dry=dry_run)
-    before = [space.release_request_time() for space in spaces]
+        delete = partial(_delete_matches, text, spaces, limit=maxsize, maximum=maxfiles, is_dry=dry_run)
+    directories = [space.directory for space in spaces]
+    before = [directory.release_request_time() for directory in directories]
     gone = delete()
     end = time.monotonic() + _HEARD_SECONDS
-    while (requested := [space.release_request_time() for space in spaces]) != before and time.monotonic() < end:
+    while time.monotonic() < end:
+        requested = [directory.release_request_time() for directory in directories]
+        if requested == before:
+            break
         time.sleep(_POLL_SECONDS)  # other processes release what they have open and do not read
         before = requested
         gone += delete()
@@ -107,9 +111,9 @@ def _find(pattern: str) -> dict[str, dict[str, str]]:
 
 
 def _delete_matches(
-    pattern: str, spaces: Sequence[Space], *, limit: int, most: int, is_dry: bool
+    pattern: str, spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: bool
 ) -> list[tuple[str, int]]:
-    """Delete what a glob matches beyond ``limit`` bytes or ``most`` files; as `wids.cache.space.evict_from`.
+    """Delete what a glob matches beyond ``limit`` bytes or ``maximum`` files; as `wids.cache.space.evict_from`.
 
     In directories that no cache uses, nothing is made, not even a lock.
     """
@@ -118,23 +122,19 @@ def _delete_matches(
         for space in caches:  # in the order of their names, or two cleaners wait for each other
             locked.enter_context(space.lock())
         paths = (path for names in _find(pattern).values() for path in names.values())
-        matches = {path: entry for path in paths if (entry := _look(path)) is not None}
-        used, count = sum(entry.size_bytes for entry in matches.values()), len(matches)
-        gone = []
-        for path, entry in sorted(matches.items(), key=lambda match: match[1].used_ns):
-            if used <= limit and count <= most:
-                break
-            if not entry.is_kept and (is_dry or _delete(path, entry)):
-                used, count = used - entry.size_bytes, count - 1
-                gone.append((path, entry.size_bytes))
-    if not is_dry and (used > limit or count > most):
+        matches = [entry for path in paths if (entry := _look(path)) is not None]
+        matches.sort(key=lambda entry: entry.used_ns)
+        used = sum(entry.size_bytes for entry in matches)
+        excess = Excess(bytes=used - limit, files=len(matches) - maximum)
+        gone = excess.delete(matches, lambda entry: not entry.is_kept and (is_dry or _delete(entry)))
+    if excess.is_exceeded and not is_dry:
         for space in caches:
             space.request_release()
     return gone
 
 
 def _look(path: str) -> Entry | None:
-    """A file that a glob matches; None for what is none, and for locks, marks and member tables beside shards."""
+    """A file that a glob matches, named by its path; None for anything else, locks, marks, and tables beside shards."""
     if path.endswith((LOCK_SUFFIX, KEEP_SUFFIX)):
         return None
     if path.endswith(tables.SUFFIX) and os.path.lexists(path.removesuffix(tables.SUFFIX)):
@@ -152,31 +152,20 @@ def _look(path: str) -> Entry | None:
             found = os.stat(table)
             size, used_ns = size + found.st_size, max(used_ns, found.st_mtime_ns)
     is_kept = directory.is_kept(name) or os.path.exists(path + KEEP_SUFFIX)
-    return Entry(name=name, size_bytes=size, used_ns=used_ns, is_kept=is_kept)
+    return Entry(name=path, size_bytes=size, used_ns=used_ns, is_kept=is_kept)
 
 
-def _delete(path: str, entry: Entry) -> bool:
+def _delete(entry: Entry) -> bool:
     """Delete a file and its table, unless it is leased or locked."""
+    path = entry.name
     directory, name = directory_of(path)
-    if _is_locked(directory.lock(name)) or _is_locked(path + LOCK_SUFFIX):
+    if locks.is_locked(directory.lock(name)) or locks.is_locked(path + LOCK_SUFFIX):
         return False
-    if not Space(directory.path, limit=None).delete(entry):
+    if not Space(directory.path, limit=None).delete(msgspec.structs.replace(entry, name=name)):
         return False
     with contextlib.suppress(OSError):
         os.unlink(path + tables.SUFFIX)
     return True
-
-
-def _is_locked(lock_path: str) -> bool:
-    """Whether a process holds a lock file; one that another user made needs only be readable."""
-    try:
-        fd = os.open(lock_path, system.READ_FLAGS)
-    except OSError:
-        return False
-    try:
-        return system.try_lock(fd, is_shared=True) is False
-    finally:
-        os.close(fd)
 
 
 def _log_swept(event: Event) -> None:
@@ -197,13 +186,13 @@ def create_cleanup_background_process(
     process = multiprocessing.Process(
         target=_clean_forever, args=(os.fspath(pattern), maxsize, maxfiles, every), daemon=True, name="wids-cleanup"
     )
-    with _signals_held():
+    with _signals_blocked():
         process.start()
     return process
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Hold signals back, so that a forked child is not terminated into a handler of the program that swallows it."""
     if multiprocessing.get_start_method() != "fork" or not hasattr(
         signal, "pthread_sigmask"
@@ -285,7 +274,7 @@ class _Turn:
         if directory is None:
             self._say(f"{self._pattern} does not exist yet; waiting for it")
             return False
-        lock = FileLock(os.path.join(directory, _LOCK_NAME), preserve_lock_file=True, fallback_to_soft=False)
+        lock = FileLock(os.path.join(directory, CLEANUP_LOCK), preserve_lock_file=True, fallback_to_soft=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -300,7 +289,7 @@ class _Turn:
         return True
 
     def _say(self, words: str) -> None:
-        """Log what has changed, once."""
+        """Log each change once."""
         if words != self._said:
             self._said = words
             logger.info("cleanup: %s", words)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wids.errors import CacheError, WidsError
 from wids.index import table as tables
 from wids.osfiles import system
 from wids.policy.eviction import Entry
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 _OWN, _TABLES = ".wids", "tables"
 LOCK_SUFFIX, KEEP_SUFFIX, PLAN_SUFFIX = ".lock", ".keep", ".plan"
-# The whole name: one that ends in a line feed, or has the digits of another script, was made by somebody else.
+# The whole name: one that ends in a line feed, or has the digits of another script, was not made by a cache.
 _PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
 _PLAN = re.compile(r"[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
 _SPACE, _RELEASE_REQUEST, _CHANGES = "space", "release-request", "changes"
-_CLEANUP_LOCK = ".cleanup.lock"
+CLEANUP_LOCK = ".cleanup.lock"
 _WRITABLE_BY_OTHERS = 0o022
 
 
@@ -124,6 +125,18 @@ class CacheDirectory:
         """The path of the file that asks processes to release idle shards."""
         return os.path.join(self.own, _RELEASE_REQUEST)
 
+    def touch(self, name: str) -> None:
+        """Note that a cached shard was used: the least recently used one is evicted first."""
+        with contextlib.suppress(OSError):  # another user's directory, a read-only one
+            os.utime(self.table(name))
+
+    def release_request_time(self) -> int:
+        """When a process last asked for space here, in nanoseconds; 0: never."""
+        try:
+            return os.stat(self.release_request).st_mtime_ns
+        except OSError:
+            return 0
+
     @property
     def changes(self) -> str:
         """The path of the log of changes."""
@@ -140,7 +153,7 @@ class CacheDirectory:
                 system.until_permitted(partial(os.mkdir, folder))
                 os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
 
-    def is_fetched(self, name: str) -> bool:
+    def is_downloaded(self, name: str) -> bool:
         """Whether a file is a shard that a download put there."""
         return os.path.exists(self.table(name)) and os.path.exists(self.shard(name))
 
@@ -184,7 +197,7 @@ class CacheDirectory:
                 is_kept = keep_mark is not None
                 size = status.st_size + table.st_size
                 entries.append(Entry(name=name, size_bytes=size, used_ns=table.st_mtime_ns, is_kept=is_kept))
-            elif name != _CLEANUP_LOCK:
+            elif name != CLEANUP_LOCK:
                 strangers += 1
                 stranger_bytes += status.st_size
         orphans = [name for name in found if name.endswith((tables.SUFFIX, KEEP_SUFFIX))]
@@ -204,21 +217,27 @@ class CacheDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.tables, name))
 
+    def keep(self, name: str) -> None:
+        """Mark a cached shard as not to be evicted."""
+        if not self.is_kept(name):
+            with contextlib.suppress(OSError):
+                os.close(self.open_own(self.keep_mark(name)))
+
     # --- permissions
 
     def share(self, fd: int) -> None:
-        """Let those who may write to the directory read and write one of the cache's own files, whatever the umask."""
+        """Let those who may write to the directory read and write one of the cache's own files, under any umask."""
         self._widen(fd, 0o666)
 
     def share_for_reading(self, fd: int) -> None:
         """Let those who may write to the directory read a shard."""
         self._widen(fd, 0o444)
 
-    def _widen(self, fd: int, most: int) -> None:
+    def _widen(self, fd: int, maximum: int) -> None:
         with contextlib.suppress(OSError):  # another user's file, who has done so; a directory that is gone
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
             if mode & _WRITABLE_BY_OTHERS:
-                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode & most)
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode & maximum)
 
     def open_own(self, path: str) -> int:
         """Open one of the cache's own files for writing, made if need be; the caller closes.
@@ -253,6 +272,34 @@ def directory_of(path: str) -> tuple[CacheDirectory, str]:
     """The cache directory of a shard's path, and the shard's name in it."""
     directory, name = os.path.split(path)
     return CacheDirectory(directory), name
+
+
+@contextlib.contextmanager
+def using(directory: str) -> Iterator[None]:
+    """Do in a cache directory what is in the block.
+
+    Raises:
+        CacheError: the directory cannot be used.
+    """
+    try:
+        yield
+    except WidsError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{directory}: cannot be used ({error}); choose another cache_dir", path=directory) from error
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Write or publish in the block what ``path`` is to hold.
+
+    Raises:
+        CacheError: that is not possible.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be written ({error}); free space or move cache_dir", path=path) from error
 
 
 def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -1,34 +1,54 @@
-"""Which pools of this process lease shards in which cache directory; they close them when a process needs the space.
+"""Leases on cached shards, and which pools of this process have some in which cache directory.
 
-Rules: an open cached shard cannot be evicted, so no process keeps one open that it does not read. One thread looks at
-all directories with leases for requests of other processes; it starts with the first lease and ends after the last.
-The notes change under `wids.osfiles.forks.held`, and nothing slow or foreign is called under it: no file system that
-hangs, no hook. A forked child begins with none.
+An open cached shard has a lease and cannot be evicted, so no process keeps one open that it does not read: pools that
+lease shards in a directory register for it, and release them when a process needs the space. One thread looks at all
+directories with leases for requests of other processes; it starts with the first lease and ends after the last. The
+notes change under `wids.osfiles.forks.lock`, and nothing slow or foreign is called under it: no file system that hangs,
+no hook. A forked child begins with none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
 from typing import Protocol
 
-from wids.osfiles import forks
+from wids.osfiles import forks, locks
+from wids.osfiles.open_file import OpenFile
 
 # How often a directory is looked at, and for how long more often: one request is mostly followed by others.
 _IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.05, 1.0
 
 
-class Holder(Protocol):
+class Lease(OpenFile):
+    """An open shard of a cache, which no process evicts while it is open.
+
+    It is a shared lock on the file; see `wids.osfiles.locks`. A forked child closes its copy, which would keep it.
+    """
+
+    __slots__ = ()
+
+    is_inherited = False
+
+    def begin(self) -> bool:
+        """Lease the open file; False: it is being evicted. Where files cannot be locked, it goes without."""
+        return locks.lease(self.fd) is not False
+
+    def release(self) -> None:
+        """Close the file, and so end the lease, when the last read that is under way ends."""
+        self.close()
+
+
+class LeasingPool(Protocol):
     """A pool of open shards."""
 
     def has_leases(self, directory: str) -> bool:
         """Whether a cached shard of ``directory`` is open."""
 
     def release_idle(self, directory: str) -> None:
-        """Close the cached shards of ``directory``; one that is being read closes afterwards."""
+        """Close the cached shards of ``directory``; one that is being read closes when the read ends."""
 
     def request_time(self, directory: str) -> int:
         """When space was last asked for in ``directory``, in nanoseconds; 0: never."""
@@ -42,15 +62,15 @@ class Leases:
 
     def begin(self) -> None:
         """Note nothing, as in a forked child, which has neither leases nor the thread."""
-        self._holders: dict[str, weakref.WeakSet[Holder]] = {}
+        self._pools: dict[str, weakref.WeakSet[LeasingPool]] = {}
         self._seen: dict[str, int] = {}  # the latest request that was answered, or came before the first lease
         self._thread: threading.Thread | None = None
 
-    def register(self, directory: str, holder: Holder) -> None:
-        """Note that ``holder`` has just leased a shard in ``directory``; the note is dropped after its last one."""
-        when = None if directory in self._seen else holder.request_time(directory)
-        with forks.held:
-            self._holders.setdefault(directory, weakref.WeakSet()).add(holder)
+    def register(self, directory: str, pool: LeasingPool) -> None:
+        """Note that ``pool`` has just leased a shard in ``directory``; the note is dropped after its last one."""
+        when = None if directory in self._seen else pool.request_time(directory)
+        with forks.lock:
+            self._pools.setdefault(directory, weakref.WeakSet()).add(pool)
             if when is not None:
                 self._seen.setdefault(directory, when)
             if self._thread is None or not self._thread.is_alive():
@@ -60,8 +80,8 @@ class Leases:
 
     def release(self, directory: str) -> None:
         """Have all pools close what they lease in ``directory`` and are not reading."""
-        for holder in self._holders_of(directory):
-            holder.release_idle(directory)
+        for pool in self._pools_of(directory):
+            pool.release_idle(directory)
 
     def _watch(self) -> None:
         """Pass on what other processes ask for, as long as anything is leased."""
@@ -72,11 +92,11 @@ class Leases:
                 busy_until = time.monotonic() + _SERIES_SECONDS
 
     def _answer(self) -> bool:
-        """Release what is leased where space was asked for since the last look; whether it was anywhere."""
+        """Release idle leases in directories where space was asked for since the last look; whether there is one."""
         asked = []
-        for directory in list(self._holders):
-            for holder in self._holders_of(directory)[:1]:
-                when = holder.request_time(directory)
+        for directory in list(self._pools):
+            for pool in self._pools_of(directory)[:1]:
+                when = pool.request_time(directory)
                 if self._seen.setdefault(directory, when) != when:
                     self._seen[directory] = when
                     asked.append(directory)
@@ -86,28 +106,21 @@ class Leases:
 
     def _drop_unused(self) -> bool:
         """Drop the notes of pools that lease nothing any more; whether any are left. If not, the thread is to end."""
-        dropped: list[tuple[Holder, str]] = []
-        with forks.held:
-            for directory, holders in list(self._holders.items()):
-                unused = [holder for holder in holders if not holder.has_leases(directory)]
-                dropped += [(holder, directory) for holder in unused]
-                holders.difference_update(unused)
-                if not holders:
-                    del self._holders[directory]
+        with forks.lock:
+            for directory, pools in list(self._pools.items()):
+                pools.difference_update([pool for pool in pools if not pool.has_leases(directory)])
+                if not pools:
+                    del self._pools[directory]
                     self._seen.pop(directory, None)
-            is_used = bool(self._holders)
+            is_used = bool(self._pools)
             if not is_used:
                 self._thread = None
-        for holder, directory in dropped:  # what left the pool while its dataset had it at hand is leased until now
-            holder.release_idle(directory)
         return is_used
 
-    def _holders_of(self, directory: str) -> list[Holder]:
-        with forks.held:
-            return list(self._holders.get(directory, ()))
+    def _pools_of(self, directory: str) -> list[LeasingPool]:
+        with forks.lock:
+            return list(self._pools.get(directory, ()))
 
 
 leases = Leases()
-
-if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=leases.begin)
+forks.call_in_child(leases.begin)

@@ -2,7 +2,7 @@
 
 Rules: looking changes nothing, and makes no file where there is nothing of ours. Who has a shard open is found out as
 an evictor would: by a lock without waiting, under the directory's own lock. Where that cannot be had (a directory of
-somebody else, one that is read-only), the rest is told all the same, and states are unknown.
+another user, a read-only one), the rest is listed, and states are unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheError
-from wids.osfiles import system
+from wids.osfiles import locks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,12 +54,12 @@ class ListedShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a cache directory.
+    """The contents of a cache directory.
 
     Attributes:
         directory: which.
         shards: the one used last first.
-        used_bytes: all that counts against a bound: shards with their tables, downloads, what was left behind.
+        used_bytes: all that counts against a limit: shards with their tables, downloads, files left behind.
         under_way: downloads with the sizes that they will have; where states are unknown, all part files.
         left_behind: by processes that are gone: part files, plans, tables without a shard. The next job sweeps them.
         strangers: files that no cache made.
@@ -117,14 +117,14 @@ def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str 
     orphans = [os.path.join(here.tables, name) for name in found.orphans]
     now, uses = time.time(), usage_hints.read(here.own, transients.plans)
     sizes = dict(_sizes_of([*parts, *orphans, *planned]))
-    left = [path for path in [*parts, *planned] if is_known and _is_locked(path) is False]
+    left = [path for path in [*parts, *planned] if is_known and locks.is_locked(path) is False]
     gone = {*left, *orphans} & sizes.keys()
     shards = [
         ListedShard(
             name=entry.name,
             size_bytes=entry.size_bytes,
             used_seconds=entry.used_ns / 1e9,
-            is_open=_is_locked(here.shard(entry.name)) if is_known else None,
+            is_open=locks.is_locked(here.shard(entry.name)) if is_known else None,
             is_kept=entry.is_kept,
             coming_seconds=max(uses[entry.name] - now, 0.0) if entry.name in uses else None,
         )
@@ -155,19 +155,3 @@ def _sizes_of(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
     for path in paths:
         with contextlib.suppress(OSError):
             yield path, os.stat(path, follow_symlinks=False).st_size
-
-
-def _is_locked(path: str) -> bool | None:
-    """Whether a process holds a lock on a file; None: that cannot be told."""
-    for flags in (system.WRITE_FLAGS, system.READ_FLAGS):  # NFS locks only what is open for writing
-        try:
-            fd = os.open(path, flags)
-        except OSError:
-            continue
-        try:
-            is_free = system.try_lock(fd, is_shared=False)
-            # A plan that its job has replaced since then is free, and nobody's.
-            return None if is_free is None or os.fstat(fd).st_nlink == 0 else not is_free
-        finally:
-            os.close(fd)
-    return None

@@ -1,7 +1,7 @@
 """What the live jobs of a cache directory are going to read, and when: one small file for each job.
 
 Rules: a plan is locked by its job, so an unlocked one belongs to a job that is gone. It is replaced as a whole. It says
-when each shard is used next, by the wall clock: guesses, good for choosing what goes first, and never needed.
+when each shard is used next, by the wall clock: guesses, good for choosing eviction candidates, and never needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from wids.osfiles import atomic, system
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Where files cannot be locked, a plan that nobody has renewed for so long counts as left behind.
+# Where files cannot be locked, a plan that was not renewed for so long counts as left behind.
 _STALE_SECONDS = 600.0
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 class _Said(msgspec.Struct):
@@ -35,7 +35,7 @@ class _Said(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
-class Plan:
+class PlanFile:
     """The plan of one job in one directory; the job closes it."""
 
     def __init__(self, directory: str) -> None:
@@ -118,12 +118,12 @@ def _read_one(path: str) -> _Said | None:
         except OSError:
             break
         with open(fd, "rb") as file:
-            if is_left(fd):
+            if is_abandoned(fd):
                 if os.fstat(fd).st_nlink:
                     break
                 continue  # its job has replaced it since it was opened
             try:
-                return _decode(file.read()) if facts.size <= _MOST_BYTES else None
+                return _decode(file.read()) if facts.size <= _MAX_BYTES else None
             except (ValueError, OSError):  # cut short, of another version, not UTF-8
                 break
     return None
@@ -136,7 +136,7 @@ def _what_can_be_told(times: Mapping[str, float]) -> dict[str, float]:
     return {name: when for name, when in times.items() if math.isfinite(when) and is_text(name)}
 
 
-def is_left(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:
-    """Whether an open file that its writer would have locked belongs to nobody any more; it is locked then."""
+def is_abandoned(fd: int, *, stale_seconds: float = _STALE_SECONDS) -> bool:
+    """Whether an open file that its writer would have locked has no live writer; it is locked then."""
     is_free = system.try_lock(fd, is_shared=False)
     return time.time() - os.fstat(fd).st_mtime > stale_seconds if is_free is None else is_free

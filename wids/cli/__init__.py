@@ -1,8 +1,8 @@
-"""The command line: ``wids COMMAND``; one module for each command group, and the only place that prints.
+"""The command line, ``wids COMMAND``: one module or folder for each command group. Only this folder prints.
 
-Rules: a command's module is light at import (no torch, numpy or PIL), so that ``wids --help`` answers at once; what is
-heavy is imported where the command runs. A command says what went wrong by raising a `WidsError`: one line on stderr,
-exit code 1. To add a group: ``app.add_typer(...)`` or ``app.command(...)`` below.
+Rules: no command's module imports torch, numpy or PIL at the top, so that ``wids --help`` answers at once; a command
+imports them when it runs. A command fails by raising a `WidsError`, which is printed as one line on stderr, with exit
+code 1. To add a command: ``app.command(...)`` or ``app.add_typer(...)`` below.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from wids.cli.advice import with_advice
 from wids.cli.cache import cache_app
 from wids.cli.demo import run_demo
-from wids.cli.format import complain
+from wids.cli.format import print_error
 from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
@@ -29,25 +30,25 @@ from wids.errors import WidsError
 
 
 class _Commands(TyperGroup):
-    """The group of all commands; turns what a command raises into a line and an exit code."""
+    """The group of all commands; turns exceptions of a command into a line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        # Here and not in main(): older releases of typer turn Ctrl-C into exit code 1 on the way out.
+        # Not in main(): older releases of typer turn Ctrl-C into exit code 1 before it gets there.
         try:
             done = super().invoke(ctx)
-            sys.stdout.flush()  # while an error of it can still be told
+            sys.stdout.flush()  # here, where an error in writing can still be reported
         except WidsError as error:
             if _is_debug():
                 raise
-            complain(str(error) or type(error).__name__)
+            print_error(with_advice(error))
             raise SystemExit(1) from None
-        except MemoryError as error:  # what is asked for is too large, or the machine too small
+        except MemoryError as error:  # for example an index with a huge count of samples
             if _is_debug():
                 raise
-            complain(f"there is not enough memory for this ({str(error) or 'MemoryError'})")
+            print_error(f"there is not enough memory for this ({str(error) or 'MemoryError'})")
             raise SystemExit(1) from None
         except OSError as error:
-            if _is_debug() or error.errno == errno.EPIPE:  # who reads us has seen enough: typer leaves quietly
+            if _is_debug() or error.errno == errno.EPIPE:  # the reader closed the pipe (| head): typer exits quietly
                 raise
             _fail_output(error)
         except KeyboardInterrupt:
@@ -74,10 +75,10 @@ app.add_typer(index_app, name="index")
 
 
 def _show_version(ctx: typer.Context, is_wanted: bool) -> None:
-    if is_wanted and not ctx.resilient_parsing:  # a shell that completes a line runs nothing of it
+    if is_wanted and not ctx.resilient_parsing:  # not while a shell completes the line
         from wids import __version__
 
-        print(f"wids {__version__}", flush=True)  # while an error of it can still be told
+        print(f"wids {__version__}", flush=True)  # here, where an error in writing can still be reported
         raise typer.Exit
 
 
@@ -87,11 +88,11 @@ def _options(
     version: Annotated[  # noqa: ARG001 - its callback does the work
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[  # noqa: ARG001 - main() takes it out wherever it stands; here it is for the help
+    debug: Annotated[  # noqa: ARG001 - main() removes it from the arguments; here it is for the help
         bool, typer.Option("--debug", help="Show the traceback of an error. Also: WIDS_DEBUG=1.")
     ] = False,
 ) -> None:
-    """What every command has."""
+    """Options of ``wids`` itself."""
     if ctx.invoked_subcommand is None:
         print(ctx.get_help(), end="")
 
@@ -101,51 +102,51 @@ def main() -> None:
     _open_standard_files()
     args = sys.argv[1:]
     if "--debug" in args:
-        # Through the environment, so that it also counts behind the command's name and in processes it starts.
+        # Through the environment: it also works after the command's name, and in child processes.
         args.remove("--debug")
         os.environ["WIDS_DEBUG"] = "1"
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that the terminal's encoding lacks must not end a command that has done its work.
+        # A character that the terminal's encoding lacks must not make a command fail.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=args, prog_name="wids")
-    except OSError as error:  # of what is printed before a command runs: help, the version
+    except OSError as error:  # in writing the help or the version, before a command runs
         if _is_debug():
             raise
         _fail_output(error)
-    except KeyboardInterrupt:  # before a command runs, while its options are made and read, or after it
+    except KeyboardInterrupt:  # while options are parsed, or after the command
         _end_interrupted()
 
 
 def _open_standard_files() -> None:
-    """Open those of 0, 1 and 2 that whoever started this had closed: a pipe would get the number, and the output."""
+    """Open /dev/null as 0, 1 or 2 where that is closed: else a pipe could get the number, and receive the output."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # Python had looked before, and what prints would fail over None.
+    # Python sets sys.stdout to None if 1 is closed, and sys.stdout.flush() would fail; likewise sys.stderr.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as this runs
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _end_interrupted() -> NoReturn:
-    """For an ``except KeyboardInterrupt`` block."""
+    """Exit with 130; to be called in an ``except KeyboardInterrupt`` block."""
     if _is_debug():
         raise  # noqa: PLE0704 - the interrupt that is being handled
-    complain("interrupted")
+    print_error("interrupted")
     raise SystemExit(130) from None
 
 
 def _fail_output(error: OSError) -> NoReturn:
-    complain(str(error))
+    print_error(str(error))
     _drop_output()
     raise SystemExit(1) from None
 
 
 def _drop_output() -> None:
-    """Write what is left of the output nowhere: Python would fail once more over a full disk, at its exit."""
+    """Send buffered output to /dev/null: at exit, Python would try to write it again and fail again (a full disk)."""
     with contextlib.suppress(OSError, ValueError):
         fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(fd, sys.stdout.fileno())

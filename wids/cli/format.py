@@ -1,7 +1,7 @@
-"""How the command line reads and writes sizes, ages, names and tables.
+"""Parsing and printing of sizes, ages, names, tables and errors for the command line.
 
-Rules: sizes are written in tens (GB), and read in tens or twos (GiB). On a terminal a table has lines and fits; in a
-pipe it is plain, and nothing is cut. A name of someone else's making is shown, never obeyed: no control characters.
+Rules: sizes are printed in decimal units (GB), and read in decimal or binary ones (GiB). A table on a terminal fits its
+width; in a pipe it is plain text and nothing is cut. Names from files are printed without control characters.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _PREFIXES = "kmgtp"
-# So many of a command's failures are told one by one.
-_MOST_TOLD = 10
-_LEAST_COLUMNS = 40
+# Errors that a command prints one by one; the others are counted.
+_MAX_ERRORS = 10
+_MIN_COLUMNS = 40
+# (ages from so many seconds on, seconds of the unit, the unit)
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 
 
 def parse_size(text: str) -> int:
-    """Bytes: ``10GB``, ``500MiB``, ``1.5T``, ``1e9``, ``4096``; letters in any case, K is 1000 and Ki 1024.
+    """Parse a number of bytes: ``10GB``, ``500MiB``, ``1.5T``, ``1e9``, ``4096``; any case, K is 1000 and Ki 1024.
 
     Raises:
-        typer.BadParameter: it is none of these.
+        typer.BadParameter: the text is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -44,15 +45,15 @@ def parse_size(text: str) -> int:
 
 
 def parse_range(text: str, option: str, noun: str) -> slice:
-    """``A:B``, ``A:``, ``:B``, ``:``; negative numbers count from the end.
+    """Parse a range, ``A:B``, ``A:``, ``:B`` or ``:``; negative numbers count from the end.
 
     Args:
-        text: what was given.
-        option: for which, as ``--shards``.
-        noun: what it is a range of, as ``shards``.
+        text: the option's value.
+        option: the option's name for the message, such as ``--shards``.
+        noun: the things in the range for the message, such as ``shards``.
 
     Raises:
-        typer.BadParameter: it is none of these.
+        typer.BadParameter: the text is not a range.
     """
     first, colon, end = text.partition(":")
     try:
@@ -74,44 +75,49 @@ def format_size(count: float) -> str:
     return f"{count / 1000:,.3g} PB"
 
 
+def format_rate(count: float, seconds: float) -> str:
+    """``653 MB/s``."""
+    return f"{format_size(count / max(seconds, 1e-9))}/s"
+
+
 def format_seconds(seconds: float) -> str:
     """``now``, ``12 s``, ``3 min``, ``5 h``, ``40 d``."""
-    for least, unit, name in _AGES:
-        if seconds >= least:
+    for min_seconds, unit, name in _AGES:
+        if seconds >= min_seconds:
             return f"{seconds // unit:,.0f} {name}"
     return "now"
 
 
-def count_of(number: int, noun: str) -> str:
-    """``1 shard``, ``3,001 files``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """``1 shard``, ``3,001 files``, ``2 indexes``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def printable(name: str) -> str:
-    """A name that can do no harm to a terminal or a line."""
+    """Escape control characters and line breaks, which would act on a terminal or split a line of a log."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in name
     )
 
 
 def shown_url(url: str) -> str:
-    """A URL as it may be seen by all who read a terminal's log: without its query and credentials."""
+    """Return a URL without its query and credentials, fit for a log."""
     return printable(without_secrets(url, url))
 
 
 def shown_path(path: str) -> str:
-    """A path as the user would type it: relative to where they are, if it lies below."""
+    """Return a path relative to the current directory if it lies below that."""
     relative = os.path.relpath(path)
     return printable(path if relative.startswith("..") else relative)
 
 
 def print_json(value: Any) -> None:
-    """Print a value for programs, in ASCII whatever names are in it."""
+    """Print a value as indented JSON, see `to_json`."""
     print(to_json(value, indent=2))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON, in ASCII. Numbers that JSON has no word for (infinity, what is none) are null in it."""
+    """Return a value as JSON, in ASCII. Infinity and NaN, which JSON lacks, become null."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -127,7 +133,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of text; a column whose name begins with ``>`` stands at the right."""
+    """Print rows of text; a column whose name begins with ``>`` is aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -136,8 +142,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1 << 16)
-    elif console.width < _LEAST_COLUMNS:  # a column would have no room at all, and what is in it would not be told
-        console = Console(highlight=False, width=_LEAST_COLUMNS)
+    elif console.width < _MIN_COLUMNS:  # rich would shrink columns to nothing and drop their text
+        console = Console(highlight=False, width=_MIN_COLUMNS)
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
@@ -151,14 +157,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table)
 
 
-def complain(message: str) -> None:
-    """Print a line to stderr that is not the command's result."""
+def print_error(message: str) -> None:
+    """Print an error or a warning to stderr, as one line without secrets."""
     print(f"wids: {printable(without_secrets(' '.join(message.split())))}", file=sys.stderr)
 
 
-def complain_each(messages: Sequence[str]) -> None:
-    """Print the first few of many lines to stderr, and how many more there are."""
-    for message in messages[:_MOST_TOLD]:
-        complain(message)
-    if len(messages) > _MOST_TOLD:
-        complain(f"and {len(messages) - _MOST_TOLD:,} more; --json lists them all")
+def print_errors(messages: Sequence[str]) -> None:
+    """Print the first few errors to stderr, and the number of the others."""
+    for message in messages[:_MAX_ERRORS]:
+        print_error(message)
+    if len(messages) > _MAX_ERRORS:
+        print_error(f"and {len(messages) - _MAX_ERRORS:,} more; --json lists them all")

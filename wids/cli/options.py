@@ -1,32 +1,44 @@
-"""Options and arguments that several commands have: each is defined here, once.
+"""The options and arguments that several commands share.
 
-Rules: light. A parser says what is wrong as `typer.BadParameter` (exit code 2) and never repeats what may be secret.
+Nothing heavy is imported here. A parser reports a wrong value as `typer.BadParameter` (exit code 2), and never repeats
+a value that may be secret. With `with_option_groups` a command may take dataclasses, each field of which is an
+option.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
-from typing import Annotated, Any
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from wids.errors import WidsError
+from wids.errors import InputError, SelectionError
 from wids.index import urls
 
-INDEX_HELP = "An index (URL or path), or tars: a path or a brace pattern in quotes."
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wids.index.spec import Shard
+    from wids.jobs.runner import RunOptions
+
+ORDER_PANEL = "The order (defaults: DistributedChunkedSampler)"
+# Beyond, numbers would overflow somewhere; lanes are visited one by one.
+_MAX, _MAX_LANES = 10**12, 1_000_000
+
+INDEX_HELP = "An index (URL or path), or tar files: a path, or a brace pattern in quotes."
 Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
-Fetch = Annotated[
-    bool, typer.Option("--fetch", help="Fetch as many remote shards as it takes. Without it: one at most.")
-]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object on each line.")]
 CacheDir = Annotated[
     str,
     typer.Option(
         "--cache-dir",
         metavar="DIR",
-        help="Where remote shards are or go. Default: $WIDS_CACHE, else your own temporary one.",
+        help="The cache directory for remote shards. Default: $WIDS_CACHE, else your own in the temporary directory.",
     ),
 ]
 Shards = Annotated[
@@ -36,20 +48,51 @@ Shards = Annotated[
 
 
 def check_index(index: str) -> None:
-    """Refuse a directory where an index is to be named.
+    """Refuse a directory, which people may name instead of the index in it.
 
     Raises:
-        WidsError: it is one; says what to name.
+        InputError: the index is a directory.
     """
     if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
-        raise WidsError(f"{index}: is a directory; name an index in it, or its tars by a brace pattern in quotes")
+        raise InputError(f"{index}: is a directory; name an index in it, or its tar files by a brace pattern in quotes")
+
+
+def select_shards(count: int, selected: slice) -> range:
+    """The numbers of the selected ones of ``count`` shards.
+
+    Raises:
+        SelectionError: there are none.
+    """
+    numbers = range(count)[selected]
+    if count and not numbers:
+        first, end = ("" if bound is None else bound for bound in (selected.start, selected.stop))
+        raise SelectionError(f"--shards {first}:{end}: there are no such shards; the index has {count}")
+    return numbers
+
+
+def load_selected(
+    index: str, selected: slice, storage_options: dict[str, Any] | None
+) -> tuple[list[tuple[int, Shard]], slice, dict[str, Any] | None]:
+    """The selected shards of an index, each with its number; their range; and the options to read them with.
+
+    Raises:
+        InputError: the index is a directory. SelectionError: no shards are selected.
+        WidsError: the index cannot be read.
+    """
+    from wids.collection import load_shards
+
+    check_index(index)
+    _, listed, storage_options = load_shards(index, storage_options=storage_options)
+    numbers = select_shards(len(listed), selected)
+    return [(k, listed[k]) for k in numbers], slice(numbers.start, numbers.stop), storage_options
 
 
 def parse_storage_options(text: str) -> dict[str, Any]:
-    """``{"anon": true}``, or ``@FILE`` that holds such an object.
+    """Parse ``{"anon": true}``, or read ``@FILE`` with such an object in it.
 
     Raises:
-        typer.BadParameter: it is no JSON object, or there is no such file; says where, not what, for it may have keys.
+        typer.BadParameter: the text is not a JSON object, or the file cannot be read. The message has the position in
+            the text and not the text, which may hold access keys.
     """
     where = ""
     if text.startswith("@"):
@@ -60,7 +103,7 @@ def parse_storage_options(text: str) -> dict[str, Any]:
                 text = file.read()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise typer.BadParameter(f"{where}cannot be read ({why}); after @ goes a file with a JSON object") from None
+            raise typer.BadParameter(f"{where}cannot be read ({why}); @FILE names a file with a JSON object") from None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -70,7 +113,7 @@ def parse_storage_options(text: str) -> dict[str, Any]:
     return found
 
 
-_ADVICE = """write it like '{"anon": true}', or @FILE for a file with that in it"""
+_ADVICE = """write it like '{"anon": true}', or as @FILE with such an object in the file"""
 StorageOptions = Annotated[
     Any,
     typer.Option(
@@ -79,7 +122,122 @@ StorageOptions = Annotated[
         metavar="JSON",
         envvar="WIDS_STORAGE_OPTIONS",
         show_default=False,
-        help="""For fsspec, which reads URLs: '{"anon": true}', or @FILE with such an object. """
-        "A key that is a URL holds the options of that server.",
+        help="""Options for fsspec, which opens URLs: '{"anon": true}', or @FILE with such an object in the file. """
+        "A key that is a URL holds the options for that server.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ReadFlags:
+    """How remote shards are looked into."""
+
+    may_fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download as many remote shards as needed. Default: one at most.")
+    ] = False
+    cache_dir: CacheDir = ""
+    storage_options: StorageOptions = None
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """What runs a command that works on many shards."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, max=1024, metavar="N", show_default=False, help="Shards at a time."),
+    ] = None
+    engine: Annotated[
+        Literal["auto", "local", "threads", "processes", "ray"],
+        typer.Option("--engine", help="What does the work: this machine, or a Ray cluster whose nodes have wids."),
+    ] = "auto"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="ADDRESS",
+            help="auto, HOST:PORT or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine.",
+        ),
+    ] = None
+
+    def options(self) -> RunOptions:
+        """What the library takes.
+
+        Raises:
+            typer.BadParameter: these do not go together.
+        """
+        if self.ray_address is not None and self.engine != "ray":
+            raise typer.BadParameter("--ray-address goes with --engine ray")
+        from wids.jobs.runner import RunOptions
+
+        return RunOptions(jobs=self.jobs or None, engine=self.engine, ray_address=self.ray_address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """The sampler whose order is asked for."""
+
+    chunksize: Annotated[
+        int, typer.Option(min=1, max=_MAX, metavar="N", help="Samples in a chunk.", rich_help_panel=ORDER_PANEL)
+    ] = 10_000
+    window: Annotated[
+        int, typer.Option(min=1, max=_MAX, metavar="N", help="Chunks mixed at a time.", rich_help_panel=ORDER_PANEL)
+    ] = 4
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX_LANES,
+            metavar="L",
+            help="Lanes. Default: as many as ranks; after a resume, as many as there were ranks before.",
+            show_default=False,
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = None
+    tail: Annotated[
+        Literal["pad", "drop", "mask"],
+        typer.Option(help="What becomes of the rest; drop is drop_last=True.", rich_help_panel=ORDER_PANEL),
+    ] = "pad"
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the order.", rich_help_panel=ORDER_PANEL)] = 0
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Mix the order at all.", rich_help_panel=ORDER_PANEL)
+    ] = True
+    reshuffle: Annotated[
+        Literal["fixed", "epoch"],
+        typer.Option(help="A lane keeps its part, or chunks are dealt anew each epoch.", rich_help_panel=ORDER_PANEL),
+    ] = "fixed"
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: of a parameter that is a dataclass, each field becomes an option.
+
+    Args:
+        command: its parameters and the fields of its dataclasses are annotated for typer, and named differently.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        own = [(parameter.name, hints[parameter.name], parameter.default)]
+        if parameter.name in groups:
+            kind = groups[parameter.name]
+            types = get_type_hints(kind, include_extras=True)
+            own = [
+                (field.name, types[field.name], inspect.Parameter.empty if field.default is MISSING else field.default)
+                for field in fields(kind)
+            ]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for name, annotation, default in own
+        ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    del run.__wrapped__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wids.cli.format import complain_each, count_of, format_size, parse_range, parse_size, print_json, shown_url
-from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
-from wids.errors import SpecError, WidsError
+from wids.cli.advice import with_advice
+from wids.cli.format import (
+    count_of,
+    format_rate,
+    format_size,
+    parse_range,
+    parse_size,
+    print_errors,
+    print_json,
+    shown_url,
+)
+from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
+from wids.errors import InputError, SpecError, WidsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wids.cli.progress import Bar
-    from wids.writing.pack.listing import Listing
-    from wids.writing.pack.run import Outcome, Progress, Settings
+    from wids.writing.pack.listing import SourceListing
+    from wids.writing.pack.run import PackOutcome
+    from wids.writing.pack.shard import PackSettings
 
 _Format = Literal["auto", "folder", "files", "manifest", "dataset"]
 _NAMES = {
@@ -25,9 +34,135 @@ _NAMES = {
     "manifest": "a manifest",
     "dataset": "a dataset",
 }
-_MOST_JOBS = 8
 
 
+@dataclass(frozen=True)
+class SourceFlags:
+    """The source."""
+
+    form: Annotated[
+        _Format,
+        typer.Option(
+            "--format",
+            metavar="KIND",
+            help="What SOURCE is: folder (class/x.jpg), files (key.ext), manifest, dataset; or auto.",
+        ),
+    ] = "auto"
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", metavar=".EXT=COLUMN", help="Of a manifest; again for each: .jpg=path, .cls=label, .json=a,b."
+        ),
+    ] = None
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of a manifest: the keys. Default: rows are numbered.")
+    ] = None
+    base: Annotated[str | None, typer.Option(metavar="DIR", help="Of a manifest: what its paths are relative to.")] = (
+        None
+    )
+    keep_fields: Annotated[
+        str | None, typer.Option(metavar=".EXT,.EXT", help="Pack these fields only (of files and datasets).")
+    ] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only samples that meet it; again for more: key~^n01 (a regular expression), .cls=3, "
+            ".json:caption~cat, .json:size.width>=512, .jpg (has one). Also != !~ < <= >.",
+        ),
+    ] = None
+    cache_dir: Annotated[
+        str, typer.Option(metavar="DIR", help="For remote shards of a dataset. Default: as for reading.")
+    ] = ""
+    storage_options: StorageOptions = None
+
+    def check(self, kind: str) -> None:
+        """Refuse options that are not for this kind of source.
+
+        Raises:
+            typer.BadParameter: there is one.
+        """
+        if kind == "manifest":
+            if not self.fields:
+                raise typer.BadParameter("say what samples of a manifest hold: --field .jpg=COLUMN --field .cls=COLUMN")
+        elif self.fields or self.key or self.base:
+            raise typer.BadParameter(f"--field, --key and --base are for manifests, and SOURCE is taken as {kind}")
+        if self.keep_fields is not None and kind not in ("files", "dataset"):
+            raise typer.BadParameter(f"--keep-fields is for files and datasets, and SOURCE is taken as {kind}")
+
+    @property
+    def kept(self) -> frozenset[str] | None:
+        """The extensions to pack; None: all."""
+        if self.keep_fields is None:
+            return None
+        names = (text.strip() for text in self.keep_fields.split(","))
+        return frozenset(name if name.startswith(".") else f".{name}" for name in names)
+
+
+@dataclass(frozen=True)
+class PackFlags:
+    """How it is packed."""
+
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
+    ] = None
+    size: Annotated[
+        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes per shard at most: 200MB, 1GiB.")
+    ] = None
+    selected: Annotated[
+        str, typer.Option("--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.")
+    ] = ":"
+    seed: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first.")] = None
+    numbers_keys: Annotated[
+        bool, typer.Option("--number-keys", help="Call samples 000000000, 000000001, ... and not by their names.")
+    ] = False
+    skips_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out samples that cannot be packed, and say which.")
+    ] = False
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the dataset. Default: from PATTERN.")] = None
+    has_md5: Annotated[bool, typer.Option("--md5/--no-md5", help="Put each shard's md5 into the index.")] = True
+    has_tables: Annotated[
+        bool, typer.Option("--tables/--no-tables", help="Write each shard's member table (.widx) beside it.")
+    ] = True
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier dataset of this PATTERN.")] = False
+
+    def settings(self, output: str, storage_options: dict[str, Any] | None) -> PackSettings:
+        """What the library takes.
+
+        Raises:
+            SpecError: the output is no pattern. typer.BadParameter: the range is none.
+        """
+        from wids.index.pattern import parse_pattern
+        from wids.writing.pack.shard import PackSettings
+
+        parse_pattern(output)
+        return PackSettings(
+            output=output,
+            samples=self.samples,
+            size=self.size,
+            selected=parse_range(self.selected, "--range", "samples"),
+            seed=self.seed,
+            numbers_keys=self.numbers_keys,
+            skips_errors=self.skips_errors,
+            md5=self.has_md5,
+            tables=self.has_tables,
+            name=self.name,
+            overwrite=self.overwrite,
+            storage_options=storage_options,
+        )
+
+
+@dataclass(frozen=True)
+class PackRunFlags(RunFlags):
+    """As for other commands, and 0 jobs are as many as there are CPUs."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=0, max=1024, metavar="N", help="Processes. 0: one for each CPU, 8 at most."),
+    ] = 0
+
+
+@with_option_groups
 def run_pack(
     source: Annotated[
         str,
@@ -36,72 +171,15 @@ def run_pack(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="PATTERN", help="Path or URL: 'out/train-%06d.tar'.")
     ],
-    form: Annotated[
-        _Format,
-        typer.Option(
-            "--format",
-            metavar="KIND",
-            help="What SOURCE is: folder (class/x.jpg), files (key.ext), manifest, dataset; or auto.",
-        ),
-    ] = "auto",
-    samples: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per shard at most. Default: 10000.")
-    ] = None,
-    size: Annotated[
-        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes per shard at most: 200MB, 1GiB.")
-    ] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field", metavar=".EXT=COLUMN", help="Of a manifest; again for each: .jpg=path, .cls=label, .json=a,b."
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of a manifest: the keys. Default: rows are numbered.")
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Of a manifest: what its paths are relative to.")
-    ] = None,
-    keep_fields: Annotated[
-        str | None, typer.Option(metavar=".EXT,.EXT", help="Pack these fields only (of files and datasets).")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Only samples that meet it; again for more: key~^n01 (a regular expression), .cls=3, "
-            ".json:caption~cat, .json:size.width>=512, .jpg (has one). Also != !~ < <= >.",
-        ),
-    ] = None,
-    selected: Annotated[
-        str, typer.Option("--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.")
-    ] = ":",
-    seed: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first.")] = None,
-    numbers_keys: Annotated[
-        bool, typer.Option("--number-keys", help="Call samples 000000000, 000000001, ... and not by their names.")
-    ] = False,
-    skips_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out samples that cannot be packed, and say which.")
-    ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=0, max=256, metavar="N", help="Processes. 0: one for each CPU, 8 at most.")
-    ] = 0,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the dataset. Default: from PATTERN.")] = None,
-    has_md5: Annotated[bool, typer.Option("--md5/--no-md5", help="Put each shard's md5 into the index.")] = True,
-    has_tables: Annotated[
-        bool, typer.Option("--tables/--no-tables", help="Write each shard's member table (.widx) beside it.")
-    ] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier dataset of this PATTERN.")] = False,
-    cache_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="For remote shards of a dataset. Default: as for reading.")
-    ] = "",
-    storage_options: StorageOptions = None,
+    flags: SourceFlags,
+    how: PackFlags,
+    run: PackRunFlags,
     is_json: Json = False,
 ) -> None:
     """Pack a folder, a manifest or a dataset into shards, with their index and member tables.
 
-    The shards' bytes depend on the source and on these options alone, not on --jobs. Killed and started again, it goes
-    on where it was; the index appears last.
+    The shards' bytes depend on the source and on these options alone, not on --jobs or --engine. Killed and started
+    again, it goes on where it was; the index appears last.
 
     `wids pack photos -o 'out/train-%06d.tar'` packs images by class, photos/cat/1.jpg.
 
@@ -111,90 +189,44 @@ def run_pack(
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
-    from wids.cli.progress import progress
+    from wids.cli.progress import job_bar
     from wids.cli.signals import Signals
-    from wids.writing.pack.manifest import list_rows, parse_field
-    from wids.writing.pack.run import Settings, pack
-    from wids.writing.pack.where import keep_matching, parse_condition
+    from wids.writing.pack.run import pack
+    from wids.writing.pack.where import parse_condition
 
     try:
-        parsed = [parse_field(text) for text in fields or ()]
-        conditions = [parse_condition(text) for text in where or ()]
-        settings = Settings(
-            output=_parse_output(output),
-            samples=samples,
-            size=size,
-            selected=parse_range(selected, "--range", "samples"),
-            seed=seed,
-            numbers_keys=numbers_keys,
-            skips_errors=skips_errors,
-            jobs=jobs or min(os.cpu_count() or 1, _MOST_JOBS),
-            md5=has_md5,
-            tables=has_tables,
-            name=name,
-            overwrite=overwrite,
-            storage_options=storage_options,
-        )
+        conditions = [parse_condition(text) for text in flags.where or ()]
+        settings = how.settings(output, flags.storage_options)
+        rules = _parse_fields(flags)
     except (SpecError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-    kind = _find_format(source) if form == "auto" else form
-    kept = None if keep_fields is None else frozenset(_extension(text) for text in keep_fields.split(","))
-    _check_options(kind, fields=parsed, key=key, base=base, kept=kept)
+        raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
+    options = run.options()
+    kind = _find_format(source) if flags.form == "auto" else flags.form
+    flags.check(kind)
     source = os.path.expanduser(source)
     with Signals():
-        with progress(is_shown=not is_json) as bar:
-
-            def tell(count: int) -> None:
-                bar.update(count, words=f"listing {source}")
-
-            if kind == "manifest":
-                listing = list_rows(
-                    source,
-                    fields=parsed,
-                    key=key,
-                    base=base,
-                    numbers_keys=numbers_keys,
-                    storage_options=storage_options,
-                    tell=tell,
-                )
-            else:
-                listing = _list(kind, source, settings=settings, kept=kept, cache_dir=cache_dir, tell=tell)
+        listing = _list(kind, source, flags, how, rules, is_shown=not is_json)
         if conditions:
-            with progress(is_shown=not is_json) as bar:
-                total = len(listing.items)
-                bar.update(0, total=total, words="choosing")
-                keep_matching(
-                    listing,
-                    conditions,
-                    skips_errors=skips_errors,
-                    tell=lambda count: bar.update(count, total=total, words="choosing"),
-                )
-        with progress(is_shown=not is_json) as bar:
-            outcome = pack(listing, settings, lambda state: _show(bar, state))
-    _say(outcome, source=f"{source}, taken as {_NAMES[kind]}" if form == "auto" else source, is_json=is_json)
+            _choose(listing, conditions, skips_errors=how.skips_errors, is_shown=not is_json)
+    with job_bar("packing", is_shown=not is_json) as show:
+        outcome = pack(listing, settings, options=options, show=show)
+    _report(outcome, source=f"{source}, taken as {_NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
 
 
-def _show(bar: Bar, state: Progress) -> None:
-    bar.update(state.samples, total=state.total, words=f"packing, {format_size(state.bytes)}")
+def _parse_fields(flags: SourceFlags) -> list[Any]:
+    from wids.writing.pack.manifest import parse_field
 
-
-def _parse_output(text: str) -> str:
-    from wids.index.pattern import parse_pattern
-
-    parse_pattern(text)
-    return text
-
-
-def _extension(text: str) -> str:
-    text = text.strip()
-    return text if text.startswith(".") else f".{text}"
+    rules = [parse_field(text) for text in flags.fields or ()]
+    if len({rule.extension for rule in rules}) < len(rules):
+        raise typer.BadParameter("two --field give the same extension; one would hide the other")
+    return rules
 
 
 def _find_format(source: str) -> str:
     """What a source looks like.
 
     Raises:
-        WidsError: like nothing that can be packed.
+        InputError: like nothing that can be packed.
     """
     from wids.writing.pack.datasets import is_dataset
     from wids.writing.pack.folders import guess_format
@@ -208,64 +240,77 @@ def _find_format(source: str) -> str:
     if is_dataset(source):
         return "dataset"
     if not os.path.exists(path) and "://" not in source:
-        raise WidsError(f"{source}: there is no such folder or file")
-    raise WidsError(
+        raise InputError(f"{source}: there is no such folder or file")
+    raise InputError(
         f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar; say what it is with --format"
     )
 
 
-def _check_options(form: str, *, fields: list[Any], key: str | None, base: str | None, kept: Any) -> None:
-    if form == "manifest":
-        if not fields:
-            raise typer.BadParameter("say what samples of a manifest hold: --field .jpg=COLUMN --field .cls=COLUMN")
-        if len({rule.extension for rule in fields}) < len(fields):
-            raise typer.BadParameter("two --field give the same extension; one would hide the other")
-    elif fields or key or base:
-        raise typer.BadParameter(f"--field, --key and --base are for manifests, and SOURCE is taken as {form}")
-    if kept is not None and form not in ("files", "dataset"):
-        raise typer.BadParameter(f"--keep-fields is for files and datasets, and SOURCE is taken as {form}")
-
-
 def _list(
-    form: str,
-    source: str,
-    *,
-    settings: Settings,
-    kept: frozenset[str] | None,
-    cache_dir: str,
-    tell: Callable[[int], None],
-) -> Listing:
-    from wids.writing.pack import datasets, folders
+    kind: str, source: str, flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
+) -> SourceListing:
+    from wids.cache.placement import default_cache_dir
+    from wids.cli.progress import progress
+    from wids.writing.pack import datasets, folders, manifest
 
-    if form in ("folder", "files") and not os.path.isdir(source):
-        raise WidsError(f"{source}: is no folder" if os.path.exists(source) else f"{source}: there is no such folder")
-    if form == "folder":
-        return folders.list_images(source, numbers_keys=settings.numbers_keys, tell=tell)
-    if form == "files":
-        return folders.list_files(source, numbers_keys=settings.numbers_keys, keep_fields=kept, tell=tell)
-    from wids.readers.store import default_cache_dir
+    is_folder = os.path.isdir(source)
+    if kind in ("folder", "files") and not is_folder:
+        what = "is no folder" if os.path.exists(source) else "there is no such folder"
+        raise InputError(f"{source}: {what}", path=source)
+    with progress(is_shown=is_shown) as bar:
 
-    shards: Any = source
-    if os.path.isdir(source):
-        shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
-    return datasets.list_dataset(
-        shards,
-        cache_dir=cache_dir or default_cache_dir(),
-        keep_fields=kept,
-        storage_options=settings.storage_options,
-        tell=tell,
-    )
+        def tell(count: int) -> None:
+            bar.update(count, words=f"listing {source}")
+
+        if kind == "manifest":
+            return manifest.list_rows(
+                source,
+                fields=rules,
+                key=flags.key,
+                base=flags.base,
+                numbers_keys=how.numbers_keys,
+                storage_options=flags.storage_options,
+                tell=tell,
+            )
+        if kind == "folder":
+            return folders.list_images(source, numbers_keys=how.numbers_keys, tell=tell)
+        if kind == "files":
+            return folders.list_files(source, numbers_keys=how.numbers_keys, keep_fields=flags.kept, tell=tell)
+        shards: Any = source
+        if is_folder:
+            shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
+        return datasets.list_dataset(
+            shards,
+            cache_dir=flags.cache_dir or default_cache_dir(),
+            keep_fields=flags.kept,
+            storage_options=flags.storage_options,
+            tell=tell,
+        )
 
 
-def _say(outcome: Outcome, *, source: str, is_json: bool) -> None:
+def _choose(listing: SourceListing, conditions: list[Any], *, skips_errors: bool, is_shown: bool) -> None:
+    from wids.cli.progress import progress
+    from wids.writing.pack.where import keep_matching
+
+    with progress(is_shown=is_shown) as bar:
+        total = len(listing.items)
+
+        def tell(count: int) -> None:
+            bar.update(count, total=total, words="choosing")
+
+        tell(0)
+        keep_matching(listing, conditions, skips_errors=skips_errors, tell=tell)
+
+
+def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
     if is_json:
         import msgspec
 
         print_json(msgspec.to_builtins({**msgspec.structs.asdict(outcome), "skipped": _plain(outcome)}))
         return
-    rate = format_size(outcome.bytes / max(outcome.seconds, 1e-9))
+    rate = format_rate(outcome.bytes, outcome.seconds)
     done = f"{count_of(outcome.samples, 'sample')} in {count_of(outcome.shards, 'shard')}, {format_size(outcome.bytes)}"
-    parts = [f"{done}, in {outcome.seconds:,.3g} s" + ("" if outcome.kept else f" ({rate}/s)")]
+    parts = [f"{done}, in {outcome.seconds:,.3g} s" + ("" if outcome.kept else f" ({rate})")]
     if outcome.kept:
         parts.append(f"{count_of(outcome.kept, 'shard')} of an earlier run kept")
     if outcome.removed:
@@ -277,8 +322,8 @@ def _say(outcome: Outcome, *, source: str, is_json: bool) -> None:
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
     print(f"{shown_url(source)}: {'; '.join(parts)}: {shown_url(outcome.index)}")
-    complain_each([f"left out: {problem.why}" for problem in outcome.skipped])
+    print_errors([f"left out: {problem.why}" for problem in outcome.skipped])
 
 
-def _plain(outcome: Outcome) -> list[dict[str, str]]:
+def _plain(outcome: PackOutcome) -> list[dict[str, str]]:
     return [{"sample": problem.place, "why": problem.why} for problem in outcome.skipped]

@@ -1,7 +1,7 @@
-"""A progress bar with rate and time left, for whatever takes more than a second.
+"""A progress bar with rate and time left, for what takes more than a second; the same one for all jobs.
 
-Rules: on stderr, and only where that is a terminal: a pipe, a log and a program that reads JSON see nothing of it. It
-is gone when the block ends, however it ends.
+It is on stderr, and only where that is a terminal: a pipe, a log and a program that reads JSON see nothing of it. It is
+gone when the block ends, however it ends.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from wids.cli.format import count_of, format_size
+from wids.cli.signals import Signals
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from wids.jobs.outcome import JobProgress
 
 
 class Bar:
-    """What a command tells of its work; without a terminal it tells nobody."""
+    """What a command shows of its work; without a terminal it shows nothing."""
 
     def __init__(self, shown: Any = None, task: Any = None) -> None:
         self._shown, self._task = shown, task
@@ -27,16 +32,16 @@ class Bar:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a terminal to tell."""
+        """Whether there is a terminal to show it on."""
         return self._shown is not None
 
     def update(self, done: float, *, total: float | None = None, words: str = "") -> None:
         """Bring it up to date.
 
         Args:
-            done: what is done so far, in all; what was done once stays done.
+            done: so far, in all; it never goes back.
             total: what there is to do, as far as is known by now.
-            words: what stands before the bar.
+            words: before the bar.
         """
         if self._shown is None:
             return
@@ -62,7 +67,7 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
     """A bar while the block runs.
 
     Args:
-        unit: what is counted: bytes, whose rate is told in MB/s, or things.
+        unit: of the counts: bytes, whose rate is shown in MB/s, or things.
         is_shown: False: never; True: where stderr is a terminal.
     """
     from rich.console import Console
@@ -105,3 +110,35 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
     task = shown.add_task("", total=None)
     with shown:
         yield Bar(shown, task)
+
+
+@contextlib.contextmanager
+def job_bar(
+    verb: str, unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
+) -> Iterator[Callable[[JobProgress], None]]:
+    """The bar of a job while the block runs, without log lines in it, and signals end the block as `Signals` has it.
+
+    It gives the function that brings the bar up to date.
+
+    Args:
+        verb: the work on the shards, as ``indexing``.
+        unit: see `progress`.
+        is_shown: likewise.
+    """
+    start = time.monotonic()
+    with Signals(), quiet(), progress(unit, is_shown=is_shown) as bar:
+
+        def show(job: JobProgress) -> None:
+            if not bar.is_shown:
+                return
+            words = f"{verb} {job.ended:,} of {count_of(job.shards, 'shard')}"
+            if unit == "items" and job.bytes:
+                words += f", {format_size(job.bytes / max(time.monotonic() - start, 1e-3))}/s"
+            words += f", failed: {job.failed:,}" if job.failed else ""
+            words += f", tried again: {job.retries:,}" if job.retries else ""
+            if unit == "bytes" or job.total is not None:
+                bar.update(job.done, total=job.total, words=words)
+            else:
+                bar.update(job.ended, total=job.shards, words=words)
+
+        yield show

@@ -1,7 +1,8 @@
 """Signals that end a command, turned into exceptions at moments when they can be cleaned up after.
 
 Rules: the first SIGINT, SIGTERM or SIGHUP raises in the main thread; later ones change nothing, because cleaning up is
-already under way and is bounded. While `Signals.held`, nothing is raised. What was ignored at the start stays ignored.
+already under way and is bounded. While `Signals.held`, nothing is raised. Signals that were ignored at the start stay
+ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold signals back while something is made and its removal is arranged; then raise what came."""
+        """Hold signals back while something is made and its removal is arranged; then raise the one that came."""
         self._is_held = True
         yield
         self._is_held = False
@@ -49,7 +50,7 @@ class Signals:
             self._raise(self._pending)
 
     def hold(self) -> None:
-        """Hold signals back for good: what is left to do is cleaning up."""
+        """Hold signals back for good: only cleaning up is left to do."""
         self._is_held = True
 
     def _take(self, number: int, _: Any) -> None:

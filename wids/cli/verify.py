@@ -1,30 +1,42 @@
-"""``wids verify``: look at each shard of an index, and say what is wrong with which of them and what to do.
+"""``wids verify``: look at each shard of an index, and print the problems of each and their remedies.
 
-Rules: this module is light; what is heavy is imported when the command runs. All shards are looked at before anything
-is told. Nothing is changed.
+This module is light; heavy ones are imported when the command runs. All shards are looked at before anything is
+printed. No shard, table or index is changed.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import Counter
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import Index, Json, Shards, StorageOptions, check_index
+from wids.cli.options import (
+    Index,
+    Json,
+    RunFlags,
+    Shards,
+    StorageOptions,
+    load_selected,
+    with_option_groups,
+)
+from wids.index import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from wids.index.spec import Shard
-    from wids.jobs.inspection import Inspection
-    from wids.jobs.problems import Finding, Looks
+    from wids.jobs.journal import JobJournal
+    from wids.jobs.problems import Finding, VerifySettings
+    from wids.jobs.verify import CheckedShard, VerifyOutcome
 
-# So many problems of one shard are told one by one.
-_MOST_TOLD = 10
-_JOBS = 8
+JOURNAL_SUFFIX = ".verifying"
+# So many problems of one shard are printed one by one.
+_MAX_PRINTED = 10
 
 
 class _Rule(str, Enum):
@@ -37,149 +49,137 @@ class _Group(str, Enum):
     KEY = "key"
 
 
+@dataclass(frozen=True)
+class VerifyFlags:
+    """How closely to look at which shards."""
+
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="Only see whether the shards are there, and of the right size.")
+    ] = False
+    without_digest: Annotated[
+        bool, typer.Option("--no-digest", help="Do not compare md5 digests; only headers are read then.")
+    ] = False
+    is_decoded: Annotated[
+        bool, typer.Option("--decode", help="Decode all members, too; name key and field of those that fail.")
+    ] = False
+    shards: Shards = ":"
+    rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST
+    group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            "--journal",
+            metavar="FILE",
+            help="A path or URL: remembers which shards were checked, until the run ends. Default: INDEX.verifying, if "
+            "the index is a local file in a directory that can be written; else nothing is remembered.",
+            show_default=False,
+        ),
+    ] = None
+    storage_options: StorageOptions = None
+
+
 def add_command(app: typer.Typer) -> None:
     """Give the command to the command line."""
     examples = ("wids verify train.json", "wids verify https://host/data/train.json --shards 0:100 --decode")
-    told = "\n\n".join(f"`{example}`" for example in examples)
-    app.command("verify", epilog=f"Examples:\n\n{told}")(run_verify)
+    lines = "\n\n".join(f"`{example}`" for example in examples)
+    app.command("verify", epilog=f"Examples:\n\n{lines}")(run_verify)
 
 
-def run_verify(
-    index: Index,
-    is_quick: Annotated[
-        bool, typer.Option("--quick", help="Only see whether the shards are there, and of the right size.")
-    ] = False,
-    without_digest: Annotated[
-        bool, typer.Option("--no-digest", help="Do not compare md5 digests; only headers are read then.")
-    ] = False,
-    is_decoded: Annotated[
-        bool, typer.Option("--decode", help="Decode all members, too; name key and field of those that fail.")
-    ] = False,
-    shards: Shards = ":",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=256,
-            metavar="N",
-            show_default=False,
-            help=f"Shards to look at at a time. Default: {_JOBS}; with --decode one for each core.",
-        ),
-    ] = None,
-    rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST,
-    group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT,
-    storage_options: StorageOptions = None,
-    is_json: Json = False,
-) -> None:
-    """Look for what is wrong with shards: missing, cut short, damaged, not what the index says.
+@with_option_groups
+def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = False) -> None:
+    """Look for faults of shards: missing, cut short, damaged, not what the index says.
 
     Compared with the index: size, md5 digest (where the index has one) and number of samples. Compared with the shard:
     its own tar headers, and the member tables beside it (.widx; DALI's .idx, Energon's .tar.idx).
 
     Local shards are read where they are. Others come into the temporary directory ($TMPDIR), one for each of --jobs at
-    a time, and are deleted when they have been looked at. All shards are looked at, whatever is wrong with some; if
-    anything is, the exit code is 1.
-    """
-    if is_quick and is_decoded:
-        raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
-    from wids.cli.format import parse_range
-    from wids.jobs.problems import Looks
+    a time (by default 8; with --decode one for each core), and are deleted when they have been looked at. All shards
+    are looked at, whatever is wrong with some; if anything is, the exit code is 1. On a Ray cluster, each node reads
+    the shards that it looks at, and the report is the same.
 
-    looks = Looks(
-        is_quick=is_quick,
-        has_digest=not without_digest,
-        rule=rule.value,
-        group=group.value,
+    Killed and started again, it goes on where it was: shards that were checked, and have not changed since, nor has
+    what the index says of them, are not read again (--journal). --quick asks for all of them each time.
+    """
+    if flags.is_quick and flags.is_decoded:
+        raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
+    if flags.is_quick and flags.journal is not None:
+        raise typer.BadParameter(
+            "--quick asks for all shards each time, and --journal remembers some; give one of them"
+        )
+    from wids.cli.format import count_of, parse_range
+    from wids.cli.progress import job_bar
+    from wids.errors import JobError
+    from wids.jobs.problems import VerifySettings
+    from wids.jobs.verify import verify_shards
+
+    selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
+    chosen, _, storage_options = load_selected(index, selected, flags.storage_options)
+    settings = VerifySettings(
+        is_quick=flags.is_quick,
+        has_digest=not flags.without_digest,
+        rule=flags.rule.value,
+        group=flags.group.value,
         storage_options=storage_options,
     )
-    if jobs is None:
-        jobs = min(os.cpu_count() or 1, 64) if is_decoded else _JOBS
-    _verify(
-        index,
-        selected=parse_range(shards, "--shards", "shards"),
-        looks=looks,
-        is_decoded=is_decoded,
-        jobs=jobs,
-        is_json=is_json,
-    )
-
-
-def _verify(index: str, *, selected: slice, looks: Looks, is_decoded: bool, jobs: int, is_json: bool) -> None:
-    import msgspec
-
-    from wids.cli.format import count_of
-    from wids.cli.progress import quiet
-    from wids.cli.signals import Signals
-    from wids.collection import load_shards
-    from wids.errors import WidsError
-    from wids.jobs.inspection import Inspection
-
-    check_index(index)
-    _, listed, options = load_shards(index, storage_options=looks.storage_options)
-    looks = msgspec.structs.replace(looks, storage_options=options)
-    numbers = range(len(listed))[selected]
-    if len(listed) and not numbers:
-        lo, hi = ("" if end is None else end for end in (selected.start, selected.stop))
-        raise WidsError(f"--shards {lo}:{hi}: there are no such shards; the index has {len(listed)}")
-    chosen = [(k, listed[k]) for k in numbers]
-    decode = None
-    if is_decoded:
-        from wids.codecs.decode import UNASKED, SampleDecoder
-
-        decode = SampleDecoder("PIL", also=UNASKED)
-    inspection = Inspection(chosen, looks=looks, decode=decode)
-    with Signals(), quiet():
-        _run(inspection, [shard for _, shard in chosen], jobs, is_shown=not is_json)
+    shards = [shard for _, shard in chosen]
+    has_sizes = not settings.is_quick and all(shard.filesize is not None for shard in shards)
+    with (
+        job_bar("verifying", "bytes" if has_sizes else "items", is_shown=not is_json) as show,
+        _journal(index, flags) as journal,
+    ):
+        outcome = verify_shards(chosen, settings, decode=_decoder(flags), options=options, journal=journal, show=show)
     if is_json:
-        _print_json(index, inspection)
+        _print_json(index, outcome)
     else:
-        _print_report(index, inspection, [shard for _, shard in chosen], looks)
-    wrong = [finding for finding in inspection.findings if finding.problems]
-    if wrong:
-        kinds = Counter(problem.kind for finding in wrong for problem in finding.problems)
-        told = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
-        verb = "is" if len(wrong) == 1 else "are"
-        raise WidsError(f"{index}: {len(wrong):,} of {count_of(len(chosen), 'shard')} {verb} wrong ({told})")
+        _print_report(index, outcome, shards, settings)
+    if outcome.wrong:
+        kinds = Counter(problem.kind for finding in outcome.wrong for problem in finding.problems)
+        words = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
+        verb = "is" if len(outcome.wrong) == 1 else "are"
+        raise JobError(f"{index}: {len(outcome.wrong):,} of {count_of(len(chosen), 'shard')} {verb} wrong ({words})")
 
 
-def _run(inspection: Inspection, shards: Sequence[Shard], jobs: int, *, is_shown: bool) -> None:
-    """Look at the shards, with a progress bar: of bytes where the index says how many there are."""
-    from wids.cli.format import count_of
-    from wids.cli.progress import progress
+def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJournal[CheckedShard] | None]:
+    """The journal, left for the next run unless this one came to its end; None where there is to be none.
 
-    sizes = [shard.filesize for shard in shards if shard.filesize is not None]
-    has_sizes = len(sizes) == len(shards) and not inspection.is_quick
-    total = sum(sizes) if has_sizes else len(shards)
-    with progress("bytes" if has_sizes else "items", is_shown=is_shown) as bar:
+    Raises:
+        OutputError: the one that was asked for cannot be written.
+    """
+    from wids.collection import ARCHIVES
+    from wids.errors import OutputError
+    from wids.jobs.verify import open_journal
 
-        def show() -> None:
-            if not bar.is_shown:
-                return
-            findings = inspection.findings[:]
-            wrong = sum(bool(finding.problems) for finding in findings)
-            words = f"{len(findings):,} of {count_of(len(shards), 'shard')}" + (f", wrong: {wrong:,}" if wrong else "")
-            # By what the index says: a shard that is missing is done with, too.
-            done = sum(inspection.promised[finding.number] for finding in findings) if has_sizes else len(findings)
-            bar.update(done, total=total, words=words)
-
-        show()
-        inspection.run(jobs, show)
+    if flags.journal is not None:
+        return contextlib.closing(open_journal(flags.journal, flags.storage_options))
+    if urls.is_local(index) and not (flags.is_quick or urls.basename_of(index).endswith(ARCHIVES)):
+        with contextlib.suppress(OutputError):  # a place that cannot be written, or another run has it
+            return contextlib.closing(open_journal(index + JOURNAL_SUFFIX))
+    return contextlib.nullcontext()
 
 
-def _print_json(index: str, inspection: Inspection) -> None:
+def _decoder(flags: VerifyFlags) -> Any:
+    if not flags.is_decoded:
+        return None
+    from wids.codecs.decode import UNASKED, SampleDecoder
+
+    return SampleDecoder("PIL", also=UNASKED)
+
+
+def _print_json(index: str, outcome: VerifyOutcome) -> None:
     import msgspec
 
     from wids.cli.format import print_json
 
-    findings = inspection.findings
+    findings = outcome.findings
     print_json(
         {
             "index": index,
             "shards": len(findings),
-            "wrong": sum(bool(finding.problems) for finding in findings),
+            "wrong": len(outcome.wrong),
+            "known": outcome.known,
             "bytes": sum(finding.size_bytes or 0 for finding in findings),
             "samples": sum(finding.nsamples or 0 for finding in findings),
-            "seconds": round(inspection.seconds, 3),
+            "seconds": round(outcome.seconds, 3),
             "undecoded": sum(finding.undecoded for finding in findings),
             "unused_tables": sum(finding.has_unused_table for finding in findings),
             "problems": [
@@ -191,10 +191,10 @@ def _print_json(index: str, inspection: Inspection) -> None:
     )
 
 
-def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], looks: Looks) -> None:
-    from wids.cli.format import count_of, format_size, print_table, shown_url
+def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], settings: VerifySettings) -> None:
+    from wids.cli.format import count_of, format_rate, format_size, print_table, shown_url
 
-    findings = inspection.findings
+    findings = outcome.findings
     rows = list(_rows(findings))
     if rows:
         print_table(("shard", "what", "where", "what to do"), rows)
@@ -202,13 +202,15 @@ def _print_report(index: str, inspection: Inspection, shards: Sequence[Shard], l
     size = sum(finding.size_bytes or 0 for finding in findings)
     samples = sum(finding.nsamples or 0 for finding in findings)
     words = f"{shown_url(index)}: {count_of(len(findings), 'shard')} of {format_size(size)}"
-    if not looks.is_quick:
+    if not settings.is_quick:
         words += f" and {count_of(samples, 'sample')}"
-    words += f" looked at in {inspection.seconds:,.3g} s"
-    if not looks.is_quick:
-        words += f" ({format_size(size / max(inspection.seconds, 1e-9))}/s)"
+    words += f" looked at in {outcome.seconds:,.3g} s"
+    if not (settings.is_quick or outcome.known):
+        words += f" ({format_rate(size, outcome.seconds)})"
     print(words if rows else f"{words}: all is well")
-    if missing := _missing_words(shards, looks):
+    if outcome.known:
+        print(f"not read again, for a run that was ended had checked them: {count_of(outcome.known, 'shard')}")
+    if missing := _missing_words(shards, settings):
         print(f"not compared, for the index does not say: {missing}")
     if unused := sum(finding.has_unused_table for finding in findings):
         print(
@@ -226,19 +228,19 @@ def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
 
     for finding in findings:
         name = shown_url(urls.basename_of(finding.url) or finding.url)
-        for problem in finding.problems[:_MOST_TOLD]:
+        for problem in finding.problems[:_MAX_PRINTED]:
             yield name, printable(problem.what), printable(problem.where), printable(problem.advice)
-        if len(finding.problems) > _MOST_TOLD:
-            yield name, f"and {len(finding.problems) - _MOST_TOLD:,} more", "", "--json lists them all"
+        if len(finding.problems) > _MAX_PRINTED:
+            yield name, f"and {len(finding.problems) - _MAX_PRINTED:,} more", "", "--json lists them all"
 
 
-def _missing_words(shards: Sequence[Shard], looks: Looks) -> str:
+def _missing_words(shards: Sequence[Shard], settings: VerifySettings) -> str:
     """What the index does not say of how many shards."""
     from wids.cli.format import count_of
 
-    told = [("size", sum(shard.filesize is None for shard in shards))]
-    if not looks.is_quick:
-        told.append(("number of samples", sum(shard.nsamples is None for shard in shards)))
-        if looks.has_digest:
-            told.append(("md5", sum(shard.md5sum is None for shard in shards)))
-    return ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in told if count)
+    missing = [("size", sum(shard.filesize is None for shard in shards))]
+    if not settings.is_quick:
+        missing.append(("number of samples", sum(shard.nsamples is None for shard in shards)))
+        if settings.has_digest:
+            missing.append(("md5", sum(shard.md5sum is None for shard in shards)))
+    return ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in missing if count)

@@ -1,1 +1,1 @@
-"""Members to values and back, by extension."""
+"""Decode the bytes of a sample's members into values, and encode values, by extension."""

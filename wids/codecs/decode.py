@@ -1,9 +1,9 @@
 """Turn the bytes of a sample's members into values, by their extension.
 
-Rules: only keys that start with "." are decoded, and only while they hold bytes; an extension nobody knows stays as
-it is. So do those of `UNASKED`, which wids 0.1 did not decode, unless they are asked for: a program that never looks
-at such a field must not fail by it. Users' decoders go before the built-in ones (`wids.codecs.decoders`). Every failure
-is a `DecodeError` that names shard, key and field.
+Only keys that start with "." are decoded, and only if they hold bytes; a field with an unknown extension keeps its
+bytes. So do the extensions of `UNASKED`, which wids 0.1 did not decode, unless the caller asks for them: a program that
+never looks at such a field must not fail by it. Decoders that the program registered go before the built-in ones
+(`wids.codecs.decoders`). Every failure is a `DecodeError` that names shard, key and field.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import io
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, cast
 
 from wids.codecs.decoders import Decoder, Options, decode_gzipped, find_decoder
 from wids.errors import DecodeError, UnsafeFormatError
@@ -74,7 +74,7 @@ class SampleDecoder:
 
     Keys stay as they are (".txt.gz" becomes a str under ".txt.gz"). Images are loaded whole, first frame, mode
     untouched. Registrations made in this process count from the next call on. A pickled decoder carries those of
-    its process along; where it is unpickled they go before what was registered there until then.
+    its process along; in the process that unpickles it, they go before those registered there until then.
 
     Args:
         format: "PIL": images are `PIL.Image.Image`. "numpy": images are arrays, H W C or H W. "torch": images are
@@ -177,6 +177,26 @@ class SampleDecoder:
         return hash(self._options)
 
 
+def parse_transformations(value: Any, **decoding: Any) -> list[Callable[[Any], Any]]:
+    """The functions that ``transformations=`` of a dataset stands for: a format, a function, a list of these, or none.
+
+    Args:
+        value: which.
+        **decoding: for the `SampleDecoder` of a format.
+
+    Raises:
+        TypeError: one is neither a format nor callable. ValueError: an unknown format.
+    """
+    if value is None:
+        return []
+    steps = value if isinstance(value, (list, tuple)) else [value]
+    found = [SampleDecoder(cast("Any", step), **decoding) if isinstance(step, str) else step for step in steps]
+    for step in found:
+        if not callable(step):
+            raise TypeError(f"transformation {step!r} is neither one of {(*_FORMATS.values(),)} nor callable")
+    return found
+
+
 def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) -> Decoder | None:
     """Return the decoder for a field like ".seg.png.gz", or None when its members stay as they are."""
     if options.format == "raw":
@@ -185,7 +205,7 @@ def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) ->
     found = _lookup(suffix, registered, options)
     if found is not None or not suffix.endswith(".gz"):
         return found
-    # What is inside may be unknown: it is inflated all the same, as the original did.
+    # The format inside may be unknown: it is inflated all the same, as the original did.
     return functools.partial(decode_gzipped, _lookup(suffix[:-3], registered, options) or io.BytesIO, options)
 
 

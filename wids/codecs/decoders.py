@@ -1,7 +1,7 @@
-"""The built-in decoders: what a member's bytes mean, by extension.
+"""The built-in decoders: one function for each extension, bytes -> value.
 
-Rules: a member is hostile until proven otherwise. Nothing here runs code from a shard unless ``allow_pickle`` is set,
-nothing allocates what a header merely promises, nothing inflates past its bound. torch, PIL, numpy and msgspec load
+Members are treated as hostile: no code from a shard runs unless ``allow_pickle`` is set, no memory is allocated by a
+size that a header only claims, nothing inflates past its limit. torch, PIL, numpy and msgspec load
 with the first member that needs them.
 """
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 Decoder = Callable[[bytes], Any]
 
-# What an image member may hold, whatever its extension says (a .jpg that is a PNG is common). The list is
+# Formats that an image member may have, also under another extension (a .jpg that is a PNG is common). The list is
 # closed because Pillow goes by content: a .jpg that holds EPS would start Ghostscript on it.
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
-_WINDOW_BYTES = 1 << 14  # fed at a time: what follows a gzip member is copied once for each member
+_WINDOW_BYTES = 1 << 14  # fed at a time: the rest of the data is copied once for each gzip member
 
 _TRUST = "if you trust whoever wrote these shards, pass allow_pickle=True (to the dataset or to wids.SampleDecoder)"
 
@@ -59,7 +59,7 @@ def find_decoder(name: str, options: Options) -> Decoder | None:
 def _import_for(name: str, options: Options) -> None:
     """Import what the decoder of this extension will import: a fork in another thread's import would hang."""
     arrays = ("numpy", "torch") if options.format == "torch" else ("numpy",)
-    with forks.held:
+    with forks.lock:
         for module in (*_MODULES.get(name, ()), *(arrays if name in _ARRAYS else ())):
             with contextlib.suppress(ImportError):  # the decoder says so where shard and key are known
                 importlib.import_module(module)
@@ -68,7 +68,7 @@ def _import_for(name: str, options: Options) -> None:
 
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
-    """Inflate a member within the bound, and hand it to the decoder of what is inside."""
+    """Inflate a member within the bound, and hand it to the decoder of the extension inside."""
     parts = _inflate(data, options.max_inflate_bytes)
     if inner is _decode_text:  # bytes and text, both whole, would be twice as much
         decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
@@ -141,7 +141,7 @@ def _decode_checkpoint(options: Options, data: bytes) -> Any:
     if data.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             gain = sum(max(0, info.file_size - info.compress_size) for info in archive.infolist())
-        if gain > options.max_inflate_bytes:  # torch stores its records, and inflates whatever it finds
+        if gain > options.max_inflate_bytes:  # torch stores its records, and inflates any that are compressed
             raise _too_large(options.max_inflate_bytes)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not options.allow_pickle)
@@ -212,7 +212,7 @@ def _decode_npy(options: Options, data: bytes) -> Any:
 
 
 def _decode_npz(options: Options, data: bytes) -> dict[str, Any]:
-    """Read every array of an .npz; numpy's own reader would inflate whatever the archive holds."""
+    """Read every array of an .npz; numpy's own reader would inflate all that the archive holds."""
     result = {}
     left = options.max_inflate_bytes
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,8 +1,8 @@
 """Turn the values of a sample into the bytes of its members, by their extension: the inverse of `wids.codecs.decode`.
 
-Rules: bytes are written as they are. Any other value must come back equal from the safe decoder of its extension
-(images but for what their format loses); what would not is refused with a sentence. torch, PIL, numpy and msgspec load
-with the first value that needs them.
+Bytes are written as they are. Any other value must come back equal from the safe decoder of its extension
+(images except for the loss of their format); a value that would not is refused with a `SampleError`. torch, PIL, numpy
+and msgspec load with the first value that needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from wids.errors import SampleError
 
-_QUALITY = 95  # of JPEG and WebP, where what is drawn is not yet encoded
+_QUALITY = 95  # of JPEG and WebP, for images that are not encoded yet
 _FORMATS = {
     **dict.fromkeys(("jpg", "jpeg"), "JPEG"),
     "png": "PNG",
@@ -33,7 +33,7 @@ def encode_field(extension: str, value: Any) -> bytes:
     """The bytes of one member.
 
     Args:
-        extension: with or without its leading dot; ``.gz`` on top compresses what is not bytes yet.
+        extension: with or without its leading dot; ``.gz`` on top compresses values that are not bytes yet.
         value: bytes (or a bytearray, memoryview, ``io.BytesIO``) for any extension; text for .txt; an int for .cls and
             .index; what JSON has for .json, a list of that for .jsonl; what MessagePack has for .mp; numpy arrays (also
             tensors) for .npy, a dict of them for .npz; tensors, and dicts and lists of them, for .pt and .pth; a dict

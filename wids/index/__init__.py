@@ -1,5 +1,5 @@
-"""What is where: shard lists, URLs, tar headers, member tables.
+"""Shard lists and member tables: which shards a dataset has, and where each sample lies in a shard.
 
-Rules: pure. Nothing here opens a file, a socket or a thread; bytes come in as arguments or through a
+Pure: nothing here opens a file, a socket or a thread; bytes come in as arguments or through a
 ``read`` callable, and go out as return values.
 """

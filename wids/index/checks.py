@@ -1,7 +1,7 @@
-"""Checks of what an index says, whose errors name the path to the bad value and the index it stands in.
+"""Validation of an index; errors name the path to the bad value and the index that has it.
 
-Rules: pure. ``path`` is in terms of the JSON text, like ``shardlist[3].nsamples``; ``place`` is the URL or path of that
-text, None for what came from an open file or from the program itself.
+Pure. ``path`` is in terms of the JSON text, like ``shardlist[3].nsamples``; ``place`` is the URL or path of that
+text, None if it came from an open file or from the program itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(base: str | None, url: str, path: str, place: str | None = None) -> 
     """The full URL. A NUL in it could not be opened, and would be taken for two URLs where columns are pickled."""
     full = urls.join(base, url)
     if not url or "\0" in full or len(full) > _MAX_URL:
-        fail(place, path, f"is {full!r:.200}; it is a URL or a path")
+        fail(place, path, f"is {full!r:.200}; it must be a URL or a path")
     return full
 
 
@@ -78,7 +78,7 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 
 def check_finite(value: Any, path: str, place: str | None = None) -> None:
-    """Refuse infinity and NaN: JSON has no numbers for them, and what is written with them others cannot read."""
+    """Refuse infinity and NaN: JSON has no numbers for them, and other programs could not read the index."""
     found = _find_infinite(value)
     if found is not None:
         at, number = found

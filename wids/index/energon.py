@@ -1,9 +1,9 @@
-"""The counts of a Megatron-Energon dataset, as an index of our own.
+"""Read the index of a Megatron-Energon dataset, which has shards and their sample counts, as a shard list.
 
-Rules: pure; the format is Energon's (``energon prepare``; ``WebdatasetInfo`` in its documentation and sources).
+Pure. The format is Energon's (``energon prepare``; ``WebdatasetInfo`` in its documentation and sources).
 ``.nv-meta/.info.json`` (of older releases: ``.info.yaml``, the same as YAML) is an object whose ``shard_counts`` maps
-each shard's path, from the directory that holds ``.nv-meta``, to its number of samples. All shards stand there,
-whatever split they belong to; splits are in another file.
+each shard's path, from the directory that holds ``.nv-meta``, to its number of samples. It has the shards of all
+splits; the splits are in another file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def convert_info(data: bytes, *, place: str) -> bytes:
         checks.fail(place, "shard_counts", "is missing or empty; it gives the number of samples of each shard")
     for name, count in counts.items():
         if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            checks.fail(place, f"shard_counts[{name!r}]", f"is {count!r}; it is a number of samples")
+            checks.fail(place, f"shard_counts[{name!r}]", f"is {count!r}; it must be a number of samples")
     shards = [{"url": name, "nsamples": count} for name, count in counts.items()]
     return json.dumps({"wids_version": 1, "base": "..", "shardlist": shards}).encode()
 

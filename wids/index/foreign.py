@@ -1,18 +1,19 @@
-"""Indexes that other tools put beside shards: read, and held against the shard.
+"""Read the indexes that NVIDIA DALI and Megatron-Energon put beside a shard, and compare them with the shard.
 
-Rules: pure; whatever is in such a file, the answer is what it says or a `TableError`. Nobody believes it before it was
-compared with the shard: all headers that it tells of, and that there are no others.
+Pure; a file that is malformed is a `TableError`. An index is used only after it was compared with the shard: every
+header that it names is there, and there are no others.
 
 NVIDIA DALI (``wds2idx``, for ``fn.readers.webdataset``): text; the first line is ``v1.1 N`` or ``v1.2 N``, N > 0 the
 number of samples. A line for each of them, components one after another, blanks between: ``EXTENSION OFFSET SIZE`` in
 version 1.1, ``EXTENSION OFFSET SIZE NAME`` in 1.2. The offset is that of the data, in bytes, a multiple of 512; the
-extension has no leading dot. Only 1.2 says how samples are called. Members whose basename begins with a dot are left
+extension has no leading dot. Only 1.2 has the names of samples. Members whose basename begins with a dot are left
 out. By default ``a/x.tar`` has ``a/x.idx``. ``wds2idx`` counts by GNU ``tar --block-num``, which numbers a member's own
 header: before a member with extended headers (the webdataset package writes them all so) its offsets are too large.
 
 NVIDIA Megatron-Energon (``energon prepare``): ``x.tar.idx`` is unsigned 64-bit numbers (written in the machine's order,
 so little-endian): where each sample's first header begins, extended headers included, then where the last one ends.
-Nothing of members, so no table can be made of it. Left out are names that match ``__[^/]*__($|/)`` from their start.
+It says nothing of members, so no table can be made of it. Names that match ``__[^/]*__($|/)`` from their start are left
+out.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ DALI_STARTS = (b"v1.1 ", b"v1.2 ")
 _NAME_BYTES = 100
 # At a look, extended headers and members that count for nothing may take so much; names are shorter.
 _LOOK_BYTES = 8 << 10
-_MOST_AFTERWARDS = 16
+_MAX_AFTERWARDS = 16
 _MAX_OFFSET_DIGITS = 18
 _META = re.compile(rb"__[^/]*__($|/)")
 
 
-class Component(NamedTuple):
+class DaliMember(NamedTuple):
     """One member in DALI's index: extension without its dot, data offset, bytes, and its name where that is said."""
 
     extension: bytes
@@ -51,7 +52,7 @@ class Component(NamedTuple):
     name: bytes | None
 
 
-def parse_dali(data: bytes, *, shard: str) -> list[list[Component]]:
+def parse_dali(data: bytes, *, shard: str) -> list[list[DaliMember]]:
     """The samples of a DALI index.
 
     Raises:
@@ -81,12 +82,12 @@ def parse_dali(data: bytes, *, shard: str) -> list[list[Component]]:
                 )
             if name is not None and not name.endswith(words[k]):
                 raise _broken(shard, DALI_SUFFIX, f"calls {_show(name)} a {_show(words[k])} in line {number}")
-            parts.append(Component(words[k], offset, size, name))
+            parts.append(DaliMember(words[k], offset, size, name))
         samples.append(parts)
     return samples
 
 
-def list_members(samples: Iterable[Sequence[Component]], size: int, *, shard: str) -> list[Member]:
+def list_members(samples: Iterable[Sequence[DaliMember]], size: int, *, shard: str) -> list[Member]:
     """The members of a DALI index in archive order, as `wids.index.tar.scan` gives them.
 
     Args:
@@ -167,12 +168,12 @@ def _next_listed(read: Callable[[int, int], bytes], start: int, size: int, shard
     for number, (name, _, offset, length) in enumerate(tar.scan(read_from, size - start, shard=shard)):
         if first_dot(name) is not None:
             return name, start + offset, length
-        if number == _MOST_AFTERWARDS:
+        if number == _MAX_AFTERWARDS:
             raise _broken(shard, DALI_SUFFIX, "leaves out many members")
     return None
 
 
-def find_difference(samples: Iterable[Sequence[Component]], members: Iterable[Member]) -> str:
+def find_difference(samples: Iterable[Sequence[DaliMember]], members: Iterable[Member]) -> str:
     """What a DALI index says that a shard's own headers do not, in words; ``""``: they agree."""
     listed = iter([part for parts in samples for part in parts])
     for name, _, offset, size in members:

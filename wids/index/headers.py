@@ -1,8 +1,8 @@
 """Fields of one tar header, and the records of a PAX header.
 
-Rules: pure; bytes in, values out; what cannot be read is None, and the caller, who knows the place, raises. Sources:
-POSIX.1-2017 ``pax`` ("ustar Interchange Format", "pax Extended Header"), the GNU tar manual ("Basic Tar Format"),
-star(5) for its prefix field.
+Pure: bytes in, values out. A field that cannot be read is None, and the caller, which knows the offset, raises.
+Sources: POSIX.1-2017 ``pax`` ("ustar Interchange Format", "pax Extended Header"), the GNU tar manual ("Basic Tar
+Format"), star(5) for its prefix field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 BLOCK = 512
 _BLANKS = 8 * 32
-# No file is longer; it also bounds what is read as a decimal number (Python refuses 4,301 digits with a ValueError).
+# No file is longer; it also bounds decimal numbers (Python refuses 4,301 digits with a ValueError).
 MAX_SIZE = (1 << 63) - 1
 _MAX_DIGITS = 20
 

@@ -1,6 +1,6 @@
-"""What ties a member table to the bytes of one shard.
+"""Size, mtime, md5 and version of the shard that a member table belongs to, and whether a shard is that one.
 
-Rules: pure; a fact that is not known never counts for or against.
+Pure. A fact that is not known counts neither for nor against.
 """
 
 from __future__ import annotations

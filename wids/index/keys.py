@@ -1,7 +1,7 @@
 """Key rules: how a member path splits into the key of its sample and its extension.
 
-Rules: pure. Names are bytes, as archives hold them; a caller's own rule sees text, where bytes that are not UTF-8
-survive as surrogate escapes. None says: not part of a sample.
+Pure. Names are bytes, as archives hold them; a caller's own rule sees text, where bytes that are not UTF-8
+survive as surrogate escapes. None: the member is not part of a sample.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def parse_rule(rule: KeyRule) -> Split:
         if rule == name:
             return split
     raise ValueError(
-        f"key_rule is {rule!r}; it is one of {sorted(_RULES)} or a function name -> (key, extension) | None"
+        f"key_rule is {rule!r}; it must be one of {sorted(_RULES)} or a function name -> (key, extension) | None"
     )
 
 
 def decode_name(raw: bytes) -> str:
-    """Bytes of a member name as text; what is not UTF-8 survives as surrogate escapes."""
+    """Bytes of a member name as text; bytes that are not UTF-8 survive as surrogate escapes."""
     return raw.decode("utf-8", "surrogateescape")
 
 

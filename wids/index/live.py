@@ -1,16 +1,44 @@
-"""What a dataset hands out as its shards and its spec: dicts whose changes are taken over, a list that refuses them.
+"""``dataset.shards`` and ``dataset.spec``: dicts whose changes the dataset follows, and a list that refuses changes.
 
-Rules: pure. Copies and pickles of them are plain dicts and lists.
+Pure. Copies and pickles of them are plain dicts and lists.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from weakref import WeakMethod
 
     from typing_extensions import Self
+
+    from wids.index.spec import ShardList
+
+    # Called with a list, the number of a shard in it, and the shard as it would be after a change.
+    TakeShard: TypeAlias = Callable[[ShardList, int, dict[str, Any]], None]
+
+
+def live_shard(shards: ShardList, k: int, take: WeakMethod[TakeShard]) -> LiveDict:
+    """Shard ``k`` of a list as a dict; a change of it is handed to ``take``.
+
+    Which is held weakly: who keeps the dict keeps no dataset, and no open files.
+    """
+    return LiveDict(shards.describe(k), partial(_call, take, shards, k))
+
+
+def live_spec(
+    shards: ShardList, listed: list[dict[str, Any]], take: WeakMethod[Callable[[dict[str, Any]], None]]
+) -> LiveDict:
+    """An index as a dict, ``listed`` its shards; a change of it is handed to ``take``."""
+    return LiveDict({**shards.header, "shardlist": listed}, partial(_call, take))
+
+
+def _call(method: WeakMethod[Any], *args: Any) -> None:
+    """Call a method whose object is still there."""
+    if (call := method()) is not None:
+        call(*args)
 
 
 class LiveDict(dict[str, Any]):

@@ -1,6 +1,6 @@
-"""Output patterns: ``out/train-%06d.tar`` -> the names of shards, of their index and of what lies beside them.
+"""Output patterns: ``out/train-%06d.tar`` -> the names of shards, of their index and of the files beside them.
 
-Rules: pure text. One ``%d``, with or without a width, in the last component; no other ``%`` means anything.
+Pure text. One ``%d``, with or without a width, in the last component; no other ``%`` means anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
     """Where shards are written.
 
     Attributes:
-        head, tail: what stands before and behind the number; ``head`` begins with the directory.
+        head, tail: the text before and after the number; ``head`` begins with the directory.
         digits: of the number, at least.
     """
 

@@ -1,6 +1,6 @@
-"""Shard list: the shards of a dataset, in order.
+"""Shard list: URL, sample count, size and checksum of each shard of a dataset, in order.
 
-Rules: pure. Shards are held as columns, because a list of a million shards is pickled into every worker. Keys that
+Pure. Shards are held as columns, because a list of a million shards is pickled into every worker. Keys that
 wids does not know are kept.
 """
 
@@ -10,6 +10,8 @@ from bisect import bisect_right
 from typing import Annotated, Any, cast
 
 import msgspec
+
+from wids.errors import without_secrets
 
 MAX_COUNT = (1 << 63) - 1
 # More rows than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
@@ -49,7 +51,7 @@ class ShardList:
     """The shards of a dataset, in order, as columns.
 
     Attributes:
-        header: the index's top-level keys but its shards: name, info, base, and whatever else it held.
+        header: the index's top-level keys but its shards: name, info, base, and any others.
         urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
     """
 
@@ -75,6 +77,17 @@ class ShardList:
             filesize=None if self.filesizes[k] < 0 else self.filesizes[k],
             md5sum=self.md5sums[k] or None,
         )
+
+    def find(self, url: str) -> Shard:
+        """The first shard with this URL.
+
+        Raises:
+            KeyError: there is none.
+        """
+        try:
+            return self[self.urls.index(url)]
+        except ValueError:
+            raise KeyError(f"{without_secrets(url, url)} is not a shard of this dataset") from None
 
     def describe(self, k: int) -> dict[str, Any]:
         """Shard ``k`` (0 <= k < len) as the dict that the original's ``ds.shards`` held, unknown keys and all."""

@@ -1,8 +1,8 @@
-"""What a program or an index says of its shards -> shard list.
+"""Parse an index (JSON), or the list that a program passes, into a shard list.
 
-Rules: pure; the bytes of an index, and of the sub-datasets it names, come from the caller, each once. An error names
-the path to the bad value, and the index it stands in. What a remote index names is its maker's choice, what a local one
-or the program names is the caller's own: of the servers in it, this is kept.
+Pure: the bytes of an index, and of the sub-datasets it names, come from the caller, each once. An error names
+the path to the bad value, and the index that has it. For the servers that appear, it is kept whether the program or a
+local index named them (they may get credentials) or a remote index did (they may not).
 
 JSON form (``wids_version`` 1)::
 
@@ -99,7 +99,7 @@ def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0
         else:
             what = type(item).__name__ + (f" of {len(item)}" if isinstance(item, Sequence) else "")
             checks.fail(
-                None, path, f"is a {what}; it is a dict with url and nsamples, a (url, nsamples) pair, or a path"
+                None, path, f"is a {what}; it must be a dict with url and nsamples, a (url, nsamples) pair, or a path"
             )
         for key in KNOWN_KEYS & raw.keys():
             raw[key] = _plain(raw[key])
@@ -142,7 +142,7 @@ def parse_index(
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
     checks.check_nesting(header, "", place)
     shards = ShardList(header)
-    _Reader(shards, load, allow_local=allow_local, named=named).read(raw, place, base)
+    _SpecParser(shards, load, allow_local=allow_local, named=named).read(raw, place, base)
     if not shards.urls:
         checks.fail(place, "shardlist", "lists no shards")
     checks.check_total(shards.nsamples, place)
@@ -164,7 +164,7 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
             url=place,
         ) from error
     if not isinstance(raw, dict):
-        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it is an object")
+        checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object")
     return raw
 
 
@@ -177,7 +177,7 @@ def _decode(data: bytes | str) -> Any:
         return json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data)
 
 
-class _Reader:
+class _SpecParser:
     """Walks an index and its sub-datasets, appending to one shard list."""
 
     def __init__(self, shards: ShardList, load: Load, *, allow_local: bool, named: set[str] | None) -> None:
@@ -248,7 +248,7 @@ class _Reader:
             self.sources[source] = self.load(source)
         raw = parse_json(self.sources[source], source)
         index = checks.convert(raw, _Index, place=source)
-        # Sub-indexes written by other tools leave the version out; what is there must be one that is understood.
+        # Sub-indexes written by other tools leave the version out; if there is one, it must be known.
         if index.wids_version not in (None, 1):
             checks.fail(source, "wids_version", f"is {index.wids_version}; this wids reads version 1")
         if index.shardlist is None and index.datasets is None:

@@ -1,7 +1,7 @@
 """Member table: where each sample's members lie in one shard, and how it is built from the members of an archive.
 
-Rules: pure; immutable once built; order is first appearance in the archive and never changes. Key rules, what ties a
-table to its shard, and its on-disk form have modules of their own; their names are found here too.
+Pure; a table never changes once it is built. Samples are in the order of first appearance in the archive. Key rules,
+the identity of the shard and the format on disk have modules of their own; their names can be imported from here too.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def build_table(
     """
     split = parse_rule(rule)
     if group not in ("adjacent", "key"):
-        raise ValueError(f"group is {group!r}; it is 'adjacent' or 'key'")
+        raise ValueError(f"group is {group!r}; it must be 'adjacent' or 'key'")
     offsets, sizes, ids, starts = array("Q"), array("Q"), array("I"), array("I")
     known: dict[bytes, int] = {}
     keys: list[bytes] = []

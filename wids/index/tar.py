@@ -1,7 +1,7 @@
-"""Tar headers -> members: one pass over the headers of an archive, all dialects.
+"""Read the headers of a tar archive in any dialect, in one pass, and yield its members.
 
-Rules: pure; bytes come through ``read(offset, size)``. Only regular members are yielded, names stay bytes.
-What cannot be served from one byte range, or ends too early, is a typed error with shard and byte offset,
+Pure: bytes come through ``read(offset, size)``. Only regular members are yielded, names stay bytes.
+A member that is not one byte range, or an archive that ends too early, is a typed error with shard and byte offset,
 never a silently shorter list. Where dialects leave room, stdlib ``tarfile`` is followed.
 """
 
@@ -183,7 +183,7 @@ def _resolve(
         if 0 in path:
             _raise_corrupt(shard, pos, f"the PAX path {_show(path)} of this member has a NUL in it")
         name = path
-    # The whole name decides: what is left of a long one in the header may be cut behind a slash.
+    # The whole name decides: the part of a long one that the header holds may end with a slash.
     is_directory = kind == 0 and name.endswith(b"/")
     if path:
         name = name.rstrip(b"/")

@@ -1,7 +1,7 @@
 """URLs and paths of shards and indexes: split, join, name.
 
-Rules: pure text, no ``~`` or working directory (whoever opens them resolves those). Only http(s) and ftp have a
-query part: in a local or bucket name, ``?`` and ``#`` are letters. What a server signed is never re-quoted.
+Pure text, without ``~`` or working directory (the code that opens a path resolves those). Only http(s) and ftp have a
+query part: in a local or bucket name, ``?`` and ``#`` are letters. A signed URL is never quoted again.
 fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
 is a path with a slash before its first ``::``.
 """
@@ -297,7 +297,7 @@ def _count_range(text: str) -> int:
 def cache_name(url: str, *, endpoint: str = "") -> str:
     """A file name for the shard at ``url``: a digest of the whole URL, then as much of its basename as fits.
 
-    Two URLs never share a name, whatever their basenames, nor do two ``endpoint`` (servers for one scheme, where the
+    Two URLs never share a name, even of one basename, nor do two ``endpoint`` (servers for one scheme, where the
     URL does not say). The name is ASCII, of at most 120 bytes.
     """
     place = f"{endpoint}\n{url}" if endpoint else url

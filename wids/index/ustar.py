@@ -1,6 +1,6 @@
-"""Members -> tar headers: what a shard is written with, byte for byte as stdlib ``tarfile`` writes it.
+"""Tar headers for the members of a new shard, byte for byte as the standard ``tarfile`` writes them.
 
-Rules: pure. The bytes depend on names and sizes alone: mode 0644, time 0, owner 0. ustar, with a PAX header before it
+Pure. The bytes depend on names and sizes alone: mode 0644, time 0, owner 0. ustar, with a PAX header before it
 only where ustar has no room (a name of more than 100 bytes that cannot be split, 8 GiB and more).
 """
 

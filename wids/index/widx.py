@@ -1,7 +1,7 @@
-"""On-disk form of a member table (``.widx``).
+"""The format of a member table on disk (``.widx``).
 
-Rules: pure. Little-endian, no pickle in it, and it may be memory-mapped: every section starts at a multiple of 8.
-Nothing is allocated by a count that the file states; what it states is first held against its length.
+Pure. Little-endian, no pickle, may be memory-mapped: every section starts at a multiple of 8. No memory is allocated by
+a count that the file claims before the count is checked against the length of the file.
 
 Version 1::
 
@@ -27,7 +27,7 @@ Version 1::
                     starts         u32 x (nsamples+1)   sample r is members starts[r] .. starts[r+1]
                     key ends       u64 x (nsamples+1)   sample r's key is keys[ends[r] .. ends[r+1]]
                     extensions     each with its leading dot, raw bytes, NUL after each
-                    keys           raw bytes (UTF-8 with whatever else the archive held)
+                    keys           raw bytes, as in the archive (mostly UTF-8)
                     etag           UTF-8, the server's entity tag for the shard
 
 Within a sample, members stand in archive order and do not overlap.

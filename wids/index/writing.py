@@ -1,6 +1,6 @@
-"""Entries of shards -> the index that is written; and what can be done with a written one.
+"""Build an index (the JSON object) from the entries of shards; merge, split and rebase indexes.
 
-Rules: pure. An index is a dict as JSON has it, an entry one element of its ``shardlist``; keys that wids does not know
+Pure. An index is a dict as JSON has it, an entry one element of its ``shardlist``; keys that wids does not know
 stay. A place is a URL or an absolute path; an entry's URL is written relative to a directory where it lies below it.
 """
 
@@ -85,7 +85,7 @@ def place_entries(places: Sequence[str], *, home: str | None, base: str | None =
     Args:
         places: URLs or absolute paths.
         home: the directory of the index.
-        base: the index's own base, if it is to have one. What lies below it, is written relative to it. Where nothing
+        base: the index's own base, if it is to have one. URLs below it are written relative to it. Where nothing
             does, the shards are taken to lie there as they lie below the directory that they have in common here.
     """
     if not base:
@@ -101,7 +101,7 @@ def place_entries(places: Sequence[str], *, home: str | None, base: str | None =
 
 
 def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
-    """The index whose shards lie below ``base`` now: in its URLs, what they have in common goes.
+    """Return the index with shards below ``base``, which replaces the directory that their URLs have in common.
 
     Args:
         index: as it was written. Relative URLs stay as they are.
@@ -116,7 +116,7 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     written = [str(entry["url"]) for entry in index["shardlist"]]
     is_relative = [not urls.scheme_of(url) and not url.startswith(("/", "~")) for url in written]
     if any(is_relative) and not all(is_relative):
-        raise SpecError("some of the index's URLs are absolute and others relative; index the shards anew, with --base")
+        raise SpecError("some of the index's URLs are absolute and others relative", hint="base")
     if not any(is_relative):
         common = common_directory(written)
         if not common:

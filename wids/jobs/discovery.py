@@ -1,7 +1,7 @@
 """From what a user names to the shards to be indexed: paths, directories, globs, brace patterns, URLs, prefixes.
 
 Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
-comes once. What a listing says of a shard on the way (size, version) is kept, so that nobody has to ask again.
+comes once. What a listing says of a shard on the way (size, version) is kept, so that it is not asked for again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Found(msgspec.Struct, frozen=True):
 
     Attributes:
         url: a URL or an absolute path.
-        size: bytes, or None where nobody has said yet.
+        size: bytes, or None where that is not known yet.
         mark: its version in words, as `mark_words` has it; None likewise.
     """
 
@@ -76,7 +76,7 @@ def look_local(url: str) -> Found:
 
 def _expand(source: str, storage_options: dict[str, Any] | None) -> Iterator[Found]:
     if not urls.scheme_of(source) and os.path.exists(os.path.expanduser(source)):
-        yield from _local(source)  # the name of a file that is there, whatever letters are in it
+        yield from _local(source)  # the name of an existing file may hold any letters
         return
     for name in urls.expand(source):
         if urls.is_local(name):

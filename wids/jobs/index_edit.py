@@ -1,11 +1,12 @@
 """Changing indexes that are there: update what changed, merge, split, rebase.
 
-Rules: what is written appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
+Rules: an index appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
 Shards are read by an update alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,21 +14,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.collection import load_shards
-from wids.errors import SpecError
+from wids.errors import InputError, SelectionError, SpecError
 from wids.index import checks, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import parse_json
 from wids.jobs.discovery import Found, absolute, find_shards, look_local
-from wids.jobs.index_create import Indexing, Outcome, Wanted, check_output
+from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard, check_output
+from wids.jobs.runner import RunOptions
 from wids.osfiles import atomic
-from wids.transport.retrying import read_bytes
+from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
+
+    from wids.jobs.outcome import JobProgress
 
 
 class Merged(msgspec.Struct, kw_only=True):
-    """What was written.
+    """An index that was written.
 
     Attributes:
         output: the path of the index.
@@ -70,25 +74,24 @@ def update_index(
     *,
     add: Sequence[str] = (),
     drop: Sequence[str] = (),
-    is_dropping_missing: bool = False,
-    wanted: Wanted | None = None,
-    show: Callable[[Outcome, int], None] = lambda _outcome, _total: None,
-) -> Outcome:
+    settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> IndexOutcome:
     """Read again what changed, drop and add shards.
 
     Args:
         place: path of the index.
         add: sources of more shards, which come last; those that the index has are left where they are.
         drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
-        is_dropping_missing: shards that are not there any more go, too.
-        wanted: how. Checksums are wanted too if the index has one.
-        show: called with the outcome so far, and the number of shards.
+        settings: how. Checksums are wanted too if the index has one.
+        options: what runs it.
+        show: called now and then.
 
     Raises:
-        SpecError: it is not an index, or a pattern of ``drop`` matches no shard.
+        SpecError: it is not an index. SelectionError: a pattern of ``drop`` matches no shard.
         WidsError: a shard cannot be read, and none is to be skipped.
     """
-    wanted = wanted or Wanted()
     output = check_output(place)
     index = read_index(output)
     home = os.path.dirname(output)
@@ -98,16 +101,16 @@ def update_index(
     old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
     if any(entry.get("md5sum") for _, entry in kept):
-        wanted = msgspec.structs.replace(wanted, has_md5=True)
+        settings = msgspec.structs.replace(settings, has_md5=True)
     found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
-    for shard in find_shards(add, storage_options=wanted.storage_options):
+    for shard in find_shards(add, storage_options=settings.storage_options):
         found[shard.url] = shard
     if not found:
-        raise SpecError(f"{place}: no shards would be left in it", path=output)
-    indexing = Indexing(output, wanted, show, is_dropping_missing=is_dropping_missing)
-    try:
-        surveys = indexing.run(list(found.values()))
-        now = {each.url: each for each in surveys}
+        raise SelectionError(f"{place}: no shards would be left in it", path=output)
+    indexing = Indexing(output, settings, options, show)
+    with contextlib.closing(indexing):
+        scanned = indexing.scan(list(found.values()))
+        now = {each.url: each for each in scanned}
         entries = []
         for url, before in kept:
             if url in now:
@@ -117,9 +120,7 @@ def update_index(
         fresh = [url for url in now if url not in had]
         places = writing.place_entries(fresh, home=home, base=base) if fresh else []
         entries += [indexing.entry(now[url], place) for url, place in zip(fresh, places, strict=True)]
-        indexing.publish({**index, "shardlist": entries}, surveys)
-    finally:
-        indexing.close()
+        indexing.publish({**index, "shardlist": entries}, scanned)
     indexing.outcome.added = len(fresh)
     indexing.outcome.dropped = len(index["shardlist"]) - (len(entries) - len(fresh))
     return indexing.outcome
@@ -133,7 +134,7 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
             if not any(fnmatch.fnmatchcase(name, pattern) for name in (url, entry["url"], urls.basename_of(url)))
         ]
         if len(kept) == len(entries):
-            raise SpecError(f"no shard of the index has a name like {pattern!r}")
+            raise SelectionError(f"no shard of the index has a name like {pattern!r}")
         entries = kept
     return entries
 
@@ -151,13 +152,11 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         count += len(flat)
         for url, entry in flat:
             entries.setdefault(url, entry)
-    _check_no_shard(output, entries)
+    check_no_shard(output, entries)
     written = writing.place_entries(list(entries), home=os.path.dirname(output))
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
-    _write(output, writing.make_index(merged, name=writing.stem_of(output) if name is None else name or None))
-    return Merged(
-        output=output, shards=len(merged), samples=sum(e["nsamples"] for e in merged), repeated=count - len(merged)
-    )
+    index = writing.make_index(merged, name=writing.stem_of(output) if name is None else name or None)
+    return _write(output, index, repeated=count - len(merged))
 
 
 def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]]) -> list[Merged]:
@@ -169,7 +168,7 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
         parts: from the shards' samples to the shards of each part; see `wids.index.writing`.
 
     Raises:
-        SpecError: there are not as many outputs as parts.
+        InputError: there are not as many outputs as parts.
     """
     flat = _flatten(place)
     header = {
@@ -183,22 +182,22 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
     if len(names) == 1 and "{}" in names[0]:
         names = [names[0].replace("{}", f"{k:0{len(str(len(ranges) - 1))}}") for k in range(len(ranges))]
     if len(names) != len(ranges) or len(set(names)) != len(names):
-        raise SpecError(
-            f"there are {len(ranges)} parts, and {len(names)} outputs; give each its own -o, or one like part-{{}}.json"
+        raise InputError(
+            f"there are {len(ranges)} parts, and {len(names)} outputs; give each its own, or one like part-{{}}.json",
+            hint="output",
         )
     checked = [check_output(name) for name in names]
     if len(set(checked)) != len(checked):  # one part would be written over another
-        raise SpecError(f"two of the outputs are one file: {', '.join(names)}; give each part its own -o")
+        raise InputError(f"two of the outputs are one file: {', '.join(names)}; give each part its own", hint="output")
     for output in checked:
-        _check_no_shard(output, {url for url, _ in flat})
-    told = []
+        check_no_shard(output, {url for url, _ in flat})
+    found = []
     for output, part in zip(checked, ranges, strict=True):
         chosen = [flat[k] for k in part]
         written = writing.place_entries([url for url, _ in chosen], home=os.path.dirname(output))
         entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
-        _write(output, {**header, "shardlist": entries})
-        told.append(Merged(output=output, shards=len(entries), samples=sum(e["nsamples"] for e in entries)))
-    return told
+        found.append(_write(output, {**header, "shardlist": entries}))
+    return found
 
 
 def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
@@ -208,10 +207,8 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
     try:
         rebased = writing.rebase(index, base)
     except SpecError as error:
-        raise SpecError(f"{place}: {error}", url=place) from error
-    _write(path, rebased)
-    entries = rebased["shardlist"]
-    return Merged(output=path, shards=len(entries), samples=sum(entry["nsamples"] for entry in entries))
+        raise SpecError(f"{place}: {error}", url=place, hint=error.hint) from error
+    return _write(path, rebased)
 
 
 def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
@@ -222,7 +219,7 @@ def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
         entry = shards.describe(k)
         checks.check_finite(entry, f"shards[{k}]", place)
         if entry["nsamples"] is None:
-            raise SpecError(f"{place}: is not an index; make one first (wids index create {place} -o ...)", url=place)
+            raise SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
         name = shards.dataset_of(k) or shards.header.get("name")
         if entry.get("name") == shards.header.get("name"):
             entry.pop("name", None)  # the whole index's, which each of its shards is given
@@ -230,11 +227,8 @@ def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
     return flat
 
 
-def _check_no_shard(output: str, shards: Container[str]) -> None:
-    """Refuse to write an index over a shard that it lists: not all shards are called .tar."""
-    if output in shards:
-        raise SpecError(f"{output}: is one of the shards; give the index another name with -o", path=output)
-
-
-def _write(path: str, index: dict[str, Any]) -> None:
+def _write(path: str, index: dict[str, Any], *, repeated: int = 0) -> Merged:
     atomic.write_atomically(path, writing.dump_index(index))
+    entries = index["shardlist"]
+    samples = sum(entry["nsamples"] for entry in entries)
+    return Merged(output=path, shards=len(entries), samples=samples, repeated=repeated)

@@ -1,9 +1,8 @@
-"""What is known of shards from earlier runs, and of this one so far, beside the index that is being made.
+"""What a job has finished, one record a line, so that the next run goes on where this one was ended.
 
-Rules: a `JournalFile` grows line by line while one process holds it locked; a line that was cut by a kill is left out
-by whoever reads it. For an index, ``INDEX.state`` holds a line of JSON for each shard of the last index that was
-finished, ``INDEX.journal`` one for each that was read since; both have the same form, and neither is needed: without
-them, shards are read again. The journal goes when the index is there.
+A local journal is a file that one process holds locked while it adds lines; a line that a kill cut is passed over.
+A remote one is put anew every few seconds: what a killed run had finished since is done again. A journal goes when its
+job is done.
 """
 
 from __future__ import annotations
@@ -11,162 +10,160 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from wids.errors import CacheError
-from wids.index import writing
-from wids.jobs.scan import Survey
+from wids.errors import OutputError, OutputExistsError
+from wids.index import urls
 from wids.osfiles import atomic, system
+from wids.transport.upload import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STATE_SUFFIX, JOURNAL_SUFFIX = ".state", ".journal"
+    from wids.transport.upload import Target
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_PUT_SECONDS = 5.0
 
 
-class JournalFile:
-    """Lines in a local file, locked by whoever adds to them; to be closed or removed.
+class JobJournal(Generic[R]):
+    """The journal of one output; to be closed, or removed when the job is done.
 
     Args:
-        path: of the file, which is made if it is not there.
+        output: path or URL of the output.
+        suffix: by which the journal's name is longer.
+        record: the type of a record.
         writer: what else may be writing it, as ``wids pack``.
+        target: writes a remote one.
+        header: a line before all others.
 
     Attributes:
-        lines: those that were there before, without what ends them; a kill may have cut the last one.
+        before: what earlier runs finished.
+        was_there: there was an earlier run, and it did not come to its end.
+        is_begun: this run has written to it.
 
     Raises:
-        OSError: it cannot be made. CacheError: another process is writing it.
+        OutputError: it cannot be made. OutputExistsError: another process is writing it.
     """
 
-    def __init__(self, path: str, *, writer: str) -> None:
-        self._path = path
-        self._fd, data = _open_locked(path, writer)
-        self.lines = [line for line in data.split(b"\n") if line]
+    def __init__(
+        self, output: str, suffix: str, record: type[R], *, writer: str, target: Target, header: bytes = b""
+    ) -> None:
+        self._output, self._url, self._record, self._header = output, output + suffix, record, header
+        self._target = target
+        self._fd = -1
+        if urls.is_local(output):
+            self._path = local_path(self._url)
+            self._fd, data = self._open(writer)
+        else:
+            data = target.get_bytes(self._url) or b""
+        self._lines = [line for line in data.split(b"\n") if line]
+        self.was_there, self.is_begun = bool(self._lines), False
+        self.before = list(parse_records(self._lines, record))
+        self._put_at = time.monotonic()
 
-    def add(self, line: bytes) -> None:
-        """Add a line, which has no end of line in it.
+    def begin(self) -> None:
+        """Have it there, before any record.
 
         Raises:
-            OSError: it cannot be written.
+            OutputError: it cannot be written.
         """
-        os.write(self._fd, b"\n" + line + b"\n")  # the line before may have been cut
+        self.is_begun = True
+        if self._fd >= 0:
+            self._write(self._header)
+        else:
+            self._put()
+
+    def add(self, record: R) -> None:
+        """Note that something is finished.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.is_begun = True
+        line = format_record(record)
+        if self._fd >= 0:
+            self._write(line)
+            return
+        self._lines.append(line)
+        if time.monotonic() - self._put_at > _PUT_SECONDS:
+            self._put()
 
     def close(self) -> None:
-        """Leave it for the next run."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Leave it for the next run; one without a record goes."""
+        if self._fd < 0:
+            if self.is_begun:
+                self._put()
+        elif self.is_begun or self.was_there:
+            self._close()
+        else:
+            self.remove()
 
     def remove(self) -> None:
-        """Remove it: while it is still locked, so that nobody adds to a file that is gone."""
+        """The job is done: there is nothing to go on with."""
+        self.is_begun = self.was_there = False
         if self._fd >= 0:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # while it is locked: no other process adds to a file that is gone
                 os.unlink(self._path)
-        self.close()
+            self._close()
+        elif not urls.is_local(self._url):
+            self._target.remove(self._url)
 
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
-def _open_locked(path: str, writer: str) -> tuple[int, bytes]:
-    while True:
-        fd = os.open(path, system.WRITE_FLAGS | os.O_CREAT | os.O_APPEND, 0o666)
-        with atomic.closing_on_error(fd):
-            if system.try_lock(fd, is_shared=False) is False:
-                raise CacheError(
-                    f"{path}: another {writer} is writing there; wait for it, or write elsewhere", path=path
-                )
-            if os.fstat(fd).st_nlink:
-                with open(path, "rb") as file:
-                    return fd, file.read()
-        os.close(fd)  # a run that was done removed it in between
-
-
-class _Line(msgspec.Struct, omit_defaults=True):
-    """One shard. Its place is relative to the index's directory where it lies below it, so both may be moved."""
-
-    url: str
-    nsamples: int
-    filesize: int
-    nmembers: int = 0
-    md5sum: str | None = None
-    mark: str | None = None
-    has_table: bool = False
-
-
-class Journal:
-    """The shards that need not be read again; to be closed.
-
-    Args:
-        output: the path of the index.
-
-    Attributes:
-        known: place of a shard -> what was found there, to be held against what is there now.
-
-    Raises:
-        CacheError: the index's directory cannot be written, or another process is making this index.
-    """
-
-    def __init__(self, output: str) -> None:
-        self._output, self._home = output, os.path.dirname(output)
-        self.known: dict[str, Survey] = {}
+    def _open(self, writer: str) -> tuple[int, bytes]:
         try:
-            self._file = JournalFile(output + JOURNAL_SUFFIX, writer="wids index")
-        except CacheError:
+            while True:
+                fd = os.open(self._path, system.WRITE_FLAGS | os.O_CREAT | os.O_APPEND, 0o666)
+                with atomic.closing_on_error(fd):
+                    if system.try_lock(fd, is_shared=False) is False:
+                        raise OutputExistsError(
+                            f"{self._path}: another {writer} is writing there; wait for it, or write elsewhere",
+                            path=self._path,
+                        )
+                    if os.fstat(fd).st_nlink:
+                        with open(self._path, "rb") as file:
+                            return fd, file.read()
+                os.close(fd)  # a run that was done removed it in between
+        except OutputError:
             raise
         except OSError as error:
-            raise CacheError(
-                f"{output}: cannot be written ({error}); choose another place with -o", path=output
+            raise OutputError(
+                f"{self._output}: cannot be written ({error.strerror or error}); is the directory writable?",
+                path=self._output,
             ) from error
-        with contextlib.suppress(OSError), open(output + STATE_SUFFIX, "rb") as file:
-            self._read(file.read().splitlines())
-        self._read(self._file.lines)
-        self._is_needed = bool(self._file.lines)
 
-    def add(self, survey: Survey) -> None:
-        """Keep what was found out about one shard.
-
-        Raises:
-            CacheError: it cannot be written down.
-        """
-        self._is_needed = True
+    def _write(self, line: bytes) -> None:
         try:
-            self._file.add(self._line(survey))
+            os.write(self._fd, b"\n" + line + b"\n")  # the line before may have been cut
         except OSError as error:
-            raise CacheError(
-                f"{self._output}: cannot be written ({error}); free space, and run it again", path=self._output
-            ) from error
+            raise unwritten(self._output, error) from error
 
-    def finish(self, surveys: Iterable[Survey]) -> None:
-        """The index is there, and these are its shards."""
-        lines = [self._line(survey) + b"\n" for survey in surveys]
-        atomic.write_atomically(self._output + STATE_SUFFIX, b"".join(lines))
-        self._is_needed = False
-        self.close()
+    def _put(self) -> None:
+        lines = [line for line in self._lines if line != self._header]
+        self._target.put_bytes(b"\n".join([self._header, *lines]), self._url)
+        self._put_at = time.monotonic()
 
-    def close(self) -> None:
-        """What is in the journal stays for the next run; an empty one goes."""
-        if self._is_needed:
-            self._file.close()
-        else:
-            self._file.remove()
 
-    def _line(self, survey: Survey) -> bytes:
-        line = _Line(
-            url=writing.relative_to(survey.url, self._home),
-            nsamples=survey.nsamples,
-            filesize=survey.filesize,
-            nmembers=survey.nmembers,
-            md5sum=survey.md5sum,
-            mark=survey.mark,
-            has_table=survey.has_table,
-        )
-        # Not by msgspec: a file's name may hold bytes that are not UTF-8.
-        return json.dumps(msgspec.to_builtins(line)).encode()
+def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:
+    """The records in lines; others (a header, a line that was cut) are passed over."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
+            yield msgspec.convert(json.loads(line), record)
 
-    def _read(self, lines: Iterable[bytes]) -> None:
-        for text in lines:
-            with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
-                line = msgspec.convert(json.loads(text), _Line)
-                place = line.url if "://" in line.url else os.path.join(self._home, line.url)
-                known = {name: getattr(line, name) for name in _Line.__struct_fields__}
-                self.known[place] = Survey(**{**known, "url": place})
+
+def format_record(record: msgspec.Struct) -> bytes:
+    """The line of a record."""
+    # Not by msgspec: a file's name may hold bytes that are not UTF-8.
+    return json.dumps(msgspec.to_builtins(record)).encode()
+
+
+def unwritten(output: str, error: OSError) -> OutputError:
+    """The error of an output that cannot be written now, though it could be."""
+    return OutputError(f"{output}: cannot be written ({error}); free space, and run it again", path=output)

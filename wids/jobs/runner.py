@@ -1,238 +1,291 @@
-"""Running one function on many tasks: in threads, in processes, on a Ray cluster.
+"""One function on many tasks: here, in threads, in processes of this machine, or on a Ray cluster.
 
-Rules: an engine gives (number of the task, what the function returned) as they finish, in any order. When its iterator
-is closed, tasks that have not begun never do, and the others are told to end and waited for, so that nothing is
-written afterwards. The function takes the task and ``is_cancelled``; it and the tasks can be pickled.
+`run` gives the result of each task as soon as it is there, in any order. A task that fails costs its own result only.
+When the iterator is closed, tasks that have not begun never do, and the others are cancelled and waited for, so that
+nothing is written afterwards. The function takes the task and a `TaskContext`; for processes and Ray, it, the tasks and
+what it returns are pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import multiprocessing
-import os
+import itertools
+import pickle
 import queue
-import signal
-import socket
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from wids.errors import WidsError
+import msgspec
+
+from wids.errors import InputError, JobError
+from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    IsCancelled = Callable[[], bool]
+    from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_POLL_SECONDS, _END_SECONDS, _CONNECT_SECONDS = 0.5, 10.0, 10.0
-_GRPC_PORT = 443  # where a client goes that is told no other
-_ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
+EngineName: TypeAlias = Literal["auto", "local", "threads", "processes", "ray"]
+# Takes a task's number and what it reports.
+OnReport: TypeAlias = "Callable[..., None]"
+# How long `run` waits before it calls ``tick`` again, and how long a runner waits for its tasks to end.
+POLL_SECONDS, END_SECONDS = 0.25, 10.0
 
 
-class Engine(Protocol):
-    """One way to run things."""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs a job.
 
-    def __call__(
-        self, function: Callable[[T, IsCancelled], R], tasks: Sequence[T], *, jobs: int
-    ) -> Iterator[tuple[int, R]]:
-        """Run ``function`` on all tasks, ``jobs`` at a time."""
+    Attributes:
+        jobs: tasks at a time; None: as many as the job thinks best.
+        engine: ``"auto"`` and ``"local"``: this machine, in threads or processes as the job thinks best; ``"ray"``: a
+            Ray cluster, whose nodes need wids and can reach the shards.
+        ray_address: of the cluster; see `wids.jobs.ray_cluster.connect`.
+    """
+
+    jobs: int | None = None
+    engine: EngineName = "auto"
+    ray_address: str | None = None
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether a Ray cluster runs it."""
+        return self.engine == "ray"
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the job decides between threads and processes."""
+        return self.engine in ("auto", "local")
+
+    def resolve(self, engine: Literal["here", "threads", "processes"], jobs: int) -> RunOptions:
+        """These options, with what the job thinks best in the place of what they leave open."""
+        chosen: Any = engine if self.is_automatic else self.engine
+        return msgspec.structs.replace(self, jobs=self.jobs or jobs, engine=chosen)
 
 
-def run_in_threads(
-    function: Callable[[T, IsCancelled], R], tasks: Sequence[T], *, jobs: int
-) -> Iterator[tuple[int, R]]:
-    """In threads of this process: for what waits for a network or a disk."""
-    waiting = deque(enumerate(tasks))
-    answers: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-    cancelled = threading.Event()
-    ends: list[threading.Event] = []
+@dataclass(frozen=True)
+class TaskContext:
+    """What a function can ask and say while it works on a task.
 
-    def work(end: threading.Event) -> None:
-        try:
-            while not cancelled.is_set():
-                with contextlib.suppress(IndexError):
-                    k, task = waiting.popleft()
-                    answers.put((k, *_call(function, task, cancelled.is_set)))
-                    continue
-                return
-        finally:
-            end.set()
+    Attributes:
+        is_cancelled: whether the result is no longer wanted. On Ray, an exception says so instead.
+        report: says how far the task is. Its arguments are passed to ``on_report`` of `run`, in the process that called
+            it. A report stands for all before it, some of which may be lost.
+    """
 
+    is_cancelled: Callable[[], bool] = lambda: False
+    report: Callable[..., None] = lambda *_: None
+
+    def wait_cancelled(self, seconds: float) -> bool:
+        """Wait; whether it was cancelled."""
+        until = time.monotonic() + seconds
+        while not (is_cancelled := self.is_cancelled()) and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+        return is_cancelled
+
+
+@dataclass(frozen=True)
+class TaskResult(Generic[R]):
+    """How a task ended.
+
+    Attributes:
+        k: its number. value: what the function returned. error: what it raised instead.
+    """
+
+    k: int
+    value: R | None = None
+    error: BaseException | None = None
+
+    def get(self) -> R:
+        """What the function returned; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+class Runner(Protocol):
+    """Something that works on tasks; used by one thread."""
+
+    def give(self, k: int, task: Any) -> None:
+        """Begin a task, ``k`` being its number; never more at a time than ``jobs`` of `run`.
+
+        Raises:
+            JobError: no task can be run at all.
+        """
+
+    def take(self, seconds: float) -> list[TaskResult[Any]]:
+        """The tasks that have ended; waits for the first of them, but no longer than ``seconds``."""
+
+    def close(self) -> None:
+        """Cancel tasks that have not ended, and wait for them, but not for ever."""
+
+
+def run(
+    function: Callable[[T, TaskContext], R],
+    tasks: Iterable[T],
+    options: RunOptions,
+    *,
+    tick: Callable[[], None] = lambda: None,
+    on_report: OnReport | None = None,
+    node_of: Callable[[T], str] | None = None,
+) -> Generator[TaskResult[R], None, None]:
+    """Run ``function`` on all tasks; to be closed, as by `contextlib.closing`.
+
+    Args:
+        function: takes a task and a `TaskContext`.
+        tasks: taken one by one, as others end.
+        options: with ``jobs`` and an engine that is not automatic.
+        tick: called after each wait for results, several times a second, by the thread that takes the results.
+        on_report: called in that thread with the number of a task under way and what it reports.
+        node_of: the id of the Ray node that must run a task.
+
+    Raises:
+        JobError: no task can be run at all.
+    """
+    jobs = options.jobs or 1
+    waiting = enumerate(tasks)
+    under_way = 0
+    runner = _start(function, options, on_report, node_of)
     try:
-        for _ in range(min(jobs, len(tasks))):
-            ends.append(threading.Event())
-            # Not those of concurrent.futures: an interpreter that ends waits for them, however long they take.
-            threading.Thread(target=work, args=(ends[-1],), daemon=True, name="wids-index").start()
-        for _ in range(len(tasks)):
-            k, answer, error = _take(answers)
-            if error is not None:
-                raise error
-            yield k, answer
+        while True:
+            for k, task in itertools.islice(waiting, jobs - under_way):
+                runner.give(k, task)
+                under_way += 1
+            if not under_way:
+                return
+            for result in runner.take(POLL_SECONDS):
+                under_way -= 1
+                yield result
+            tick()
     finally:
-        cancelled.set()
-        until = time.monotonic() + _END_SECONDS
-        for end in ends:
+        runner.close()
+
+
+def _start(
+    function: Callable[..., Any],
+    options: RunOptions,
+    on_report: OnReport | None,
+    node_of: Callable[..., str] | None,
+) -> Runner:
+    engine: str = options.engine
+    if engine == "ray":
+        from wids.jobs.ray_cluster import RayRunner
+
+        return RayRunner(function, on_report, address=options.ray_address, node_of=node_of)
+    local: dict[str, Callable[..., Runner]] = {"threads": ThreadRunner, "here": SerialRunner}
+    if engine == "processes":
+        from wids.jobs.processes import ProcessRunner
+
+        local[engine] = ProcessRunner
+    if engine not in local:
+        raise InputError(f"engine {engine!r} is none of threads, processes and ray")
+    return local[engine](function, on_report or _ignore)
+
+
+def _ignore(*_: Any) -> None:
+    """No report is wanted."""
+
+
+def call(
+    function: Callable[..., Any],
+    k: int,
+    task: Any,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    report: Callable[..., None] = _ignore,
+) -> TaskResult[Any]:
+    """Run the function on task number ``k``; ``report`` gets that number first."""
+    try:
+        return TaskResult(k, function(task, TaskContext(is_cancelled, partial(report, k))))
+    except Exception as error:  # noqa: BLE001 - it is the task's result
+        logger.debug("task %d failed", k, exc_info=True)
+        return TaskResult(k, error=error)
+
+
+def portable(result: TaskResult[Any]) -> TaskResult[Any]:
+    """A result that can be pickled: an error that cannot is replaced by a `JobError` of its words."""
+    if result.error is None:
+        return result
+    with contextlib.suppress(Exception):
+        if type(pickle.loads(pickle.dumps(result.error))) is type(result.error):  # noqa: S301 - our own
+            return result
+    return TaskResult(result.k, error=JobError(f"{type(result.error).__name__}: {result.error}"))
+
+
+class SerialRunner:
+    """Runs a task in the thread that takes the results: it begins when they are waited for."""
+
+    def __init__(self, function: Callable[..., Any], on_report: OnReport) -> None:
+        self._function, self._on_report = function, on_report
+        self._waiting: list[tuple[int, Any]] = []
+
+    def give(self, k: int, task: Any) -> None:
+        """Note a task."""
+        self._waiting.append((k, task))
+
+    def take(self, seconds: float) -> list[TaskResult[Any]]:  # noqa: ARG002 - it takes as long as the task
+        """Run the next task."""
+        return [call(self._function, *self._waiting.pop(0), report=self._on_report)]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class ThreadRunner:
+    """Runs tasks in threads of this process: for what waits for a network or a disk."""
+
+    def __init__(self, function: Callable[..., Any], on_report: OnReport) -> None:
+        self._function, self._on_report = function, on_report
+        self._tasks: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[TaskResult[Any] | tuple[Any, ...]] = queue.SimpleQueue()
+        self._cancelled = threading.Event()
+        self._under_way = 0
+        # Not joined: a join that an exception ends takes its thread for ended from then on (Python 3.11).
+        self._ends: list[threading.Event] = []
+
+    def give(self, k: int, task: Any) -> None:
+        """Begin a task, in a new thread if all others are at work."""
+        self._under_way += 1
+        self._tasks.put((k, task))
+        if self._under_way > len(self._ends):
+            self._ends.append(threading.Event())
+            # Not those of concurrent.futures: an interpreter that ends waits for them, however long they take.
+            threading.Thread(target=self._work, args=(self._ends[-1],), daemon=True, name="wids-job").start()
+
+    def take(self, seconds: float) -> list[TaskResult[Any]]:
+        """The tasks that have ended."""
+        results = []
+        with contextlib.suppress(queue.Empty):
+            answer = self._answers.get(timeout=seconds)
+            while True:
+                if isinstance(answer, TaskResult):
+                    self._under_way -= 1
+                    results.append(answer)
+                else:
+                    self._on_report(*answer)
+                answer = self._answers.get_nowait()
+        return results
+
+    def close(self) -> None:
+        """Cancel tasks that have not ended, and wait for their threads for some seconds."""
+        self._cancelled.set()
+        for _ in self._ends:
+            self._tasks.put(None)
+        until = time.monotonic() + END_SECONDS
+        for end in self._ends:
             end.wait(max(until - time.monotonic(), 0.0))
 
+    def _work(self, end: threading.Event) -> None:
+        def report(*state: Any) -> None:
+            self._answers.put(state)
 
-def _call(function: Callable[..., R], task: Any, is_cancelled: IsCancelled) -> tuple[R | None, BaseException | None]:
-    try:
-        return function(task, is_cancelled), None
-    except BaseException as error:  # noqa: BLE001 - raised again where the answers are taken
-        return None, error
-
-
-def _take(answers: queue.SimpleQueue[T]) -> T:
-    """The next answer; waiting in short pieces, so that Ctrl-C comes through on every system."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return answers.get(timeout=_POLL_SECONDS)
-
-
-_cancelled_by_parent: Any = None
-
-
-def _begin(cancelled: Any) -> None:
-    """In each process, first."""
-    global _cancelled_by_parent  # noqa: PLW0603 - one for each process, given by whoever started it
-    _cancelled_by_parent = cancelled
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed ends nobody, and a process waits for its next task for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _call_in_process(function: Callable[[T, IsCancelled], R], task: T) -> R:
-    return function(task, _cancelled_by_parent.is_set)
-
-
-def run_in_processes(
-    function: Callable[[T, IsCancelled], R], tasks: Sequence[T], *, jobs: int
-) -> Iterator[tuple[int, R]]:
-    """In processes of this machine: for what the processor does."""
-    from concurrent import futures
-
-    context = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
-    cancelled = context.Event()
-    pool = futures.ProcessPoolExecutor(
-        min(jobs, len(tasks)) or 1, mp_context=context, initializer=_begin, initargs=(cancelled,)
-    )
-    try:
-        under_way = {pool.submit(_call_in_process, function, task): k for k, task in enumerate(tasks)}
-        while under_way:
-            done, _ = futures.wait(under_way, timeout=_POLL_SECONDS, return_when=futures.FIRST_COMPLETED)
-            for future in done:
+        try:
+            while (given := self._tasks.get()) is not None and not self._cancelled.is_set():
                 try:
-                    yield under_way.pop(future), future.result()
-                except futures.BrokenExecutor as error:
-                    raise WidsError(f"a process ended in its work ({error}); was it killed for its memory?") from error
-    finally:
-        cancelled.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def on_ray(address: str | None = None) -> Engine:
-    """The engine that runs tasks on a Ray cluster.
-
-    Args:
-        address: ``ray.init``'s: ``auto`` for the cluster this machine belongs to, ``ray://host:port``, or None:
-            $RAY_ADDRESS, else a cluster of this machine alone.
-
-    Raises:
-        WidsError: ray is not installed, or the cluster cannot be reached.
-    """
-
-    def run(function: Callable[[T, IsCancelled], R], tasks: Sequence[T], *, jobs: int) -> Iterator[tuple[int, R]]:
-        ray, is_ours = _connect(address)
-        # A module's function is sent by name: each node needs wids. Its shards must be within reach of each, too.
-        remote = ray.remote(num_cpus=1, max_retries=2)(_call_on_node)
-        waiting = deque(enumerate(tasks))
-        under_way: dict[Any, int] = {}
-        try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs:
-                    k, task = waiting.popleft()
-                    under_way[remote.remote(function, task)] = k
-                done, _ = ray.wait(list(under_way), timeout=_POLL_SECONDS)
-                for reference in done:
-                    yield under_way.pop(reference), _get(ray, reference)
+                    self._answers.put(call(self._function, *given, self._cancelled.is_set, report))
+                except BaseException as error:  # noqa: BLE001 - without an answer, `take` would wait for ever
+                    self._answers.put(TaskResult(given[0], error=error))
         finally:
-            for reference in under_way:
-                ray.cancel(reference, force=False)
-            if is_ours:
-                ray.shutdown()
-
-    return run
-
-
-def _call_on_node(function: Callable[[T, IsCancelled], R], task: T) -> R:
-    return function(task, lambda: False)
-
-
-def _connect(address: str | None) -> tuple[Any, bool]:
-    """(ray, whether the connection is ours to end)."""
-    try:
-        import ray
-    except ImportError as error:
-        raise WidsError("--engine ray needs Ray; install it with: pip install 'wids[ray]'") from error
-    if ray.is_initialized():
-        return ray, False
-    _check_reachable(address, ray.util.get_node_ip_address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise WidsError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
-    return ray, True
-
-
-def _check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
-    """See that somebody listens there: Ray itself tries for more than a minute before it says no.
-
-    Args:
-        address: as for `on_ray`.
-        own_host: the name that Ray has for this machine; it takes loopback addresses for that one.
-
-    Raises:
-        WidsError: nobody does.
-    """
-    address = address or os.environ.get("RAY_ADDRESS", "")
-    place = address.removeprefix("ray://")
-    try:
-        found = urlsplit(f"//{place}")
-        host, port = found.hostname, found.port
-    except ValueError as error:
-        raise WidsError(f"{address!r} is no address of a Ray cluster ({error}); {_ADDRESSES}") from error
-    if place != address and port is None:
-        port = _GRPC_PORT
-    elif port is None and (place in ("", "auto", "local") or "://" in place):  # Ray knows these by itself
-        return
-    if not host or port is None:
-        raise WidsError(f"{address!r} is no address of a Ray cluster; {_ADDRESSES}")
-    try:
-        try:
-            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-        except OSError:
-            if host not in ("localhost", "127.0.0.1", "::1"):
-                raise
-            socket.create_connection((own_host(), port), timeout=_CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        raise WidsError(f"no Ray cluster at {address} ({error}); check the address, and that its head runs") from error
-
-
-def _get(ray: Any, reference: Any) -> Any:
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as error:
-        raise WidsError(f"a task failed on the Ray cluster ({type(error).__name__}: {error})") from error
+            end.set()

@@ -1,69 +1,88 @@
-"""What an index says of a shard, read from the shard itself.
+"""The facts of one shard, from the shard itself, read once: what an index says of it, and what it is verified against.
 
-Rules: a function of the shard's bytes alone, that any process on any machine can run. Local shards are read in place.
-Of a remote one, byte ranges over its headers are read, or all of it where a checksum is wanted, and nothing is kept.
-Only what gives no ranges is fetched, into a directory of its own, which is gone afterwards.
+A function of the shard's bytes alone, which any process on any machine can run. Local shards are read in place. Of a
+remote one, byte ranges over its headers are read, or all of it where a checksum is wanted, and nothing is kept. Only a
+shard that gives no ranges is copied, into a directory of its own, which is gone afterwards.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import CacheError, FetchError, ShardError, ShardNotFoundError, WidsError, without_secrets
+from wids.cache import member_tables, shard_download
+from wids.errors import (
+    ChangedShardError,
+    FetchDeniedError,
+    FetchError,
+    ShardError,
+    ShardNotFoundError,
+    WidsError,
+)
 from wids.events import logger
 from wids.index import table as tables
 from wids.index import tar, urls
-from wids.index.spec import Shard
-from wids.jobs.discovery import mark_words
+from wids.jobs.discovery import Found, mark_words
+from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
-from wids.readers import member_tables
-from wids.readers.store import Store
-from wids.transport import filesystems, retrying
-from wids.transport.failures import CancelledTransferError
-from wids.transport.header_reader import FIRST_BYTES, Window
+from wids.readers.header_reader import FIRST_BYTES, Window
+from wids.transport import download, retrying
 from wids.transport.range_client import ShardBytes
+from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.index.table import Group, Identity, KeyRule, MemberTable
+    from wids.index.table import Identity, MemberTable
+
+    IsCancelled = Callable[[], bool]
 
 # For a checksum, so much is read at a time.
 _LOCAL_BYTES, _REMOTE_BYTES = 1 << 20, 8 << 20
+# Damage may be of the transfer: a copied shard is fetched once more before it counts as damaged.
+_COPY_ATTEMPTS = 2
 
 
-class Survey(msgspec.Struct, kw_only=True):
-    """What was found out about one shard, or why it could not be.
+class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The facts of one shard; those that later runs can use are kept for them.
 
     Attributes:
         url: as in its task.
         nsamples, nmembers: counts. filesize: bytes. md5sum: if it was wanted.
-        mark: the version that was read, in words; None where nobody says.
-        has_table: its member table was published. table: it was to be, and cannot be written beside the shard.
+        mark: the version that was read, in words; None where that is not known.
+        has_table: its member table was published.
+        table: its member table, of a file that was scanned; it is not pickled.
+        unpublished: a member table that was to be published, and cannot be written beside the shard.
+        error: of its headers; the counts mean nothing then.
         requests, read_bytes: of byte ranges, for a remote shard.
         is_unchanged: it was known before, and not read again.
-        failure: what went wrong, in words; the rest means nothing then. is_missing: that it is not there.
     """
 
     url: str
-    nsamples: int = 0
+    nsamples: int
+    filesize: int
     nmembers: int = 0
-    filesize: int = 0
     md5sum: str | None = None
     mark: str | None = None
     has_table: bool = False
-    table: bytes | None = None
+    table: Any = None
+    unpublished: bytes | None = None
+    error: Any = None
     requests: int = 0
     read_bytes: int = 0
     is_unchanged: bool = False
-    failure: str | None = None
-    is_missing: bool = False
+
+    def kept(self, url: str) -> ShardFacts:
+        """Those that are kept, for a shard that is called ``url``."""
+        passing = {"table": None, "unpublished": None, "error": None, "requests": 0, "read_bytes": 0}
+        return msgspec.structs.replace(self, url=url, is_unchanged=False, **passing)
 
     def version(self) -> tuple[int, str | None]:
-        """What tells whether the shard is still the one that was read."""
+        """Tells a shard that was read from a later one of its name."""
         return self.filesize, self.mark
 
     def entry(self) -> dict[str, Any]:
@@ -72,19 +91,20 @@ class Survey(msgspec.Struct, kw_only=True):
         return entry if self.md5sum is None else {**entry, "md5sum": self.md5sum}
 
 
-class Task(msgspec.Struct, kw_only=True, frozen=True):
-    """One shard to be surveyed.
+class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
+    """One shard to be scanned.
 
     Attributes:
         url: a URL or a path.
         has_md5: its checksum is wanted.
         has_table: its member table is to be published beside it.
-        known: what was found before; if size and mark are still the same, it is the answer.
-        rule, group, storage_options, allow_pipe: as for `survey_shard`.
+        known: facts of an earlier run; if size and mark are still the same, it is the answer.
+        rule, group: how members become samples; see `wids.index.table.build_table`.
+        storage_options, allow_pipe: see `wids.transport.download.download_to`.
     """
 
     url: str
-    known: Survey | None = None
+    known: ShardFacts | None = None
     has_md5: bool = False
     has_table: bool = False
     rule: Any = "first-dot"
@@ -92,108 +112,108 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     storage_options: dict[str, Any] | None = None
     allow_pipe: bool = False
 
-
-def survey_shard(
-    url: str,
-    *,
-    has_md5: bool = True,
-    rule: KeyRule = "first-dot",
-    group: Group = "adjacent",
-    storage_options: dict[str, Any] | None = None,
-    allow_pipe: bool = False,
-) -> dict[str, Any]:
-    """The entry of one shard in a shard list: ``url``, ``nsamples``, ``filesize`` (bytes), and ``md5sum`` if asked for.
-
-    Raises:
-        FetchError: it cannot be had. ShardError: it is not a readable tar.
-    """
-    task = Task(
-        url=url, has_md5=has_md5, rule=rule, group=group, storage_options=storage_options, allow_pipe=allow_pipe
-    )
-    return survey(task).entry()
+    def build_table(self, members: Any, identity: Identity) -> MemberTable:
+        """The member table of members as `wids.index.tar.scan` gives them."""
+        return tables.build_table(members, identity=identity, shard=self.url, rule=self.rule, group=self.group)
 
 
-def try_survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Survey:
-    """As `survey`, but what goes wrong with this shard is told in the result: other shards go on."""
-    try:
-        return survey(task, is_cancelled)
-    except CancelledTransferError:
-        return Survey(url=task.url, failure="cancelled")
-    except WidsError as error:
-        is_missing = isinstance(error, ShardNotFoundError)
-        return Survey(url=task.url, failure=str(error) or type(error).__name__, is_missing=is_missing)
-    except Exception as error:  # noqa: BLE001 - the edge of a thread or a process; it is told with the others
-        return Survey(url=task.url, failure=without_secrets(f"{task.url}: {type(error).__name__}: {error}", task.url))
-
-
-def survey(task: Task, is_cancelled: Callable[[], bool] = lambda: False) -> Survey:
-    """Read one shard.
-
-    Args:
-        task: which one, and what is wanted of it.
-        is_cancelled: asked now and then; once it says True, reading ends.
+def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFacts:  # noqa: B008 - frozen
+    """Read one shard, and publish its member table if that is wanted.
 
     Raises:
         FetchError: it cannot be had. ShardError: it is not a readable tar.
         CancelledTransferError: it was cancelled.
     """
     if urls.is_local(task.url):
-        return _survey_local(task, is_cancelled)
+        return _publish(task, scan_file(path_of(task.url), task, context.is_cancelled))
     mark = None
     if urls.scheme_of(task.url) != "pipe":
         with ShardBytes(task.url, storage_options=task.storage_options) as source:
-            mark = mark_words(source.mark)
+            mark = mark_words(source.version)
             known = task.known
             if known is not None and mark and (_size_of(source), mark) == known.version():
                 return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
             if source.has_ranges:
-                return _survey_ranges(task, source, is_cancelled)
-    told = _survey_copy(task)
-    told.mark = mark
-    return told
+                return _publish(task, _scan_ranges(task, source, mark, context.is_cancelled))
+    with tempdirs.directory("scan") as directory:
+        facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
+        facts.mark = mark
+        return _publish(task, facts)
 
 
-def _size_of(source: ShardBytes) -> int | None:
-    """How long it is, as far as anybody says: a server that gives no ranges may say it all the same."""
+def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:
+    """Read a shard that is a local file; where its headers are wrong, the facts say so, and have the rest.
+
+    Raises:
+        FetchError: it cannot be opened or read. ChangedShardError: it changed meanwhile.
+        CancelledTransferError: it was cancelled.
+    """
+    once = partial(_scan_file_once, path, task, is_cancelled)
+    return retrying.try_repeatedly(once, url=task.url, path=None, hooks=(), is_cancelled=is_cancelled)
+
+
+def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:
+    fd, identity = _open(path, task.url)
     try:
-        return source.size
-    except FetchError:
-        return None
-
-
-def _survey_local(task: Task, is_cancelled: Callable[[], bool]) -> Survey:
-    path = os.path.expanduser(urls.local_path(task.url))
-
-    def once() -> Survey:
+        facts = ShardFacts(url=task.url, nsamples=0, filesize=identity.size, mark=f"{identity.mtime_ns}")
+        window = None
+        members = member_tables.scan_members(fd, task.url, identity.size)
+        if task.has_md5:
+            window = Window(partial(_pread, fd), identity.size, is_cancelled=is_cancelled, summed_bytes=_LOCAL_BYTES)
+            members = tar.scan(window.read, identity.size, shard=task.url)
         try:
-            fd, facts = atomic.open_file(path)
-        except FileNotFoundError as error:
-            raise ShardNotFoundError(f"{task.url}: there is no file {path}; check the name", url=task.url) from error
-        try:
-            digest = None
-            if task.has_md5:
-                window = Window(
-                    lambda at, n: _pread(fd, at, n), facts.size, is_cancelled=is_cancelled, summed_bytes=_LOCAL_BYTES
-                )
-                table = _table(task, tar.scan(window.read, facts.size, shard=task.url), facts)
-                digest = window.digest()
-                table = table.with_identity(atomic.identify(fd, md5=digest))
-            else:
-                table = member_tables.scan_table(fd, task.url, facts, rule=task.rule, group=task.group)
-            now = atomic.identify(fd)
-            if (now.size, now.mtime_ns) != (facts.size, facts.mtime_ns):
-                # Or the index would promise a size and a digest that never belonged together.
-                raise ShardError(f"{task.url}: changed while it was read; index it when nobody writes it")
-        finally:
-            os.close(fd)
-        return _told(task, table, digest, f"{facts.mtime_ns}")
-
-    return retrying.try_repeatedly(once, url=task.url, path=None, hooks=())
+            facts.table = task.build_table(members, identity)
+        except ShardError as error:
+            facts.error = error
+        if window is not None:
+            facts.md5sum = window.digest()
+        now = atomic.identify(fd, md5=facts.md5sum)
+        if (now.size, now.mtime_ns) != (identity.size, identity.mtime_ns):
+            # Or the index would promise a size and a digest that never belonged together.
+            raise ChangedShardError(
+                f"{task.url}: changed while it was read; read it again when no process writes it", shard=task.url
+            )
+    finally:
+        os.close(fd)
+    return facts if facts.table is None else _counted(facts, facts.table.with_identity(now))
 
 
-def _survey_ranges(task: Task, source: ShardBytes, is_cancelled: Callable[[], bool]) -> Survey:
+def scan_copy(
+    path: str,
+    task: ScanTask,
+    is_cancelled: IsCancelled,
+    *,
+    is_sound: Callable[[ShardFacts], bool] = lambda facts: facts.error is None,
+) -> ShardFacts:
+    """Fetch a shard to ``path``, and read it; once more if it is not ``is_sound``.
+
+    Raises:
+        FetchError, NotAllowedError: it cannot be had. CacheError: there is no space for it.
+        CancelledTransferError: it was cancelled.
+    """
+    for _ in range(_COPY_ATTEMPTS):
+        with open(path, "wb"):
+            pass
+        download.download_to(
+            task.url,
+            path,
+            check=partial(_check_content, task.url, path),
+            is_cancelled=is_cancelled,
+            storage_options=task.storage_options,
+            allow_pipe=task.allow_pipe,
+        )
+        facts = scan_file(path, task, is_cancelled)
+        if is_sound(facts):
+            break
+    facts.mark, facts.requests, facts.read_bytes = None, 1, facts.filesize
+    if facts.table is not None:  # the time of the copy tells nothing of the shard
+        facts.table = facts.table.with_identity(tables.Identity(size=facts.filesize, md5=facts.md5sum))
+    return facts
+
+
+def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts:
     first = source.read(0, _REMOTE_BYTES if task.has_md5 else FIRST_BYTES)  # also says how long it is
-    retrying.check_content(task.url, first[:512])
+    shard_download.check_content(task.url, first[:512])
     window = Window(
         source.read,
         source.size,
@@ -201,68 +221,72 @@ def _survey_ranges(task: Task, source: ShardBytes, is_cancelled: Callable[[], bo
         summed_bytes=_REMOTE_BYTES if task.has_md5 else 0,
         first=first,
     )
-    mark = mark_words(source.mark)
     identity = tables.Identity(size=source.size, etag=mark)
-    table = _table(task, tar.scan(window.read, source.size, shard=task.url), identity)
+    table = task.build_table(tar.scan(window.read, source.size, shard=task.url), identity)
     digest = window.digest() if task.has_md5 else None
-    table = table.with_identity(tables.Identity(size=source.size, etag=mark, md5=digest))
-    told = _told(task, table, digest, mark)
-    told.requests, told.read_bytes = source.requests, source.read_bytes
-    return told
+    facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark, md5sum=digest)
+    facts.requests, facts.read_bytes = source.requests, source.read_bytes
+    return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=digest)))
 
 
-def _survey_copy(task: Task) -> Survey:
-    """By a copy in a directory of its own."""
-    with tempdirs.directory("survey") as directory:
-        store = Store(
-            cache_dir=directory,
-            rule=task.rule,
-            group=task.group,
-            storage_options=task.storage_options,
-            allow_pipe=task.allow_pipe,
-        )
-        reader = store.open(Shard(url=task.url, nsamples=None))
-        digest = retrying.file_md5(reader.path) if task.has_md5 else None
-        identity = tables.Identity(size=reader.table.identity.size, md5=digest)
-        told = _told(task, reader.table.with_identity(identity), digest, None)
-        told.requests, told.read_bytes = 1, told.filesize
-        return told
+def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
+    facts.nsamples, facts.nmembers, facts.table = len(table), table.nmembers, table
+    return facts
 
 
-def _table(task: Task, members: Any, identity: Identity) -> MemberTable:
-    return tables.build_table(members, identity=identity, shard=task.url, rule=task.rule, group=task.group)
+def _size_of(source: ShardBytes) -> int | None:
+    """How long it is, as far as the server says; one that gives no ranges may say it all the same."""
+    try:
+        return source.size
+    except FetchError:
+        return None
 
 
-def _told(task: Task, table: MemberTable, md5sum: str | None, mark: str | None) -> Survey:
-    """The survey, its member table published beside the shard if that is wanted and can be done."""
-    data = table.to_bytes() if task.has_table else None
-    is_published = data is not None and publish_table(task.url, data, task.storage_options)
-    return Survey(
-        url=task.url,
-        nsamples=len(table),
-        nmembers=table.nmembers,
-        filesize=table.identity.size,
-        md5sum=md5sum,
-        mark=mark,
-        has_table=is_published,
-        table=None if is_published else data,
-    )
+def look_remote(url: str, storage_options: dict[str, Any] | None = None) -> Found:
+    """What a remote object is now; without size and mark where the store does not say."""
+    with contextlib.suppress(FetchError), ShardBytes(url, storage_options=storage_options) as source:
+        return Found(url, _size_of(source), mark_words(source.version))
+    return Found(url)
+
+
+def path_of(url: str) -> str:
+    """The path of a local shard."""
+    return os.path.expanduser(urls.local_path(url))
+
+
+def _open(path: str, url: str) -> tuple[int, Identity]:
+    try:
+        return atomic.open_file(path)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"{url}: there is no file {path}; check the name", url=url) from error
+    except OSError as error:
+        raise FetchDeniedError(f"{url}: {path} cannot be opened ({error})", url=url) from error
+
+
+def _check_content(url: str, path: str) -> None:
+    with open(path, "rb") as file:
+        shard_download.check_content(url, file.read(512))
+
+
+def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
+    """The facts, the member table published beside the shard if that is wanted and can be done, else with it."""
+    if facts.error is not None:
+        raise facts.error
+    if task.has_table:
+        data = facts.table.to_bytes()
+        facts.has_table = publish_table(task.url, data, task.storage_options)
+        facts.unpublished = None if facts.has_table else data
+    facts.table = None
+    return facts
 
 
 def publish_table(url: str, data: bytes, storage_options: dict[str, Any] | None = None) -> bool:
     """Write a member table beside its shard; False where that cannot be done."""
-    scheme = urls.scheme_of(url)
-    if scheme in ("pipe", "http", "https"):
+    if urls.scheme_of(url) in ("pipe", "http", "https"):
         return False
     try:
-        if urls.is_local(url):
-            atomic.write_atomically(os.path.expanduser(urls.local_path(url)) + tables.SUFFIX, data)
-        else:
-            filesystem, name = filesystems.open_filesystem(url, storage_options)
-            filesystem.pipe_file(name + tables.SUFFIX, data)  # object stores show the whole of it or nothing
-    except (OSError, CacheError, NotImplementedError, ValueError):
-        return False
-    except Exception as error:  # noqa: BLE001 - refusals have as many types as there are file systems
+        Target(storage_options).put_bytes(data, url + tables.SUFFIX)
+    except WidsError as error:
         logger.debug("%s: its member table cannot be put beside it (%s)", url, error)
         return False
     return True

@@ -1,153 +1,298 @@
-"""Fetching many shards into a cache directory before anybody needs them, in threads.
+"""Fetching many shards into a cache before a job needs them: on this machine, or on each node of a Ray cluster.
 
-Rules: bytes come, are checked and find room as those that a sampler comes to; but a plan says that all of these shards
-are needed, so that none of them goes for another, and nothing goes that a live job comes to. However it ends, its
-threads end first and take their part files with them.
+Bytes come, are checked and get space as those that a sampler comes to; but a usage hint says that all of these shards
+are needed, so that none of them is evicted for another, and none that a live job comes to. However it ends, its
+downloads end first and take their part files with them.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import math
 import os
 import threading
 import time
-from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
-from wids.errors import CacheError, CacheFull, WidsError, without_secrets
-from wids.events import Fetched, Hit, Retried, logger
-from wids.osfiles import atomic
-from wids.readers.store import Store
+from wids.cache.placement import default_cache_dir
+from wids.cache.space import table_allowance
+from wids.errors import CacheError, CacheFull, InputError, without_secrets
+from wids.events import Fetched, Hit, Retried
+from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
+from wids.jobs.runner import RunOptions, run
+from wids.osfiles import atomic, system
+from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from wids.events import Event
-    from wids.index.spec import Shard
+    from wids.jobs.ray_cluster import ClusterNode
+    from wids.jobs.runner import TaskContext
 
-# The plan says that what was brought is needed so much later; what others need within twice of that does not go for it.
-_LATER_SECONDS, _PLAN_SECONDS = 3600.0, 600.0
-# So long after the last success, others may still let go of what they do not read.
+# The hint says that these shards are needed so much later; shards needed within twice of that are not evicted for them.
+_LATER_SECONDS, _HINT_SECONDS = 3600.0, 600.0
+# So long after the last success, others may still release what they do not read.
 _FULL_SECONDS, _AGAIN_SECONDS = 3.0, 0.25
-_SHOW_SECONDS, _END_SECONDS = 0.5, 10.0
+DEFAULT_JOBS = 8
 
 
-class Outcome(msgspec.Struct, kw_only=True):
-    """What became of the shards.
+class WarmOutcome(JobOutcome, kw_only=True):
+    """What became of the shards; each counts once, and on a cluster once for each node.
 
     Attributes:
         directory: of the cache.
-        shards: how many there were, each once.
         fetched: shards that came.
         fetched_bytes: of those.
         cached: shards that were there already, whole and current, or that other processes fetched meanwhile.
         in_place: local shards, which are read where they are.
         retries: tries that failed and were followed by another one.
-        seconds: that it took.
-        failed: URL -> why it did not come.
+        node: the address of the node that this was on, of a cluster.
+        nodes: what became of the shards on each node of a cluster.
     """
 
     directory: str
-    shards: int = 0
     fetched: int = 0
     fetched_bytes: int = 0
     cached: int = 0
     in_place: int = 0
     retries: int = 0
-    seconds: float = 0.0
-    failed: dict[str, str] = msgspec.field(default_factory=dict)
+    node: str = ""
+    nodes: list[WarmOutcome] = msgspec.field(default_factory=list)
 
 
-class Warming:
-    """Shards on their way into a cache.
+class WarmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Into which cache shards are fetched.
+
+    Attributes:
+        directory: of the cache; None: the default of the machine that does it.
+        cache_size: bytes that it may hold; None: what the disk has space for.
+        storage_options: for fsspec.
+    """
+
+    directory: str | None = None
+    cache_size: int | None = None
+    storage_options: dict[str, Any] | None = None
+
+
+def warm_cache(
+    shards: Sequence[Shard],
+    settings: WarmSettings = WarmSettings(),  # noqa: B008 - frozen
+    *,
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    excluded: Collection[str] = (),
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> WarmOutcome:
+    """Fetch shards into a cache; on Ray into that of each node of the cluster, once for each.
 
     Args:
-        directory: of the cache.
         shards: each once.
-        cache_size: bytes that it may hold; None: what the disk has room for.
-        storage_options: for fsspec.
+        settings: into which cache.
+        options: what runs it; ``jobs`` are shards at a time, on each node.
+        excluded: nodes of a cluster to leave out: ids, addresses or host names.
+        show: called now and then.
+
+    Raises:
+        CacheError: the shards do not fit, or the directory cannot be used; on Ray a node's failure is in the outcome.
+        ClusterError: there is no cluster.
+    """
+    if options.is_ray:
+        return _warm_nodes(shards, settings, options, excluded, show)
+    if excluded:
+        raise InputError("nodes to leave out are those of a Ray cluster")
+    if options.engine == "processes":
+        raise InputError("shards are fetched in threads, or on a Ray cluster")
+    return _warm_here(shards, settings, options.jobs or DEFAULT_JOBS, show)
+
+
+def _warm_here(
+    shards: Sequence[Shard], settings: WarmSettings, jobs: int, show: Callable[[JobProgress], None]
+) -> WarmOutcome:
+    warming = _Warming(shards, settings)
+    warming.check_fits()
+    warming.run(jobs, show)
+    return warming.outcome
+
+
+def _warm_node(
+    shards: Sequence[Shard], settings: WarmSettings, jobs: int, node: ClusterNode, context: TaskContext
+) -> WarmOutcome:
+    """In a worker of Ray."""
+    return msgspec.structs.replace(_warm_here(shards, settings, jobs, context.report), node=node.address)
+
+
+def _warm_nodes(
+    shards: Sequence[Shard],
+    settings: WarmSettings,
+    options: RunOptions,
+    excluded: Collection[str],
+    show: Callable[[JobProgress], None],
+) -> WarmOutcome:
+    from wids.jobs.ray_cluster import alive_nodes, connect
+
+    start = time.monotonic()
+    with connect(options.ray_address) as ray:
+        nodes = alive_nodes(ray, excluded)
+        outcome = WarmOutcome(directory=settings.directory or "", shards=len(shards))
+        found: dict[int, WarmOutcome] = {}
+        progress = dict.fromkeys(range(len(nodes)), JobProgress(shards=len(shards)))
+        results = run(
+            partial(_warm_node, shards, settings, options.jobs or DEFAULT_JOBS),
+            nodes,
+            msgspec.structs.replace(options, jobs=len(nodes)),
+            tick=lambda: show(sum_progress(progress.values())),
+            on_report=progress.__setitem__,
+            node_of=lambda node: node.node_id,
+        )
+        with contextlib.closing(results):
+            for result in results:
+                node, last = nodes[result.k], progress[result.k]
+                progress[result.k] = msgspec.structs.replace(last, ended=last.shards, total=last.done)
+                if result.error is None:
+                    found[result.k] = result.get()
+                else:
+                    outcome.fail(f"node {node.address} ({node.node_id[:8]})", result.error)
+    outcome.nodes = [one for _, one in sorted(found.items())]
+    for name in ("fetched", "fetched_bytes", "cached", "in_place", "retries"):
+        setattr(outcome, name, sum(getattr(one, name) for one in outcome.nodes))
+    for one in outcome.nodes:
+        outcome.failed |= {f"{one.node} {url}": f"{one.node}: {why}" for url, why in one.failed.items()}
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+class _Warming:
+    """Shards on their way into a cache of this machine.
 
     Attributes:
         outcome: what became of them so far.
         missing: the shards that are not there, as far as their names tell.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        shards: list[Shard],
-        *,
-        cache_size: int | None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        self.directory = directory
-        self.store = Store(
-            cache_dir=directory, cache_size=cache_size, storage_options=storage_options, hooks=[self._take]
+    def __init__(self, shards: Sequence[Shard], settings: WarmSettings) -> None:
+        self.directory = os.path.abspath(os.path.expanduser(settings.directory or default_cache_dir()))
+        self.provider = AutoProvider(
+            cache_dir=self.directory,
+            cache_size=settings.cache_size,
+            storage_options=settings.storage_options,
+            hooks=[self._count],
         )
-        self.outcome = Outcome(directory=directory, shards=len(shards))
-        places = [(shard, *self.store.place(shard.url)) for shard in shards]
+        self.outcome = WarmOutcome(directory=self.directory, shards=len(shards))
+        places = [(shard, *self.provider.cache.place(shard.url)) for shard in shards]
         self.cacheable = [(shard, path) for shard, path, is_in_place in places if not is_in_place]
         self.outcome.in_place = len(places) - len(self.cacheable)
         self.missing = [shard for shard, path in self.cacheable if not os.path.exists(path)]
-        # What is there already is checked first: it needs no room, and a full cache ends the rest.
-        self._waiting = deque(sorted(self.cacheable, key=lambda item: not os.path.exists(item[1])))
-        self._cancelled = threading.Event()
-        self._succeeded, self._planned = time.monotonic(), -math.inf
+        self._known = [shard.filesize for shard in self.missing if shard.filesize is not None]
+        self._is_full = False
+        self._succeeded, self._hinted = time.monotonic(), -math.inf
         self._lock = threading.Lock()
 
-    def run(self, jobs: int, show: Callable[[], None]) -> None:
-        """Fetch them in threads; ``show`` is called now and then. An exception ends the threads, too."""
+    def check_fits(self) -> None:
+        """Refuse what cannot fit, before anything is fetched for it.
+
+        Raises:
+            CacheError: the shards are larger than the limit, or than the disk has space for (``found`` of the first
+                shards would fit); or the directory cannot be listed.
+        """
+        sizes = [shard.filesize or 0 for shard, _ in self.cacheable]
+        tables = min((_table_bytes(shard) for shard in self.missing), default=0)  # when the last one comes
+        limit = self.provider.cache.cache_size
+        if limit is not None and sum(sizes) + tables > limit:
+            whole = [(shard.filesize or 0) + _table_bytes(shard) for shard, _ in self.cacheable]
+            fitting = bisect.bisect_right(list(itertools.accumulate(whole)), limit)
+            raise CacheError(
+                f"{self.directory}: {len(sizes):,} shard{'s' * (len(sizes) != 1)} of {sum(sizes):,} bytes and their "
+                f"member tables do not fit into a cache_size of {limit:,} bytes",
+                path=self.directory,
+                hint="fewer_shards" if fitting else "cache_size",
+                found=fitting,
+            )
+        if not os.path.isdir(self.directory):
+            return
+        missing = sum(self._known)
+        try:
+            used = CacheDirectory(self.directory).inventory().used_bytes
+            free, _ = system.free_bytes(self.directory)
+        except OSError as error:
+            raise _unusable(self.directory, "listed", error) from error
+        if missing > free + used:
+            raise CacheError(
+                f"{missing:,} bytes are to be fetched, and the disk of {self.directory} has {free:,} free, {used:,} "
+                "more if all that is cached there is evicted",
+                path=self.directory,
+                hint="disk",
+            )
+
+    def run(self, jobs: int, show: Callable[[JobProgress], None]) -> None:
+        """Fetch them in threads.
+
+        Args:
+            jobs: shards at a time.
+            show: called now and then.
+        """
         if not self.cacheable:
             return
         start = time.monotonic()
-        _make_directory(self.directory)
-        plan = usage_hints.Plan(self.directory)
-        # Not by joining them: a join that an exception ends takes its thread for ended from then on (Python 3.11).
-        ends: list[threading.Event] = []
         try:
-            self._write_plan(plan)
-            for _ in range(min(jobs, len(self.cacheable))):
-                ends.append(threading.Event())
-                threading.Thread(target=self._work, args=(ends[-1],), daemon=True, name="wids-warm").start()
-            for end in ends:
-                while not end.wait(_SHOW_SECONDS):
-                    show()
-                    self._write_plan(plan)
-            show()
+            atomic.make_directory(self.directory, is_private=self.directory == atomic.private_dir())
+        except OSError as error:
+            raise _unusable(self.directory, "made", error) from error
+        # Cached shards are checked first: they need no space, and a full cache ends the rest.
+        waiting = sorted(self.cacheable, key=lambda item: not os.path.exists(item[1]))
+        hint = usage_hints.PlanFile(self.directory)
+
+        def tick() -> None:
+            self._write_hint(hint)
+            show(self._progress())
+
+        try:
+            tick()
+            options = RunOptions(engine="threads", jobs=jobs)
+            tasks = self._while_there_is_space(waiting)
+            with contextlib.closing(run(self._bring, tasks, options, tick=tick)) as results:
+                for result in results:
+                    url = waiting[result.k][0].url
+                    if result.error is None:
+                        self._succeeded = time.monotonic()
+                    else:
+                        self._is_full = self._is_full or isinstance(result.error, CacheFull)
+                        self.outcome.fail(url, result.error)
         finally:
-            self._cancelled.set()
-            until = time.monotonic() + _END_SECONDS
-            for end in ends:
-                end.wait(max(until - time.monotonic(), 0.0))
-            plan.close()
+            hint.close()
         self.outcome.seconds = time.monotonic() - start
-        order = {shard.url: k for k, (shard, _) in enumerate(self.cacheable)}
-        self.outcome.failed = dict(sorted(self.outcome.failed.items(), key=lambda item: order[item[0]]))
+        self.outcome.sort_failed(shard.url for shard, _ in self.cacheable)
 
-    def arrived_bytes(self) -> int:
-        """Bytes that have come: of shards, and of downloads under way, whose files are holes of their full size."""
-        mark = f".{os.getpid()}-"
-        count = self.outcome.fetched_bytes
-        with contextlib.suppress(OSError), os.scandir(CacheDirectory(self.directory).own) as found:
-            for item in found:
-                if item.name.endswith(".part") and mark in item.name:
-                    with contextlib.suppress(OSError):
-                        count += getattr(item.stat(), "st_blocks", 0) * 512
-        return count
+    def _progress(self) -> JobProgress:
+        """How far it is; shards of which no index says how long they are count as much as the others."""
+        outcome, known = self.outcome, self._known
+        typical = sum(known) / len(known) if known else outcome.fetched_bytes / max(outcome.fetched, 1)
+        arrived = outcome.fetched_bytes + part_bytes(self.directory)
+        return JobProgress(
+            shards=len(self.cacheable),
+            ended=outcome.fetched + outcome.cached + len(outcome.failed),
+            failed=len(outcome.failed),
+            retries=outcome.retries,
+            bytes=arrived,
+            total=sum(known) + (len(self.missing) - len(known)) * typical or None,
+            done=arrived,
+        )
 
-    def _write_plan(self, plan: usage_hints.Plan) -> None:
-        if time.monotonic() - self._planned > _PLAN_SECONDS:
-            self._planned = time.monotonic()
+    def _write_hint(self, hint: usage_hints.PlanFile) -> None:
+        if time.monotonic() - self._hinted > _HINT_SECONDS:
+            self._hinted = time.monotonic()
             later = time.time() + _LATER_SECONDS
-            plan.write({os.path.basename(path): later for _, path in self.cacheable})
+            hint.write({os.path.basename(path): later for _, path in self.cacheable})
 
-    def _take(self, event: Event) -> None:
+    def _count(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, Fetched):
                 self.outcome.fetched += 1
@@ -157,67 +302,52 @@ class Warming:
             elif isinstance(event, Retried):
                 self.outcome.retries += 1
 
-    def _work(self, end: threading.Event) -> None:
-        """In a thread of its own: fetch what is waiting."""
-        try:
-            self._bring_all()
-        finally:
-            end.set()
-
-    def _bring_all(self) -> None:
-        while not self._cancelled.is_set():
-            try:
-                shard, path = self._waiting.popleft()
-            except IndexError:
-                return
-            try:
-                self._bring(shard, path)
-            except CancelledTransferError:
-                return
-            except CacheFull as error:
-                self.outcome.failed[shard.url] = str(error)
-                self._give_up()
-            except WidsError as error:
-                self.outcome.failed[shard.url] = str(error)
-            except Exception as error:  # noqa: BLE001 - the edge of a thread; it is told with the others
-                logger.debug("%s", shard.url, exc_info=True)
-                self.outcome.failed[shard.url] = _say(shard.url, f"{type(error).__name__}: {error}")
+    def _while_there_is_space(self, waiting: Sequence[tuple[Shard, str]]) -> Iterator[tuple[Shard, str]]:
+        """The shards to fetch: in a full cache each one would ask its server, wait, and fail alike."""
+        for shard, path in waiting:
+            if self._is_full:
+                words = f"{shard.url}: not tried, for the cache is full"
+                self.outcome.failed[shard.url] = without_secrets(words, shard.url)
             else:
-                self._succeeded = time.monotonic()
+                yield shard, path
 
-    def _give_up(self) -> None:
-        """Try no more: in a full cache each shard would ask its server, wait, and fail alike."""
-        with contextlib.suppress(IndexError):
-            while True:
-                shard, _ = self._waiting.popleft()
-                self.outcome.failed[shard.url] = _say(shard.url, "not tried, for the cache is full")
-
-    def _bring(self, shard: Shard, path: str) -> None:
-        """Have one shard in the cache, whoever fetches it."""
+    def _bring(self, task: tuple[Shard, str], context: TaskContext) -> None:
+        """Have one shard in the cache, whichever process fetches it."""
+        shard, path = task
         while True:
             after = time.time() + 2 * _LATER_SECONDS
             try:
-                if self.store.fetch_ahead(shard, after=after, is_cancelled=self._cancelled.is_set):
+                if self.provider.cache.download_ahead(shard, after=after, is_cancelled=context.is_cancelled):
                     return
-                if not self.store.is_downloading(path):
+                if not self.provider.cache.is_downloading(path):
                     break
             except CacheFull:
                 if time.monotonic() - self._succeeded > _FULL_SECONDS:
                     raise
-            if self._cancelled.wait(_AGAIN_SECONDS):
+            if context.wait_cancelled(_AGAIN_SECONDS):
                 raise CancelledTransferError
         # Opening it is a use of it. If it differs from its table, its md5 decides, and it is fetched again.
-        self.store.open(shard).close()
+        self.provider.open(shard).close()
 
 
-def _say(url: str, what: str) -> str:
-    return without_secrets(f"{url}: {what}", url)
+def part_bytes(directory: str) -> int:
+    """Bytes that downloads of this process into a cache have brought so far; their files are holes of full size."""
+    mark = f".{os.getpid()}-"
+    count = 0
+    with contextlib.suppress(OSError), os.scandir(CacheDirectory(directory).own) as found:
+        for item in found:
+            if item.name.endswith(".part") and mark in item.name:
+                with contextlib.suppress(OSError):
+                    count += getattr(item.stat(), "st_blocks", 0) * 512
+    return count
 
 
-def _make_directory(directory: str) -> None:
-    try:
-        atomic.make_directory(directory, is_private=directory == atomic.private_dir())
-    except OSError as error:
-        raise CacheError(
-            f"{directory}: cannot be made ({error}); choose another --cache-dir", path=directory
-        ) from error
+def _table_bytes(shard: Shard) -> int:
+    """Bytes kept free for a shard's member table while the shard is fetched."""
+    return table_allowance(shard.filesize or 0, shard.nsamples)
+
+
+def _unusable(directory: str, what: str, error: OSError) -> CacheError:
+    return CacheError(
+        f"{directory}: cannot be {what} ({error}); choose another directory", path=directory, hint="cache_dir"
+    )

@@ -1,7 +1,7 @@
-"""The original's submodule names over the new code; found as ``wids.wids``, ``wids.wids_cleanup``, ... (see ``wids``).
+"""The submodules of wids 0.1 (``wids.wids``, ``wids.wids_cleanup``, ...) as thin layers over the new code.
 
-Rules: a few lines each; no behaviour of their own where the new code has it; new programs import from ``wids``. A name
-that is left out on purpose says what to use instead.
+``wids/__init__.py`` puts this folder on the package's path. New programs import from ``wids``. A name that is left out
+on purpose raises an ImportError that says what to use instead.
 """
 
 from __future__ import annotations

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wids.codecs.decode import SampleDecoder
+from wids.arguments import digest_name as hash_dataset_name
+from wids.cache import shard_download
+from wids.cache.placement import default_cache_dir
+from wids.codecs.decode import parse_transformations as interpret_transformations
+from wids.collection import count_mismatch
 from wids.dataset import ShardListDataset
-from wids.errors import CountMismatchError, DigestMismatchError
+from wids.errors import DigestMismatchError
 from wids.index import table, urls
 from wids.index.spec import Shard
 from wids.legacy import refuse
-from wids.readers import store
-from wids.readers.local import ShardReader
-from wids.readers.pool import LRUCache, OpenShards
+from wids.osfiles.open_file import OpenFile
+from wids.readers.local import LocalReader
+from wids.readers.lru import LRUCache
+from wids.readers.pool import OpenShards
+from wids.readers.provider import AutoProvider
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-from wids.transport import retrying
 
 # By the names that they have for users; wids.legacy.wids_mmtar would be a second module.
 from wids.wids_decode import default_decoder
@@ -71,7 +76,7 @@ class DefaultLocalname:
     """URL -> path in a directory. One URL, one path: also for shards that share a basename."""
 
     def __init__(self, dldir: str | os.PathLike[str] | None = None) -> None:
-        self.directory = store.default_cache_dir() if dldir is None else os.path.expanduser(os.fspath(dldir))
+        self.directory = default_cache_dir() if dldir is None else os.path.expanduser(os.fspath(dldir))
 
     def __call__(self, shard: str) -> str:
         return os.path.join(self.directory, urls.cache_name(shard))
@@ -93,7 +98,7 @@ class LRUShards(OpenShards):
 
     def __init__(self, lru_size: int, keep: bool = False, localname: Callable[[str], str] | None = None) -> None:
         self.keep = keep
-        super().__init__(_store(localname), capacity=lru_size, find=_shard_without_count, hooks=())
+        super().__init__(_provider(localname), capacity=lru_size, find=_shard_without_count, hooks=())
 
 
 class IndexedTarSamples:
@@ -106,7 +111,7 @@ class IndexedTarSamples:
         expected_size: int | None = None,
         *,
         stream: BinaryIO | None = None,
-        use_mmap: bool = True,  # noqa: ARG002 - programs pass it; what is read is the same either way
+        use_mmap: bool = True,  # noqa: ARG002 - programs pass it; the bytes read are the same either way
         index_file: object = find_index_file,  # noqa: ARG002 - programs pass it; it was a pickle, and is not used
     ) -> None:
         if path is None and stream is None:
@@ -128,15 +133,10 @@ class IndexedTarSamples:
             os.close(fd)
             self.close()
             raise
-        self._samples = ShardReader(fd, table=members, url=self.path, path=self.path)
+        self._samples = LocalReader(OpenFile(fd), table=members, url=self.path, path=self.path)
         if expected_size is not None and len(self) != expected_size:
             self.close()
-            raise CountMismatchError(
-                f"{self.path}: holds {len(members)} samples, not {expected_size}",
-                shard=self.path,
-                expected=expected_size,
-                found=len(members),
-            )
+            raise count_mismatch(self.path, expected_size, len(members), by="not")
 
     @property
     def samples(self) -> list[list[int]]:
@@ -157,7 +157,7 @@ class IndexedTarSamples:
 
 def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int = 1 << 20) -> str:
     if isinstance(fname, (str, os.PathLike)):
-        return retrying.file_md5(os.fspath(fname))
+        return shard_download.file_md5(os.fspath(fname))
     digest = hashlib.md5(usedforsecurity=False)
     fname.seek(0)
     while block := fname.read(chunksize):
@@ -167,7 +167,8 @@ def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int
 
 
 def compute_num_samples(fname: str | os.PathLike[str]) -> int:
-    return len(_store(None).open(_shard_without_count(os.fspath(fname))))
+    with contextlib.closing(_provider(None).open(_shard_without_count(os.fspath(fname)))) as reader:
+        return len(reader)
 
 
 def splitname(fname: str) -> tuple[str, str]:
@@ -197,22 +198,6 @@ def group_by_key(names: Iterable[str]) -> list[list[int]]:
     return groups
 
 
-def interpret_transformations(transformations: Any) -> list[Callable[[Any], Any]]:
-    """The functions that ``transformations=`` of a dataset stands for: a name of a format, a function, or a list."""
-    if transformations is None:
-        return []
-    steps = transformations if isinstance(transformations, (list, tuple)) else [transformations]
-    found = [SampleDecoder(cast("Any", step)) if isinstance(step, str) else step for step in steps]
-    for step in found:
-        if not callable(step):
-            raise TypeError(f"transformation {step!r} is neither the name of a format nor callable")
-    return found
-
-
-def hash_dataset_name(input_string: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(input_string.encode()).digest())[:16].decode()
-
-
 def lengths_to_ranges(lengths: Iterable[int]) -> list[Range]:
     return ShardListSampler(None, lengths=list(lengths)).ranges
 
@@ -240,8 +225,8 @@ def iterate_ranges(
         yield from indices
 
 
-def _store(localname: Callable[[str], str] | None) -> store.Store:
-    return store.Store(cache_dir=None if localname else store.default_cache_dir(), localname=localname)
+def _provider(localname: Callable[[str], str] | None) -> AutoProvider:
+    return AutoProvider(cache_dir=None if localname else default_cache_dir(), localname=localname)
 
 
 def _shard_without_count(url: str) -> Shard:

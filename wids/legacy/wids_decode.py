@@ -1,7 +1,7 @@
 """``wids.wids_decode`` of the original: the decoder behind ``transformations="PIL"``, and its steps one by one.
 
-Rules: a step changes the sample in place and returns it, as the original's did, so it may also be called for its
-effect. What the bytes of a member mean is said in `wids.codecs.decoders`.
+A step changes the sample in place and returns it, as the original's did, so it may also be called for its
+effect. The decoders themselves are in `wids.codecs.decoders`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def decode_basic(sample: Sample, format: object = True, *, allow_pickle: bool = 
     """Decode text, numbers, JSON, arrays, msgpack, tensors; ``format`` is accepted as the original did, and unused.
 
     Args:
-        sample: changed in place. What `decode_all_gz` inflated under its old name is decoded as what is inside.
+        sample: changed in place. Fields that `decode_all_gz` inflated are decoded by the extension inside.
         format: unused.
         allow_pickle: decode ``.pkl``, and objects in ``.npy`` and ``.pt``; that runs code from the shard.
 

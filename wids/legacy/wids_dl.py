@@ -1,4 +1,4 @@
-"""``wids.wids_dl`` of the original: bring one file here."""
+"""``wids.wids_dl`` of the original: download one file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wids.events import logger
 from wids.index import urls
 from wids.legacy import refuse
 from wids.osfiles import atomic, locks
-from wids.transport import retrying
+from wids.transport import download
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +45,7 @@ def download_file(
     if urls.is_local(remote) and os.path.abspath(os.path.expanduser(urls.local_path(remote))) == path:
         return os.fspath(local)
     with atomic.part_file(path) as (part, _):
-        retrying.fetch_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
+        download.download_to(remote, part, check=lambda: None, allow_pipe=allow_pipe)
         os.replace(part, path)
     seconds = time.time() - start
     recent_downloads.append((remote, os.fspath(local), time.time(), seconds))
@@ -63,7 +63,7 @@ def download_and_open(
 ) -> IO[Any]:
     """``local`` opened, fetched first if it is not there; the caller closes."""
     path = _own_path(local)
-    with locks.hold(path + ".lock"):
+    with locks.acquire(path + ".lock"):
         if not os.path.exists(path):
             download_file(remote, path, verbose=verbose, allow_pipe=allow_pipe)
         return open(path, mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,11 @@ from wids.errors import SpecError, WidsError
 from wids.index import urls, writing
 from wids.index.writing import shorten_name
 from wids.jobs.index_edit import read_index
-from wids.jobs.runner import run_in_threads
-from wids.jobs.scan import Task, survey
+from wids.jobs.runner import RunOptions, run
+from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
 from wids.osfiles.atomic import write_atomically
-from wids.transport.retrying import read_bytes
+from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +58,10 @@ def main_create(args: argparse.Namespace) -> None:
             info = file.read()
     for shard in names:
         print(shard)
-    tasks = [Task(url=shard, has_md5=True) for shard in names]
-    entries = [found.entry() for _, found in run_in_threads(survey, tasks, jobs=os.cpu_count() or 1)]
+    tasks = [ScanTask(url=shard, has_md5=True) for shard in names]
+    options = RunOptions(engine="threads", jobs=os.cpu_count())
+    with contextlib.closing(run(scan_shard, tasks, options)) as results:
+        entries = [result.get().entry() for result in results]
     entries.sort(key=lambda entry: str(entry["url"]))
     _write(args.output or _OUTPUT, writing.make_index(entries, name=name or None, info=info, base=args.base))
 

@@ -1,5 +1,5 @@
 """``wids.wids_lru`` of the original."""
 
-from wids.readers.pool import LRUCache
+from wids.readers.lru import LRUCache
 
 __all__ = ["LRUCache"]

@@ -7,15 +7,15 @@ import os
 from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO
 
+from wids.cache import member_tables
 from wids.errors import TruncatedShardError
 from wids.index import table
 from wids.legacy import refuse
-from wids.readers import member_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView
 
-_HEADERS = "MMIndexedTar(path).by_index has (name, header offset, size) of each member, whatever its header's form"
+_HEADERS = "MMIndexedTar(path).by_index has (name, header offset, size) of each member, for all forms of headers"
 __getattr__ = refuse(__name__, dict.fromkeys(("TarHeader", "parse_tar_header", "next_header"), _HEADERS))
 
 
@@ -47,7 +47,7 @@ class MMIndexedTar:
         self._rows = {member[1]: row for row, member in enumerate(self.members)}
 
     def __del__(self) -> None:
-        # Programs that read one member, or a count, just let go; what was opened here must not warn of that.
+        # Programs that read one member, or a count, just drop it; there must be no warning of an open file.
         if getattr(self, "fname", None) is not None and hasattr(self, "stream"):
             self.stream.close()
 
@@ -100,7 +100,7 @@ def keep_while_reading(fname: str | None, fd: int, phase: str, delay: float = 0.
     if delay:
         raise ValueError(f"delay is {delay}; only 0 is supported")
     if phase not in ("start", "end"):
-        raise ValueError(f"phase is {phase!r}; it is 'start' or 'end'")
+        raise ValueError(f"phase is {phase!r}; it must be 'start' or 'end'")
     if fd < 0 or fname is None:
         return
     if phase == "start":

@@ -10,7 +10,7 @@ from wids.errors import SpecError
 from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.index.urls import directory_of as urldir
 from wids.index.urls import join as urlmerge
-from wids.transport.retrying import read_bytes
+from wids.transport.download import read_bytes
 
 __all__ = [
     "check_shards",
@@ -48,7 +48,7 @@ def resolve_dsdesc(
 def check_shards(l: list[dict[str, Any]]) -> list[dict[str, Any]]:  # noqa: E741 - the original's parameter
     """The same list, each of whose shards has a ``url`` and ``nsamples``; else `SpecError` names the bad value."""
     if not isinstance(l, list):
-        raise SpecError(f"the shards are a {type(l).__name__}; they are a list of dicts with url and nsamples")
+        raise SpecError(f"the shards are a {type(l).__name__}; they must be a list of dicts with url and nsamples")
     list_shards(l)
     return l
 

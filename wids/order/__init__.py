@@ -1,4 +1,4 @@
-"""Which sample, when: the order of an epoch as a pure function of (lengths, seed, epoch, rank, world).
+"""The order in which samples are read: a pure function of (lengths, seed, epoch, rank, world).
 
     permutation   random bits -> permutations that never change
     lane          chunks of consecutive samples, mixed a window at a time
@@ -7,9 +7,11 @@
     config        a plan, a rank and an end -> the rank's indices, and how many
     cursor        set_epoch, load_state_dict, iterations -> which epoch is next, and from where
     iteration     an iterator that knows how far it is
-    state         that as a dict, and back       mask       indices that say whether they count
-    schedule      who reads what at which step   validation arguments -> integers
+    state         a position as a dict, and back
+    mask          indices that are marked as repeated or not
+    schedule      which rank reads which sample at which step
+    validation    arguments -> integers
 
-Rules: numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox) and a stable
+numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox) and a stable
 argsort, so that an order never changes with a numpy release.
 """

@@ -1,12 +1,12 @@
-"""All that a rank's indices depend on, as one value, and what follows from it.
+"""`EpochConfig`: all that a rank's indices depend on, as one value; which indices, and how many.
 
-The order of an epoch is the `Plan`'s: one sequence, which all ranks read together. A config adds who reads it
-(``world``, ``rank``) and where an epoch ends. A `Place` is where one begins, or goes on::
+The order of an epoch is the `Plan`'s: one sequence, which all ranks read together. A config adds the rank that reads
+(``rank`` of ``world``) and where an epoch ends. An `EpochPosition` is where an epoch begins, or resumes::
 
     positions     0 ......... place.position . +1 . +2 ......... end of what is new ... stop
     rank r of W                  reads place.position + r, + W, + 2 W, ...    | repeated: tail="pad", "mask"
 
-Rules: pure. A config never changes: an iteration keeps the one it began with, whatever is set later.
+Pure. A config never changes: an iteration keeps the one it began with, also if the sampler's attributes change later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from wids.order.epoch import EpochOrder, Stream, end_position, nominal_start
 from wids.order.layout import digest
-from wids.order.state import START, Place
+from wids.order.state import START, EpochPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ class EpochConfig:
     Attributes:
         plan: the order of all samples.
         regrouping: which sample is read at which position of the plan's; None: the positions are the samples.
-        lanes: as a state says them; the plan of chunks that a rank was given has one, whatever this is.
+        lanes: as a state says them; the plan of chunks that a rank was given has one, and ignores this.
         world, rank: how many ranks read the order, and which of them this is.
         tail: what becomes of an epoch that the ranks do not divide.
         epochs: passes in an epoch, without a tail between them; None: it has no end.
@@ -54,30 +54,30 @@ class EpochConfig:
     epochs: int | None = 1
     epoch_size: int | None = None
     length: int | None = None
-    origin: Place = START
+    origin: EpochPosition = START
 
     @property
     def is_stream(self) -> bool:
         """Whether passes follow each other without a tail."""
         return self.epochs != 1 or self.epoch_size is not None
 
-    def first_place(self, epoch: int) -> Place:
+    def first_place(self, epoch: int) -> EpochPosition:
         """Where an epoch begins.
 
         Raises:
             ValueError: there is no such nominal epoch, or it has less than one sample for each rank.
         """
         if not self.is_stream or not len(self.plan):
-            return Place(epoch, 0)
+            return EpochPosition(epoch, 0)
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, and passes that follow each other (epochs, epoch_size) begin with 0")
         size = self.epoch_size or len(self.plan) * (self.epochs or 1)
         if size < self.world and self.epochs is not None:
             raise ValueError(f"an epoch of {size} samples on {self.world} ranks has less than one for each")
         start = nominal_start(epoch, size=size, origin=self.origin.position, world=self.world)
-        return Place(epoch, max(start, self.origin.position) if epoch > self.origin.epoch else start)
+        return EpochPosition(epoch, max(start, self.origin.position) if epoch > self.origin.epoch else start)
 
-    def span(self, place: Place) -> tuple[int, int | None]:
+    def span(self, place: EpochPosition) -> tuple[int, int | None]:
         """From which position to which the ranks read together, from a place to its epoch's end; None: no end.
 
         Raises:
@@ -92,16 +92,16 @@ class EpochConfig:
             raise ValueError("an epoch_size, or more than one of epochs, is asked for; there is no sample to repeat")
         return start, None if self.epochs is None else max(self.first_place(place.epoch + 1).position, start)
 
-    def is_over(self, place: Place) -> bool:
+    def is_over(self, place: EpochPosition) -> bool:
         """Whether nothing is left of a place's epoch."""
         start, stop = self.span(place)
         return start == stop
 
-    def is_in_the_middle(self, place: Place) -> bool:
+    def is_in_the_middle(self, place: EpochPosition) -> bool:
         """Whether something of a place's epoch lies before it, and something is left."""
         return place.position > self.first_place(place.epoch).position and not self.is_over(place)
 
-    def count(self, place: Place) -> int:
+    def count(self, place: EpochPosition) -> int:
         """Indices of each rank in a place's epoch, with what they had before the place.
 
         Trainers that count batches compare them with the whole epoch's.
@@ -114,7 +114,7 @@ class EpochConfig:
             raise TypeError("the sampler is endless (epochs=None); it has no length")
         return place.yielded + (stop - start) // self.world
 
-    def count_new(self, place: Place) -> int | None:
+    def count_new(self, place: EpochPosition) -> int | None:
         """How many of the rank's indices from a place on are not repeated; they come first. None: all, without end."""
         start, stop = self.span(place)
         if stop is None:
@@ -122,12 +122,12 @@ class EpochConfig:
         # Nothing of a stream is repeated to fill up.
         return len(range(start + self.rank, stop if self.is_stream else min(stop, len(self.plan)), self.world))
 
-    def count_valid(self, place: Place) -> int:
+    def count_valid(self, place: EpochPosition) -> int:
         """As `count`, without those that are repeated."""
         new = self.count_new(place)
         return self.count(place) if new is None else place.yielded + new
 
-    def blocks(self, place: Place) -> Iterator[Indices]:
+    def blocks(self, place: EpochPosition) -> Iterator[Indices]:
         """The rank's indices from a place to its epoch's end, (n,) at a time."""
         start, stop = self.span(place)
         if self.is_stream or stop is None:

@@ -1,6 +1,7 @@
-"""Where a sampler is in its epochs: what was called, in which order, decides that, and these two tables say how.
+"""Where a sampler is in its epochs, as one of five values, and how each call replaces the value.
 
-A cursor is one of five values. None is ever changed; what happens replaces it by another:
+``set_epoch``, ``load_state_dict`` and iterations may be called in any order; these two tables say what each does. A
+cursor is never changed, only replaced by another:
 
     the cursor    the next iteration begins        the sampler's state and length are those of
     NotStarted    epoch 0                          its beginning
@@ -38,7 +39,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wids.order.state import Place
+from wids.order.state import EpochPosition
 
 if TYPE_CHECKING:
     from wids.order.config import EpochConfig
@@ -66,7 +67,7 @@ class Chosen:
 class Loaded:
     """A state was loaded: a place, and the order that it is a place in. ``is_named``: `set_epoch` named its epoch."""
 
-    place: Place
+    place: EpochPosition
     order: dict[str, Any]
     is_named: bool = False
 
@@ -135,7 +136,7 @@ def without_run(cursor: Cursor) -> Cursor:
     return cursor
 
 
-def next_place(cursor: Cursor, config: EpochConfig) -> Place:
+def next_place(cursor: Cursor, config: EpochConfig) -> EpochPosition:
     """Where the next iteration begins."""
     match cursor:
         case Loaded(place, _, is_named):
@@ -143,7 +144,7 @@ def next_place(cursor: Cursor, config: EpochConfig) -> Place:
         case Running(run, is_named=False) | Finished(_, run, is_named=False):
             if config.epochs is None and run is not None:
                 position = run.place_after(run.drawn).position
-                return Place(position // max(len(run.config.plan), 1), position)
+                return EpochPosition(position // max(len(run.config.plan), 1), position)
             return config.first_place(cursor.epoch + 1)
     return config.first_place(cursor.epoch)
 

@@ -11,7 +11,7 @@
     W = 3, drop     rank 0: 0 8 7      rank 1: 3 1 9      rank 2: 6 4 2
 
 G holds each sample once and does not know W: any number of ranks reads the same G, from any position on. Only its tail
-does: where W does not divide what is left, ``pad`` repeats (``[i]``) a sample of the lane whose turn it is, from the
+does: where W does not divide the rest, ``pad`` repeats (``[i]``) a sample of the lane whose turn it is, from the
 lane's beginning, and ``drop`` leaves out fewer than W samples. The first n % L lanes are longer by one; with W = L rank
 r reads lane r and no other. Lanes without a sample of their own (n < L) repeat those of others.
 
@@ -51,7 +51,7 @@ def nominal_start(epoch: int, *, size: int, origin: int, world: int) -> int:
     """Where nominal epoch number ``epoch`` begins in a stream that ``world`` ranks read from ``origin`` on.
 
     It is the first position at ``epoch * size`` or after it at which all ranks have had equally many, so that nominal
-    epochs neither overlap nor leave a gap, whatever ``size`` and ``world`` are.
+    epochs neither overlap nor leave a gap, for any ``size`` and ``world``.
     """
     return max(origin + -((origin - epoch * size) // world) * world, origin % world)
 
@@ -116,10 +116,10 @@ class Plan:
 
 
 class EpochOrder:
-    """G of one epoch: positions to sample indices, any part of it without what comes before.
+    """G of one epoch: positions to sample indices, any part of it without those before.
 
     Args:
-        plan: what is ordered.
+        plan: the chunks that are ordered.
         epoch: any integer.
         shift: the lane of position 0: 0, but in a `Stream`.
     """
@@ -167,20 +167,21 @@ class EpochOrder:
         common = gcd(step, lanes)
         cycle, stride = lanes // common, step // common  # every cycle-th lies in one lane, stride rows apart
         if cycle == 1:
-            return self._lane((first + self.shift) % lanes).rows(first // lanes, count, stride)
+            return self.lane((first + self.shift) % lanes).rows(first // lanes, count, stride)
         found = np.empty(count, np.int64)
         for k in range(min(cycle, count)):
             t = first + k * step
-            lane = self._lane((t + self.shift) % lanes)
+            lane = self.lane((t + self.shift) % lanes)
             found[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
         return found
 
-    def _lane(self, number: int) -> Lane:
+    def lane(self, number: int) -> Lane:
+        """A lane in this epoch."""
         lane = self._lanes.get(number)
         if lane is None:
             plan = self.plan
             lane = self._lanes[number] = Lane(
-                self._chunks(number),
+                self.chunks(number),
                 window=plan.window,
                 seed=plan.seed,
                 epoch=self.epoch,
@@ -188,8 +189,8 @@ class EpochOrder:
             )
         return lane
 
-    def _chunks(self, lane: int) -> Indices:
-        """The lane's chunks in this epoch's order."""
+    def chunks(self, lane: int) -> Indices:
+        """The chunks of a lane in this epoch's order: (nchunks, 2), half-open."""
         plan, epoch = self.plan, self.epoch
         first, last = plan.lane_bounds(lane, shift=self.shift)
         if plan.is_shuffled and plan.is_dealt and plan.chunks is None:

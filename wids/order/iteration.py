@@ -1,8 +1,9 @@
 """One iteration of a sampler: an iterator over its indices, and the run that says how far it is.
 
-Rules: an iteration takes its config and place with the first index drawn, not before: DataLoader makes two iterators of
+An iteration takes its config and place with the first index drawn, not before: DataLoader makes two iterators of
 a sampler and advances one where it has workers and no batches (batch_size=None), which would skip an epoch each time.
-Nothing that is set later changes it. Indices are drawn in C: what is done for each of them in Python, loaders pay.
+Nothing that is set later changes it. Indices are drawn by an iterator in C, because Python code for each index would
+slow every loader down.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wids.errors import StateError
 from wids.order.cursor import Loaded, Running, finish, next_place
 from wids.order.mask import OwnIndex, RepeatedIndex
-from wids.order.state import Place, check_order
+from wids.order.state import EpochPosition, check_order
 from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Run:
     """How far one iteration is.
 
     The loop holds the iteration, the sampler only its run. So a loop that is left frees the iteration at once, with a
-    window of indices and what is fetched ahead for it, and the sampler still says how far it was.
+    window of indices and its prefetching, and the sampler still says how far it was.
 
     Attributes:
         loaded: where it is to begin, if not where the sampler is.
@@ -38,14 +39,14 @@ class Run:
 
     loaded: Loaded | None = None
     config: EpochConfig
-    place: Place
+    place: EpochPosition
     is_begun = False
     # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
     # thread sees both from the same moment.
     _at: tuple[int, Iterator[int]] = (0, iter(()))
 
-    def begin(self, config: EpochConfig, place: Place) -> None:
-        """Say what is iterated."""
+    def begin(self, config: EpochConfig, place: EpochPosition) -> None:
+        """Say which order is iterated."""
         self.config, self.place = config, place
         self.is_begun = True
 
@@ -53,7 +54,7 @@ class Run:
     def drawn(self) -> int:
         """How many indices were drawn."""
         count, block = self._at
-        return count - length_hint(block)  # a list's iterator knows what is left of it
+        return count - length_hint(block)  # a list's iterator knows how much of it is left
 
     def count_received(self, consumed: int | None, yielded: int | None, *, is_over: bool) -> int:
         """How many indices a training loop has received: as it says, see the sampler's `state_dict`, or all drawn."""
@@ -65,7 +66,7 @@ class Run:
         drawn = self.drawn
         if given is None:
             return drawn
-        count = parse_int(name, given, least=0) - before
+        count = parse_int(name, given, minimum=0) - before
         # Of a run that is over, batches times batch size is too many where the last batch is smaller.
         if not 0 <= count <= drawn and not is_over:
             raise ValueError(
@@ -74,10 +75,10 @@ class Run:
             )
         return min(max(count, 0), drawn)
 
-    def place_after(self, count: int) -> Place:
+    def place_after(self, count: int) -> EpochPosition:
         """The place after every rank has had ``count`` indices of it."""
         epoch, position, yielded = self.place
-        return Place(epoch, position + count * self.config.world, yielded + count)
+        return EpochPosition(epoch, position + count * self.config.world, yielded + count)
 
     def pieces(self, blocks: Iterable[Indices]) -> Iterator[Iterator[int]]:
         """The indices of ``blocks``, counted as they are drawn, and marked if the config's tail says so."""
@@ -110,7 +111,7 @@ class SamplerLike(Protocol):
 
     def _order(self, config: EpochConfig) -> dict[str, Any]: ...
 
-    def _state(self, config: EpochConfig, place: Place) -> dict[str, Any]: ...
+    def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]: ...
 
     def _adopt(self, state: Any) -> Loaded: ...
 

@@ -1,10 +1,12 @@
-"""One lane of an epoch: chunks in their order, mixed a window at a time.
+"""One lane of an epoch: chunks in their order, mixed within a window that slides over them.
 
     chunks     [0 1 2] [3 4 5] [6 7]        a lane's samples, cut at shard boundaries and every `chunksize`
-    shuffled   [6 7] [0 1 2] [3 4 5]        another order in each epoch
-    window 2   {1 7 0 2 6}  {4 3 5}         `window` chunks are mixed at a time; 1 mixes each chunk by itself
+    shuffled   [6 7] [3 4 5] [0 1 2]        another order in each epoch
+    window 2   {4 3 6 7}  {1 2 5 0}         slot k mixes chunks k .. k + window - 1; 1 mixes each chunk by itself
 
-Rules: any row can be had without those before it; what is kept is the chunks' table and one window.
+A chunk's samples are permuted and split over the slots that hold it; each of them gets its share, rounded down or up.
+So one chunk comes and one goes with each slot, and a reader that is one slot ahead needs ``window + 1`` of them. Any
+row can be computed without those before it. In memory are the table of chunks, and the samples of one window.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.order.permutation import SAMPLES, permutation
+from wids.order.permutation import PARTS, ROUNDING, SAMPLES, permutation, random_words
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from wids.order.permutation import Indices
 
 
@@ -79,21 +83,24 @@ class Lane:
     Args:
         chunks: (nchunks, 2), half-open, in this epoch's order.
         window: chunks mixed at a time, at least 1.
-        seed: with the epoch and each window's first sample, all that the order within it depends on.
+        seed: with the epoch and the first samples of chunks, all that the order within the lane depends on.
         epoch: any integer.
         is_shuffled: False leaves the samples in the chunks' order.
+
+    Attributes:
+        chunks: as given.
     """
 
     def __init__(self, chunks: Indices, *, window: int, seed: int, epoch: int, is_shuffled: bool) -> None:
-        self._chunks = chunks
-        self._window = min(window, max(len(chunks), 1))
+        self.chunks = chunks
+        self._sizes = chunks[:, 1] - chunks[:, 0]
+        self._ends = np.cumsum(self._sizes)
+        self._window = min(window, max(len(chunks), 1)) if is_shuffled else 1
+        self._nslots = len(chunks) - self._window + 1 if len(chunks) else 0
         self._seed, self._epoch, self._is_shuffled = seed, epoch, is_shuffled
-        ends = np.cumsum(chunks[:, 1] - chunks[:, 0])
-        # Row at which each window ends; the last one may hold fewer chunks.
-        self._ends = np.append(
-            ends[self._window - 1 :: self._window], ends[len(ends) - len(ends) % self._window :][-1:]
-        )
-        self._mixed: tuple[int, int, Indices] = (0, 0, ends[:0])
+        self._rounding: NDArray[np.uint64] | None = None  # of each chunk, which of its parts are rounded up
+        self._permuted: dict[int, Indices] = {}  # the samples of chunks in the slot that was read last
+        self._slot = -1, 0, 0, self._ends[:0]  # its number, its first row, its last row + 1, its samples
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -102,20 +109,79 @@ class Lane:
         """The samples in rows ``first``, ``first + stride``, ...: (count,). All of them lie in the lane."""
         parts = []
         while count > 0:
-            lo, hi, samples = self._mixed
+            _, lo, hi, samples = self._slot
             if not lo <= first < hi:
-                lo, hi, samples = self._mixed = self._mix(int(np.searchsorted(self._ends, first, side="right")))
+                _, lo, hi, samples = self._slot = self._mix(*self._find(first))
             taken = min(count, -(-(hi - first) // stride))
             parts.append(samples[first - lo : first - lo + (taken - 1) * stride + 1 : stride])
             first, count = first + taken * stride, count - taken
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._ends[:0]
 
-    def _mix(self, k: int) -> tuple[int, int, Indices]:
-        """Window ``k``: its first row, its last row + 1, and its samples."""
-        lo, hi = int(self._ends[k - 1]) if k else 0, int(self._ends[k])
-        chunks = self._chunks[k * self._window : (k + 1) * self._window]
-        samples = expand(chunks)
+    def slot_starts(self) -> Indices:
+        """The first row of each slot, and the end of the last one: (nslots + 1,)."""
+        slots = np.arange(self._nslots + 1)
+        starts = np.append(0, self._ends)[slots]
+        for i in range(self._window - 1):
+            starts += self._count_before(slots + i, slots)
+        return starts
+
+    def _find(self, row: int) -> tuple[int, int, int]:
+        """The slot that holds a row: its number, its first row, and its last row + 1."""
+        k, _, end, _ = self._slot
+        if row == end and k + 1 < self._nslots and (after := self._start(k + 2)) > row:
+            return k + 1, end, after
+        chunk = int(np.searchsorted(self._ends, row, side="right"))  # in which it would be without a window
+        lo, hi = max(chunk - self._window + 1, 0), min(chunk, self._nslots - 1)
+        while lo < hi:
+            middle = (lo + hi) // 2
+            if row < self._start(middle + 1):
+                hi = middle
+            else:
+                lo = middle + 1
+        return lo, self._start(lo), self._start(lo + 1)
+
+    def _start(self, k: int) -> int:
+        """The first row of slot ``k``: after all of the chunks before chunk ``k``, and parts of those behind."""
+        before = int(self._ends[k - 1]) if k else 0
+        chunks = np.arange(k, min(k + self._window - 1, len(self.chunks)))
+        return before + int(self._count_before(chunks, k).sum())
+
+    def _count_before(self, chunks: Indices, k: int | Indices) -> Indices:
+        """How many samples of chunks lie in slots before slot ``k``, none of which is behind those of the chunks."""
+        first = np.maximum(chunks - self._window + 1, 0)  # the first slot that holds the chunk
+        nslots = np.minimum(chunks, self._nslots - 1) - first + 1
+        if self._rounding is None:
+            where, n = int(self.chunks[0, 0]), len(self.chunks)
+            self._rounding = random_words(n, seed=self._seed, epoch=self._epoch, stream=ROUNDING, position=where)
+        rounding = (self._rounding[chunks] % nslots.astype(np.uint64)).astype(np.int64)
+        counts: Indices = ((k - first) * self._sizes[chunks] + rounding) // nslots
+        return counts
+
+    def _mix(self, k: int, lo: int, hi: int) -> tuple[int, int, int, Indices]:
+        """Slot ``k``, which is rows ``lo .. hi``."""
+        if k == self._slot[0] + 1:
+            self._permuted.pop(k - 1, None)
+        else:
+            self._permuted.clear()
+        chunks = np.arange(k, min(k + self._window, len(self.chunks)))
+        begins, ends = self._count_before(chunks, k), self._count_before(chunks, k + 1)
+        pieces = [self._permute(k + i)[begins[i] : ends[i]] for i in np.flatnonzero(ends > begins).tolist()]
+        samples = np.concatenate(pieces)
         if self._is_shuffled:
-            where = int(chunks[0, 0])
-            samples = samples[permutation(hi - lo, seed=self._seed, epoch=self._epoch, stream=SAMPLES, position=where)]
-        return lo, hi, samples
+            samples = samples[self._permutation(hi - lo, SAMPLES, k)]
+        return k, lo, hi, samples
+
+    def _permute(self, chunk: int) -> Indices:
+        """The samples of a chunk, in random order if it is read in several slots."""
+        samples = self._permuted.get(chunk)
+        if samples is None:
+            lo, hi = self.chunks[chunk].tolist()
+            samples = np.arange(lo, hi)
+            if self._window > 1:
+                samples = samples[self._permutation(hi - lo, PARTS, chunk)]
+            self._permuted[chunk] = samples
+        return samples
+
+    def _permutation(self, n: int, stream: int, chunk: int) -> Indices:
+        where = int(self.chunks[chunk, 0])
+        return permutation(n, seed=self._seed, epoch=self._epoch, stream=stream, position=where)

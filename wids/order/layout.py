@@ -1,10 +1,10 @@
-"""Where the samples of a dataset lie: in which shards of shard lists, of parts of them and of their joins.
+"""In which shard each index of a dataset lies, also through subsets and concatenations of datasets.
 
-Two ask. A sampler asks for the boundaries between shards (`layout`); prefetching, which shards a sequence of indices
-comes to (`Shards`). Rules: datasets are asked, never imported: `torch.utils.data.Subset` has ``dataset`` and
-``indices``, `torch.utils.data.ConcatDataset` has ``datasets``, and of any other dataset that is no shard list there is
-no layout. What is in another order than its shards (`random_split`) is brought into theirs, so that it is read shard by
-shard.
+Samplers use it for the boundaries between shards (`layout`), prefetching for the shards that a sequence of indices
+visits (`Shards`). torch is not imported: an object with ``dataset`` and ``indices`` is taken as a
+`torch.utils.data.Subset`, one with ``datasets`` as a `torch.utils.data.ConcatDataset`; any other dataset without a
+shard list has no layout. A subset in another order than its shards (`random_split`) is sorted, so that it is read shard
+by shard.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Layout:
 def layout(dataset: Any) -> Layout | None:
     """The layout of a dataset, as a sampler sees it; None for one that does not say.
 
-    A shard list is what has ``lengths`` that add up, whatever it hands out for an index.
+    A dataset with ``lengths`` that add up to its length is taken as a shard list.
     """
     try:
         return _layout(dataset, _ends_by_lengths)

@@ -1,6 +1,6 @@
-"""Indices that say whether they are the epoch's own or repeated to fill up its tail (``tail="mask"``).
+"""Indices that know whether they are the epoch's own or repeated to make the ranks equal (``tail="mask"``).
 
-Rules: such an index is an int in all respects, so any dataset takes it; it stays what it is through pickle, and through
+Such an index is an int in all respects, so any dataset takes it; it stays what it is through pickle, and through
 the subtraction by which `torch.utils.data.ConcatDataset` hands it on.
 """
 

@@ -1,6 +1,6 @@
-"""Permutations that are a function of their arguments for good.
+"""Permutations that depend on their arguments alone and never change with a release of numpy.
 
-Rules: `numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
+`numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
 may not (NEP 19), nor may a stable sort. So a permutation here is the stable argsort of raw Philox words, whose 128-bit
 key is (seed, stream) and whose counter is (epoch, position).
 """
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 _WORD = 1 << 64
-# Streams keep permutations that serve different purposes apart, whatever their seed and position.
-CHUNKS, SAMPLES, DEAL = 1, 2, 3
+# Streams make permutations for different purposes independent, also at the same seed and position.
+CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING = 1, 2, 3, 4, 5
 
 
 def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:
@@ -22,7 +22,13 @@ def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0
 
     Any integers will do: ``seed`` and ``position`` count modulo 2**64, ``epoch`` modulo 2**128.
     """
+    words = random_words(n, seed=seed, epoch=epoch, stream=stream, position=position)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+def random_words(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> NDArray[np.uint64]:
+    """``n`` random words of 64 bits, by the same arguments."""
     counter = np.array([0, position % _WORD, epoch % _WORD, epoch // _WORD % _WORD], dtype=np.uint64)
     key = np.array([seed % _WORD, stream], dtype=np.uint64)
-    words = np.random.Philox(counter=counter, key=key).random_raw(n)
-    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    words: NDArray[np.uint64] = np.random.Philox(counter=counter, key=key).random_raw(n)
+    return words

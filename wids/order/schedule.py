@@ -1,6 +1,6 @@
 """Which samples a rank reads at a step of an epoch, and which rank reads a sample at which step.
 
-Rules: the order is `wids.order.epoch`'s and is not worked out twice. A batch is found by seeking; a sample by going
+The order is computed by `wids.order.epoch` alone. A batch is found by seeking; a sample by going
 through the lane that holds it, a window at a time. Steps are those of a DataLoader with a ``batch_size``.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wids.order.epoch import Plan, Tail
     from wids.order.permutation import Indices
 
-# Each lane that was looked into keeps a window in memory; after so many of them they are let go of.
+# Each lane that was searched keeps a window in memory; after so many of them they are dropped.
 _LANES_AT_A_TIME = 64
 
 

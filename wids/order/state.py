@@ -1,15 +1,16 @@
-"""The state of a sampler: one position, and the facts that its meaning depends on.
+"""The state of a sampler (``state_dict()``): one position, and the settings without which it would mean another one.
 
 ::
 
-    {"kind": "wids.sampler", "version": 1,
+    {"kind": "wids.sampler", "version": 2,
      "epoch": 3,            the epoch, or nominal epoch
      "position": 5120,      samples of its sequence that all ranks together have had
      "yielded": 640,        of them by each rank, in this epoch
      "lanes": 8,            lanes of the run, which any other world size takes over
-     "order": {...}}        what else the sequence depends on; it has to be the same where the state is loaded
+     "order": {...}}        all other settings that the sequence depends on; the sampler that loads the state must
+                            have the same
 
-Rules: plain ints, strings, lists, bools and None, so that JSON, `torch.save` and weights-only loaders take it; the same
+Plain ints, strings, lists, bools and None, so that JSON, `torch.save` and weights-only loaders take it; the same
 on every rank.
 """
 
@@ -21,10 +22,10 @@ from typing import Any, NamedTuple
 
 from wids.errors import StateError
 
-KIND, VERSION = "wids.sampler", 1
+KIND, VERSION = "wids.sampler", 2
 
 
-class Place(NamedTuple):
+class EpochPosition(NamedTuple):
     """Where an iteration begins: its epoch, a position, and what each rank has had of the epoch before."""
 
     epoch: int
@@ -32,15 +33,15 @@ class Place(NamedTuple):
     yielded: int = 0
 
 
-START = Place(0, 0)
+START = EpochPosition(0, 0)
 
 
-def build_state(place: Place, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
+def build_state(place: EpochPosition, *, lanes: int, order: dict[str, Any]) -> dict[str, Any]:
     """The state that `parse_state` reads."""
     return {"kind": KIND, "version": VERSION, **place._asdict(), "lanes": lanes, "order": order}
 
 
-def parse_state(state: Any) -> tuple[Place, int, dict[str, Any]]:
+def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     """(place, lanes, order) of a state.
 
     Raises:
@@ -54,13 +55,13 @@ def parse_state(state: Any) -> tuple[Place, int, dict[str, Any]]:
             "resume with the wids that wrote it"
         )
     facts = {name: _read_int(state, name) for name in ("epoch", "position", "yielded", "lanes")}
-    for name, least in (("position", 0), ("yielded", 0), ("lanes", 1)):
-        if facts[name] < least:
-            raise StateError(f"the state's {name} is {facts[name]}, below {least}; it is damaged")
+    for name, minimum in (("position", 0), ("yielded", 0), ("lanes", 1)):
+        if facts[name] < minimum:
+            raise StateError(f"the state's {name} is {facts[name]}, below {minimum}; it is damaged")
     order = state.get("order")
     if not isinstance(order, Mapping):
         raise StateError(f"the state's order is {order!r:.200}, not a mapping; it is damaged")
-    return Place(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
+    return EpochPosition(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
 
 
 def check_order(there: dict[str, Any], here: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""What callers pass, as plain integers: any integer type in, ``int`` out.
+"""Validation of callers' arguments: any integer type in, ``int`` out.
 
-Rules: a bad argument is a ValueError that names it and what it was. Nothing here touches a sample.
+A bad argument is a ValueError that names the argument and its value.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from wids.order.permutation import Indices
 
 
-def parse_int(name: str, value: Any, *, least: int | None = None) -> int:
-    """``value`` as an int.
+def parse_int(name: str, value: Any, *, minimum: int | None = None) -> int:
+    """Return ``value`` as an int.
 
     Raises:
-        ValueError: not an integer (a float is none, a numpy or torch integer is one), or below ``least``.
+        ValueError: it is not an integer (floats are not, integers of numpy and torch are), or below ``minimum``.
     """
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} is {value!r}; it is an integer") from None
-    if least is not None and number < least:
-        raise ValueError(f"{name} is {number}; it is at least {least}")
+        raise ValueError(f"{name} is {value!r}; it must be an integer") from None
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} is {number}; it must be at least {minimum}")
     return number
 
 
@@ -40,7 +40,7 @@ def parse_range(num_samples: Any, *, n: int) -> tuple[int, int]:
     try:
         lo, hi = map(operator.index, (0, num_samples) if np.ndim(num_samples) == 0 else num_samples)
     except (TypeError, ValueError):
-        raise ValueError(f"num_samples is {num_samples!r}; it is a number of samples or a pair lo, hi") from None
+        raise ValueError(f"num_samples is {num_samples!r}; it must be a number of samples or a pair lo, hi") from None
     if not 0 <= lo <= hi <= n:
         raise ValueError(f"num_samples is {num_samples!r}: the range {lo} .. {hi} is not inside a dataset of {n}")
     return lo, hi
@@ -55,7 +55,7 @@ def parse_ranges(ranges: Any) -> Indices:
     try:
         pairs = [(operator.index(lo), operator.index(hi)) for lo, hi in ranges]
     except (TypeError, ValueError):
-        raise ValueError(f"ranges is {ranges!r:.200}; it is a list of integer pairs lo, hi") from None
+        raise ValueError(f"ranges is {ranges!r:.200}; it must be a list of integer pairs lo, hi") from None
     for lo, hi in pairs:
         if not 0 <= lo <= hi:
             raise ValueError(f"ranges holds ({lo}, {hi}); in a range 0 <= lo <= hi")
@@ -63,7 +63,7 @@ def parse_ranges(ranges: Any) -> Indices:
 
 
 def shard_ends(lengths: Any) -> Indices | None:
-    """Where each shard's samples end, one int64 a shard; None for what is not a list of sample counts."""
+    """Where each shard's samples end, one int64 for each shard; None if the argument is not a list of sample counts."""
     try:
         counts = np.asarray(lengths if hasattr(lengths, "__array__") else list(lengths))
     except (TypeError, ValueError):

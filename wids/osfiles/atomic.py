@@ -12,12 +12,11 @@ import os
 import secrets
 import stat
 import tempfile
-import threading
 from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
 from wids.index import table as tables
-from wids.osfiles import forks, locks, system
+from wids.osfiles import forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,43 +47,13 @@ def identify(fd: int, *, md5: str | None = None) -> Identity:
     return tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
 
 
-# Descriptors of shards that will be leased, and the threads that have them: a lease counts for a forked process's copy
-# too, which nobody there would ever close.
-_in_hand: dict[int, int] = {}
-
-
-def take_in_hand(path: str) -> tuple[int, Identity]:
-    """As `open_file`, for a shard that will be leased; to be closed with `close`, or handed over with `hand_over`."""
-    with forks.held:
-        fd, facts = open_file(path)
-        _in_hand[fd] = threading.get_ident()
-    return fd, facts
-
-
-def hand_over(fd: int) -> None:
-    """Somebody else closes the descriptor from here on, in forked processes too."""
-    _in_hand.pop(fd, None)
-
-
-def close(fd: int) -> None:
-    """Close a descriptor, whether it is in hand or not."""
-    _in_hand.pop(fd, None)
-    os.close(fd)
-
-
-def close_inherited() -> None:
-    """In a forked child: close the copies of what the parent's other threads had in hand."""
-    for fd in [fd for fd, thread in _in_hand.items() if thread != threading.get_ident()]:
-        close(fd)
-
-
 @contextlib.contextmanager
 def closing_on_error(fd: int) -> Iterator[None]:
     """Close ``fd`` if the block fails; otherwise it goes on to its next owner."""
     try:
         yield
     except BaseException:
-        close(fd)
+        os.close(fd)
         raise
 
 
@@ -92,7 +61,7 @@ def write_atomically(path: str, data: bytes) -> None:
     """Replace ``path`` by ``data`` in one step.
 
     Raises:
-        OSError: it cannot be written; what was there stays. CacheError: likewise, or what is there is no file.
+        OSError: it cannot be written; the file of before stays. CacheError: likewise, or the path is no file.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # as root, a file would take the place of /dev/null
         raise CacheError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
@@ -112,10 +81,10 @@ def part_file(path: str) -> Iterator[tuple[str, int]]:
     try:
         yield part, fd
     finally:
-        # A process forked meanwhile has a copy of the descriptor: closing ours would leave what is published locked.
-        locks.unmark(fd)
+        # A process forked meanwhile has a copy of the descriptor: closing ours would leave the published file locked.
+        system.unlock(fd)
         os.close(fd)
-        with contextlib.suppress(OSError):  # published, or the directory fails as it did for whoever got here
+        with contextlib.suppress(OSError):  # published, or the directory fails as it did for the caller
             os.unlink(part)
 
 
@@ -140,11 +109,11 @@ def make_part(path: str) -> tuple[str, int]:
 
 def private_dir() -> str:
     """The user's own cache directory, under the system's temporary directory."""
-    with forks.held:  # tempfile looks for it once, under a lock
+    with forks.lock:  # tempfile looks for it once, under a lock
         try:
             place = tempfile.gettempdir()
         except FileNotFoundError:  # it can write nowhere; local shards can be read all the same
-            place = "/tmp"  # noqa: S108 - what cannot be made there is told when something is to go there
+            place = "/tmp"  # noqa: S108 - the first write there says if it cannot be used
     return os.path.join(place, f"wids-cache-{system.user_id()}")
 
 

@@ -16,10 +16,10 @@ import contextlib
 import errno
 import functools
 import os
+import threading
 import time
-from typing import TYPE_CHECKING, overload
-
-from filelock import FileLock, Timeout
+import weakref
+from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
 from wids.events import Waited, emit, logger
@@ -27,23 +27,57 @@ from wids.osfiles import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from io import FileIO
 
     from wids.events import Hook
 
 # A lock whose file was not touched for so long belongs to a process that does not run.
 STOPPED_SECONDS = 60.0
 _POLL_SECONDS, _REPORT_SECONDS, _TOUCH_SECONDS = 0.02, 30.0, 5.0
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-_MAX_MISSED = 50
+# A lock file may be deleted whenever one looks for it, and be there again when one makes it.
+_MAX_TRIES = 50
 
 
-class Held:
-    """A lock that is held; `touch` shows others that its holder runs."""
+class HeldLock:
+    """A lock that is held; `touch` shows others that its holder runs.
 
-    def __init__(self, path: str, lock: FileLock | None) -> None:
-        self._path, self._lock = path, lock
+    It owns the open lock file from the moment it is opened: an interrupt may come at any time, and whatever it leaves
+    out, the lock ends with this object.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         self._touched = time.monotonic()
-        self._inode = self._sign() if lock is not None else -1
+        self._identity = (-1, -1)
+
+    def acquire(self, mode: int, wait: _Wait | None) -> bool:
+        """Lock the file, as `acquire` does; False: it is locked already, and there is nothing to wait with."""
+        while True:
+            self._file = system.until_permitted(functools.partial(_open, self._path, mode))
+            fd = self._file.fileno()
+            is_locked = system.try_lock(fd, is_shared=False)
+            status = os.fstat(fd)
+            self._identity = status.st_dev, status.st_ino
+            if is_locked and status.st_nlink:
+                _holders[self._identity] = self
+                self._sign(fd)
+                return True
+            self._close()
+            if is_locked is None:
+                with contextlib.suppress(OSError):  # nothing would delete it later
+                    os.unlink(self._path)
+                _warn_of_no_locks(os.path.dirname(self._path))
+                return True
+            if is_locked:  # its holder deleted it just now
+                continue
+            if wait is None:
+                return False
+            self._check_not_mine()
+            if wait.should_end():  # the lock of a stopped process, in a directory where only that may delete it
+                return True
+            time.sleep(_POLL_SECONDS)
 
     def touch(self) -> None:
         """Show that this process runs; to be called every few seconds while the lock is held for long."""
@@ -54,43 +88,60 @@ class Held:
 
     def release(self, *, is_kept: bool) -> None:
         """Release the lock; its file is deleted unless ``is_kept``."""
-        if self._lock is None:
+        if self._file is None:
             return
-        if not is_kept and self._is_ours():
-            # Those who wait on the deleted file see that it is deleted, and lock a new one.
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-        self._lock.release()
-
-    def _sign(self) -> int:
-        """Write down who holds the lock, which touches the file, too; its inode."""
         try:
-            fd = os.open(self._path, system.WRITE_FLAGS)
-            try:
-                system.write_all(fd, f"{os.getpid()} {os.uname().nodename}\n".encode().ljust(64), 0)
-                return os.fstat(fd).st_ino
-            finally:
-                os.close(fd)
-        except OSError:  # a full disk, or a directory that was deleted just now
-            return -1
+            if os.getpid() == self._pid:  # a forked child has a copy, and the lock is not its own
+                if not is_kept and self._is_ours():
+                    # Those who wait on the deleted file see that it is deleted, and lock a new one.
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._path)
+                system.unlock(self._file.fileno())
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _sign(self, fd: int) -> None:
+        """Write down who holds the lock, which touches the file, too."""
+        with contextlib.suppress(OSError):  # a full disk
+            system.write_all(fd, f"{os.getpid()} {os.uname().nodename}\n".encode().ljust(64), 0)
 
     def _is_ours(self) -> bool:
         """Whether the lock was not taken away while this process was stopped."""
         try:
-            return os.stat(self._path).st_ino == self._inode
+            status = os.stat(self._path)
         except OSError:
             return False
+        return self._file is not None and (status.st_dev, status.st_ino) == self._identity
+
+    def _check_not_mine(self) -> None:
+        """See that it is not this very thread that holds the lock.
+
+        Raises:
+            CacheError: it is: to wait for it would never end.
+        """
+        held = _holders.get(self._identity)
+        if held is not None and held._file is not None and (held._pid, held._thread) == (self._pid, self._thread):  # noqa: SLF001 - of this class
+            raise CacheError(f"{self._path}: this thread holds the lock already; does a hook open shards?")
+
+
+# (device, inode) of a lock file -> who holds it in this process.
+_holders: weakref.WeakValueDictionary[tuple[int, int], HeldLock] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def hold(
+def acquire(
     path: str,
     *,
     mode: int = 0o644,
     is_kept: bool = False,
     stopped_seconds: float | None = None,
     hooks: Sequence[Hook] = (),
-) -> Iterator[Held]:
+) -> Iterator[HeldLock]:
     """Hold the exclusive lock of the lock file ``path``, waiting as long as its holder runs.
 
     Args:
@@ -99,15 +150,17 @@ def hold(
         is_kept: leave the file there afterwards, for a lock that is taken all the time.
         stopped_seconds: a holder that did not touch the file for so long has been stopped, and the lock is taken
             away from it; default `STOPPED_SECONDS`.
-        hooks: told of a wait.
+        hooks: called for a wait.
 
     Raises:
         CacheError: the lock file cannot be made (no such directory, read-only, no permission), or this very thread
             holds the lock.
     """
     wait = _Wait(path, STOPPED_SECONDS if stopped_seconds is None else stopped_seconds)
-    held = _acquire(path, mode, wait)
-    try:
+    held = HeldLock(path)
+    try:  # from before it is locked: an interrupt may come between any two steps
+        with _refusing(path):
+            held.acquire(mode, wait)
         if wait.has_waited:
             emit(hooks, Waited(path=path, seconds=wait.seconds))
         yield held
@@ -116,42 +169,56 @@ def hold(
 
 
 @contextlib.contextmanager
-def try_hold(path: str, *, mode: int = 0o644) -> Iterator[Held | None]:
-    """As `hold` without waiting: None if another process, or this thread, holds it."""
-    held = _acquire(path, mode, None)
+def try_acquire(path: str, *, mode: int = 0o644) -> Iterator[HeldLock | None]:
+    """As `acquire` without waiting: None if another process, or this thread, holds it."""
+    held = HeldLock(path)
     try:
-        yield held
+        with _refusing(path):
+            is_held = held.acquire(mode, None)
+        yield held if is_held else None
     finally:
-        if held is not None:
-            held.release(is_kept=False)
+        held.release(is_kept=False)
 
 
-@overload
-def _acquire(path: str, mode: int, wait: _Wait) -> Held: ...
-@overload
-def _acquire(path: str, mode: int, wait: None) -> Held | None: ...
-def _acquire(path: str, mode: int, wait: _Wait | None) -> Held | None:
-    lock = FileLock(path, mode=mode, poll_interval=_POLL_SECONDS, fallback_to_soft=False, preserve_lock_file=True)
+def _open(path: str, mode: int) -> FileIO:
+    """The lock file, open; it is made if need be, and so is its directory.
+
+    Not by ``os.open``: a signal that comes meanwhile is handled before its descriptor has an owner.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    for _ in range(_MAX_TRIES):
+        # Not made in the same step: in a sticky directory that is refused for another user's file.
+        with contextlib.suppress(FileNotFoundError):
+            file = open(path, "r+b", buffering=0)  # noqa: SIM115 - the caller closes it
+            # A link that another user put there would have us write into a file of our own, elsewhere.
+            if os.path.islink(path):
+                file.close()
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            return file
+        try:
+            file = open(path, "x+b", buffering=0)  # noqa: SIM115 - likewise
+        except FileExistsError:  # made by another process in this moment
+            continue
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            continue
+        with contextlib.suppress(PermissionError):
+            os.fchmod(file.fileno(), mode)  # under any umask
+        return file
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)  # /proc, a mount that is dying
+
+
+@contextlib.contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """Turn the errors of a lock file that cannot be had into one that says what to do."""
     try:
-        if wait is None:
-            system.until_permitted(functools.partial(lock.acquire, timeout=0))
-        else:
-            system.until_permitted(functools.partial(lock.acquire, timeout=-1, cancel_check=wait.should_end))
+        yield
+    except CacheError:
+        raise
     except OSError as error:
-        if isinstance(error, Timeout):
-            if wait is None:
-                return None
-            if not wait.is_hopeless:  # the lock of a stopped process, in a directory where only that may delete it
-                return Held(path, None)
-        if error.errno not in _NO_LOCKS:
-            raise _refused(path, error) from error
-        _warn_of_no_locks(os.path.dirname(path), str(error))
-        return Held(path, None)
-    except RuntimeError as error:  # filelock sees that waiting would never end
-        if wait is None:
-            return None
-        raise CacheError(f"{path}: this thread holds the lock already ({error}); does a hook open shards?") from error
-    return Held(path, lock)
+        raise _refused(path, error) from error
 
 
 class _Wait:
@@ -165,26 +232,20 @@ class _Wait:
         self._path, self._stopped_seconds = path, stopped_seconds
         self._start = self._reported = self._changed = time.monotonic()
         self._last: tuple[int, int] | None = None
-        self._missed = 0
         self.has_waited = False
-        self.is_hopeless = False
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._start
 
     def should_end(self) -> bool:
-        """Whether to give up; asked before each new attempt."""
+        """Whether to go on without the lock; asked before each new attempt."""
         self.has_waited = True
         now = time.monotonic()
         try:
             status = os.stat(self._path)
-        except OSError:
-            # filelock tries for ever where a directory is there and files cannot be made (/proc, a dying mount).
-            self._missed += 1
-            self.is_hopeless = self._missed >= _MAX_MISSED
-            return self.is_hopeless
-        self._missed = 0
+        except OSError:  # it is free
+            return False
         if (seen := (status.st_ino, status.st_mtime_ns)) != self._last:
             self._last, self._changed = seen, now
         if now - self._changed > self._stopped_seconds:
@@ -233,18 +294,33 @@ def _refused(path: str, error: OSError) -> CacheError:
 
 
 @functools.cache  # once for each directory, not for each shard
-def _warn_of_no_locks(directory: str, cause: str) -> None:
-    logger.warning("%s: this file system has no locks (%s); shards may be downloaded twice", directory, cause)
+def _warn_of_no_locks(directory: str) -> None:
+    logger.warning("%s: this file system has no locks; shards may be downloaded twice", directory)
 
 
-def mark(fd: int) -> bool:
-    """Mark an open file of our own as in use; whether others see it (they go by age where there are no such locks)."""
-    return bool(system.try_lock(fd, is_shared=False))
+def open_to_lock(path: str) -> int:
+    """Open a file for an exclusive lock, for which NFS wants it writable; the caller closes.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        return os.open(path, system.WRITE_FLAGS)
+    except OSError:
+        return os.open(path, system.READ_FLAGS)
 
 
-def unmark(fd: int) -> None:
-    """Drop the mark, also for a process that was forked meanwhile and holds a copy of the descriptor."""
-    system.unlock(fd)
+def is_locked(path: str) -> bool | None:
+    """Whether a process holds a lock on a file, of either kind; None: unknown, or the file is gone."""
+    try:
+        fd = open_to_lock(path)
+    except OSError:
+        return None
+    try:
+        is_free = system.try_lock(fd, is_shared=False)
+        return None if is_free is None or os.fstat(fd).st_nlink == 0 else not is_free
+    finally:
+        os.close(fd)
 
 
 def lease(fd: int) -> bool | None:
@@ -252,5 +328,5 @@ def lease(fd: int) -> bool | None:
     if os.fstat(fd).st_nlink == 0:
         return False
     is_leased = system.try_lock(fd, is_shared=True)
-    # It may have been deleted between the first look and the lock; after it, nobody can.
+    # It may have been deleted between the first look and the lock; after it, no process can.
     return is_leased if is_leased is None else is_leased and os.fstat(fd).st_nlink > 0

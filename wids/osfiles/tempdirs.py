@@ -1,7 +1,7 @@
-"""Directories for what is there only while something runs, in the system's temporary directory.
+"""Directories for files that are needed only while something runs, in the system's temporary directory.
 
 Rules: beside each lies a file that its process holds locked, made before the directory and gone after it. So one whose
-file nobody holds was left by a process that was killed, and the next that needs a directory removes it. Where there
+file no process holds was left by one that was killed, and the next that needs a directory removes it. Where there
 are no such locks, nothing is swept.
 """
 
@@ -15,7 +15,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
-from wids.osfiles import atomic, forks, locks, system
+from wids.osfiles import atomic, forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def directory(purpose: str) -> Iterator[str]:
         CacheError: it cannot be made.
     """
     try:
-        with forks.held:  # tempfile looks for it once, under a lock
+        with forks.lock:  # tempfile looks for it once, under a lock
             root = tempfile.gettempdir()
         sweep(root)
         path, mark, fd = _make(os.path.join(root, f"wids-{purpose}"))
@@ -47,9 +47,9 @@ def directory(purpose: str) -> Iterator[str]:
     try:
         yield path
     finally:
-        if os.getpid() == owner:  # a forked process that leaves the block has a copy of what is not its own
+        if os.getpid() == owner:  # a forked process that leaves the block has a copy of its parent's
             _remove(path, mark)
-            locks.unmark(fd)  # closing is not enough where a forked process has a copy
+            system.unlock(fd)  # closing is not enough where a forked process has a copy
         os.close(fd)
 
 
@@ -60,7 +60,7 @@ def _make(prefix: str) -> tuple[str, str, int]:
     with atomic.closing_on_error(fd):
         try:
             os.mkdir(path, 0o700)
-        except OSError:  # if somebody saw the mark and took the name, what is there is not ours to remove
+        except OSError:  # if another process saw the mark and took the name, it is not ours to remove
             os.unlink(mark)
             raise
     return path, mark, fd
@@ -71,7 +71,7 @@ def sweep(root: str) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(root):
             if _MARK.fullmatch(name):
-                with contextlib.suppress(OSError):  # it is somebody else's, or went by itself
+                with contextlib.suppress(OSError):  # it is another user's, or went by itself
                     _remove_unlocked(os.path.join(root, name))
 
 

@@ -1,8 +1,8 @@
-"""Which shards go when room is needed: a pure plan over what is known of each.
+"""Which shards are evicted when a cache needs space, and in which order.
 
-Rules: shards that no live job is going to read go first, least recently used first; then those whose next use lies
-farthest away. What is kept stays. Whether a shard is being read right now is not known here: whoever carries the plan
-out goes on with the next one if a shard cannot go.
+Shards that no live job is going to read are evicted first, least recently used first; then those whose next use lies
+farthest ahead. Kept shards stay. Whether a shard is being read right now is not known here: the caller goes on with
+the next candidate if one cannot be evicted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: its file's name.
         size_bytes: with its member table.
-        used_ns: when it was last opened or let go, in nanoseconds of the wall clock.
+        used_ns: when it was last opened or released, in nanoseconds of the wall clock.
         is_kept: a dataset wants it to stay.
     """
 
@@ -53,12 +53,12 @@ def victims(entries: Iterable[Entry], uses: Mapping[str, float], *, after: float
 
 
 def missing_bytes(*, used: int, wanted: int, limit: int | None, free: int, floor: int) -> int:
-    """How many bytes have to go before ``wanted`` more may come; 0 or less: none.
+    """How many bytes have to be evicted before there is space for ``wanted`` more; 0 or less: none.
 
     Args:
         used: bytes in the cache.
         wanted: bytes more.
-        limit: bytes that the cache may have; None: no bound.
+        limit: bytes that the cache may have; None: no limit.
         free: bytes that the file system has left, less those promised to downloads under way.
         floor: bytes that it must have left afterwards.
     """

@@ -1,6 +1,6 @@
 """Whether a file is the shard that the index means, and a saved table the one of its shard.
 
-Rules: pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
+Pure; in doubt it is not. The answer is a cause in words, ``""`` for yes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     Args:
         shard: what the index says.
         facts: size and modification time of the file now.
-        table: what was verified: the member table saved beside it, or just built from it.
-        origin: the mark of the URL it must have come from, where its place does not say (see ``Store``).
-        miscounted: bytes that are known to hold another count than the index says; fetching again would not help.
+        table: the verified member table: saved beside it, or just built from it.
+        origin: a digest of the URL it must have come from, where its place does not say (see ``Store``).
+        miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
     """
     if cause := find_difference_in_size(shard, facts):
         return cause
     if table is None:
-        return "its member table, which says what was verified, is missing or damaged"
+        return "its member table, the record of its verification, is missing or damaged"
     if not table.identity.is_same(facts):
         return "it changed since it was verified"
     if origin is not None and table.identity.etag != origin:
@@ -59,7 +59,7 @@ def find_difference_in_count(shard: Shard, table: MemberTable) -> str:
 
 
 def find_difference_in_table(saved: MemberTable, facts: Identity, scanned: MemberTable) -> str:
-    """Why a saved table does not hold for the bytes of a shard, whatever times say.
+    """Why a saved table does not hold for the bytes of a shard, regardless of modification times.
 
     Args:
         saved: the table.

@@ -1,26 +1,64 @@
-"""How far ahead shards are fetched, over how many connections, and how patient is who needs room: figures and formulas.
+"""Figures and formulas of prefetching and of waiting for space: how far ahead, over how many connections, how patient.
 
-Rules: pure, without I/O or a clock. `wids.cache.prefetch`, `remote` and `room` act by them, `wids.simulate` reckons by
-them, so neither can drift from the other.
+`wids.policy.prefetch_window` and `wids.policy.reservation` decide by them, and `wids.transport.filesystems` cuts byte
+ranges by them; so do simulations, which therefore cannot drift from the real cache.
 """
 
 from __future__ import annotations
 
-# Byte ranges that a process has under way at a time, and shards at least: while one is verified and written out, the
-# others keep the connections busy.
-CONNECTIONS, LEAST_UNDER_WAY = 8, 3
-FIRST_RANGE_BYTES, LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
-# So many shards and seconds ahead, as far as the bytes allow; so many bytes on a node where no cache_size says it.
-LEAST_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
-# Visits to shards that are looked at, and indices at a time.
-MOST_VISITS, BLOCK = 1024, 4096
-# What a loader reads ahead is found out; so many samples at least.
-LEAST_BURST = 64
+# Byte ranges that a process downloads at a time, and the minimum number of shards: while one is verified and written
+# out, the others keep the connections busy.
+CONNECTIONS, MIN_UNDER_WAY = 8, 3
+FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
+# How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
+MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
+# Visits to shards that are looked at, and indices of one visit.
+MAX_VISITS, BLOCK = 1024, 4096
+# A shard of unknown size counts as so many bytes.
+UNKNOWN_BYTES = 64 << 20
+# Positions a second, until the reader's rate is known.
+FIRST_RATE = 1000.0
+# Bounds of the estimate of how many samples a loader reads ahead, and for how long it is estimated.
+MIN_BURST, MAX_BURST, BURST_SECONDS = 64, 1 << 14, 0.1
+_RATE_SECONDS, _RATE_WEIGHT = 1.0, 0.3
 _MARGIN = 0.1
-# Whoever waits for room lets what is used within so many seconds stay for so long, while others let go of theirs.
+# A reader that waits for space does not evict shards needed within SOON_SECONDS for GRACE_SECONDS; meanwhile other
+# processes release theirs.
 SOON_SECONDS, GRACE_SECONDS = 0.5, 0.5
-# What is used within so many seconds is used now: plans are guesses, renewed all the time.
+# A use within so many seconds counts as now: hints are guesses, and are renewed all the time.
 NOW_SECONDS = 0.05
+
+
+class RateEstimator:
+    """How fast a reader draws, and how far its loader reads ahead, from looks at its position.
+
+    Args:
+        now: seconds of any clock that does not go back.
+
+    Attributes:
+        rate: positions a second; 0: not known yet.
+        burst: so many of the drawn samples may not have been read yet: what a loader draws in its first moments.
+        moved: when the reader was last seen to draw.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.rate, self.burst = 0.0, MAX_BURST
+        self.moved = self._began = now
+        self._last, self._seen, self._has_looked = 0, (0, now), False
+
+    def note(self, position: int, now: float) -> None:
+        """The reader is at ``position``."""
+        if position != self._last:
+            self._last, self.moved = position, now
+        before, then = self._seen
+        if now - then > _RATE_SECONDS:
+            rate = (position - before) / (now - then)
+            self.rate = rate if self.rate == 0.0 else (1 - _RATE_WEIGHT) * self.rate + _RATE_WEIGHT * rate
+            self._seen = position, now
+        # On a busy machine the first look may come late; then it is all that will be known of the first moments.
+        if now - self._began < BURST_SECONDS or not self._has_looked:
+            self._has_looked = True
+            self.burst = min(max(position, MIN_BURST), MAX_BURST)
 
 
 def range_bytes(
@@ -28,8 +66,8 @@ def range_bytes(
     *,
     wanted: float,
     connections: int,
-    least: int = LEAST_RANGE_BYTES,
-    most: int = MOST_RANGE_BYTES,
+    minimum: int = MIN_RANGE_BYTES,
+    maximum: int = MAX_RANGE_BYTES,
 ) -> int:
     """How long the ranges of a shard should be: as ``wanted``, or shorter so that all connections share a small shard.
 
@@ -37,12 +75,12 @@ def range_bytes(
         size: the shard's bytes; None: not known.
         wanted: bytes of a range in which waiting for the first byte takes a small part of the time.
         connections: how many there are.
-        least: bytes of a range, whatever is wanted.
-        most: likewise.
+        minimum: bytes of a range, however few are wanted.
+        maximum: likewise.
     """
     if size is not None:
         wanted = min(wanted, max(size / connections, 0.4 * wanted))
-    return int(min(max(wanted, least), most))
+    return int(min(max(wanted, minimum), maximum))
 
 
 def slots(size: int, length: int, connections: int) -> int:
@@ -50,22 +88,22 @@ def slots(size: int, length: int, connections: int) -> int:
     return min(-(-size // length), connections)
 
 
-def most_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int) -> int:
-    """How many bytes ahead one rank fetches at most.
+def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int) -> int:
+    """The maximum number of bytes that one rank downloads ahead.
 
     Args:
-        given: what the user says; None: nothing.
-        limit: bytes of the cache; None: no bound.
+        given: by the user; None: nothing.
+        limit: bytes of the cache; None: no limit.
         ranks: how many share the cache.
         typical: bytes of a shard, about.
     """
     if given is not None:
-        most = given
+        found = given
     elif limit is not None:
-        most = limit // ranks
-    else:  # however large the shards are: the next window must be there when this one ends
-        most = max(AHEAD_BYTES // ranks, LEAST_SHARDS * typical)
-    return most if limit is None else min(most, limit)
+        found = limit // ranks
+    else:  # however large the shards are: the next window must be cached when this one ends
+        found = max(AHEAD_BYTES // ranks, MIN_SHARDS * typical)
+    return found if limit is None else min(found, limit)
 
 
 def good_ahead(rate: float, *, typical: int, each: float) -> int:
@@ -76,9 +114,9 @@ def good_ahead(rate: float, *, typical: int, each: float) -> int:
         typical: bytes of a shard, about.
         each: samples from one new shard to the next.
     """
-    return max(LEAST_SHARDS * typical, int(rate * AHEAD_SECONDS * typical / each))
+    return max(MIN_SHARDS * typical, int(rate * AHEAD_SECONDS * typical / each))
 
 
 def with_margin(use: float, now: float) -> float:
-    """Only what is used later than this goes for what is used at ``use``: the next guess at either may differ."""
+    """Only shards used later than this are evicted for one used at ``use``: the next guess at either may differ."""
     return use + _MARGIN * (use - now)

@@ -1,10 +1,10 @@
-"""Reading samples out of one open shard.
+"""Reading samples out of one open local shard.
 
 Rules: ``os.pread``, unless the user asks for a memory map. It has no position, so threads and forked workers share a
 descriptor; and on a file that someone truncates, or a network file system that fails, it comes up short or raises,
 where a map kills the process with SIGBUS. A map copies large members two to three times as fast; it is checked against
-the file's size before each read, which leaves a window of microseconds. The descriptor closes when the last user lets
-go of the reader, so one thread's eviction cannot pull it from under another's read.
+the file's size before each read, which leaves a window of microseconds. How one thread closes what another reads:
+`wids.osfiles.open_file`.
 
 A call costs more than a small sample's bytes. So where small samples are read close together (a shuffled chunk), whole
 blocks are read ahead into memory; where they are not, nothing is (see `Blocks`).
@@ -13,22 +13,25 @@ blocks are read ahead into memory; where they are not, nothing is (see `Blocks`)
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from wids.cache import member_tables
 from wids.errors import ChangedShardError, ShardError, TarError, TruncatedShardError
 from wids.events import logger
 from wids.index.keys import encode_name
-from wids.osfiles import atomic, system
-from wids.readers import member_tables
+from wids.osfiles import system
+from wids.osfiles.open_file import ClosedFileError
+from wids.readers.base import ClosedReaderError, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from wids.index.table import MemberTable
+    from wids.osfiles.open_file import OpenFile
+    from wids.readers.base import Sample
 
 # A sample whose members lie within this many bytes is read in one go; others member by member.
 SPAN_BYTES = 16 << 10
@@ -58,7 +61,7 @@ class Blocks:
         self._counts: dict[int, int] = {}
         self._reads = 0
 
-    def read(self, reader: ShardReader, lo: int, hi: int) -> tuple[bytes, int]:
+    def read(self, reader: LocalReader, lo: int, hi: int) -> tuple[bytes, int]:
         """Bytes that hold ``lo .. hi`` of a shard, and the offset at which they begin: just those, or their block."""
         number = reader.tag + (lo >> BLOCK_SHIFT)
         counts = self._counts
@@ -72,8 +75,8 @@ class Blocks:
             return reader.pread(lo, hi - lo), lo
         counts.pop(number, None)
         base = lo & -BLOCK_BYTES
-        with suppress(KeyError, StopIteration, RuntimeError):  # another thread is making room too
-            # Room first: the allocator then hands the old block's pages out again, already faulted in.
+        with suppress(KeyError, StopIteration, RuntimeError):  # another thread deletes blocks too
+            # Delete first: the allocator then hands the old block's pages out again, already faulted in.
             while len(self.kept) >= _MAX_BLOCKS:
                 del self.kept[next(iter(self.kept))]
         block = reader.read_ahead(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
@@ -83,123 +86,50 @@ class Blocks:
         return block, base
 
 
-class Reader:
-    """One open shard: ``reader[row]`` is a sample as a dict of extension -> ``io.BytesIO``, plus ``__key__``.
-
-    Attributes:
-        url: the shard's resolved URL.
-        path: the local file that is read, or the URL.
-        table: its member table.
-        is_leased: its file is in the cache, and stays there as long as it is open.
-        used: the pool's note of when it was used last, a count.
-    """
-
-    __slots__ = ("used",)
-
-    if TYPE_CHECKING:
-        url: str
-        path: str
-        table: MemberTable
-        is_leased: bool
-        used: int
-
-    def __len__(self) -> int:
-        return self.table.nsamples
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path} of {len(self)} samples>"
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if not 0 <= row < len(self):
-            raise IndexError(f"sample {row} of {len(self)} in {self.path}")
-        return self.read(row)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.read, range(len(self)))
-
-    def read(self, row: int) -> dict[str, Any]:
-        """Sample ``row`` (0 <= row < len), all members."""
-        raise NotImplementedError
-
-    def read_fields(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        """Sample ``row``, only the members whose extension is in ``fields``; no other byte is touched."""
-        raise NotImplementedError
-
-    def read_into(
-        self,
-        samples: list[Any],
-        places: Sequence[int],
-        indices: Sequence[int],
-        first_index: int,
-        name: str | None,
-        fields: Sequence[str] | None = None,
-    ) -> None:
-        """Set ``samples[p]`` for each ``p`` in ``places`` to the sample of ``indices[p]``.
-
-        Args:
-            samples: filled in.
-            places: in ascending order of their indices, so that the file is read forwards.
-            indices: dataset indices, all in this shard.
-            first_index: of this shard's first sample.
-            name: the sub-dataset's, for ``__dataset__``.
-            fields: as in `read_fields`; None reads whole samples.
-        """
-        raise NotImplementedError
-
-    def share(self, blocks: Blocks) -> None:
-        """Use ``blocks`` from here on, if it reads ahead."""
-
-    def settle(self) -> None:
-        """It is where a forked child lets go of it."""
-
-    def close(self) -> None:
-        """Give back what is held. Only for the sole owner of a reader."""
-        raise NotImplementedError
-
-
-class ShardReader(Reader):
+class LocalReader(Reader):
     """The reader of a local file.
+
+    Args:
+        file: the open shard; this owns it.
+        table: its member table.
+        url, path: see `Reader`.
+        blocks: bytes read ahead are kept there; None: this reader has its own.
+        use_mmap: read through a memory map; see the module's rules for its price.
 
     Attributes:
         tag: sets this reader's blocks apart.
+
+    Raises:
+        TruncatedShardError: the file has become shorter than its member table says.
     """
 
-    __slots__ = ("_blocks", "_fd", "_hot", "_map", "_mtime_ns", "is_leased", "path", "table", "tag", "url")
+    __slots__ = ("_blocks", "_file", "_hot", "_mtime_ns", "path", "table", "tag", "url")
 
-    def __init__(self, fd: int, *, table: MemberTable, url: str, path: str, is_leased: bool = False) -> None:
-        """Take ownership of the open descriptor ``fd``."""
-        self._fd = fd
-        self.is_leased = is_leased
-        self._map: mmap.mmap | None = None
-        known = table.identity.mtime_ns
-        self._mtime_ns = os.fstat(fd).st_mtime_ns if known is None else known
+    url: str
+    path: str
+    table: MemberTable
+
+    def __init__(
+        self,
+        file: OpenFile,
+        *,
+        table: MemberTable,
+        url: str,
+        path: str,
+        blocks: Blocks | None = None,
+        use_mmap: bool = False,
+    ) -> None:
+        self._file = file
         self.url = url
         self.path = path
         self.table = table
+        known = table.identity.mtime_ns
+        self._mtime_ns = os.fstat(file.fd).st_mtime_ns if known is None else known
         self.tag = next(_tags) << _TAG_SHIFT
-        self.share(Blocks())
-
-    def map_file(self) -> None:
-        """Read through a memory map from here on; see the module's rules for its price.
-
-        Raises:
-            TruncatedShardError: the file has become shorter than its member table says.
-        """
-        size = self.table.identity.size
-        try:
-            self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
-        except ValueError:
-            self._raise_short(0, size)
-        except OSError as error:  # not every file system has maps, and address space has its bound
-            logger.debug("%s: read without a memory map (%s)", self.path, error)
-
-    def share(self, blocks: Blocks) -> None:
-        """Use ``blocks`` from here on."""
-        table = self.table
-        self._blocks = blocks
+        self._blocks = Blocks() if blocks is None else blocks
         # One attribute look-up a sample instead of nine.
         self._hot = (
-            blocks.kept,
+            self._blocks.kept,
             self.tag,
             table.starts,
             table.offsets,
@@ -209,39 +139,48 @@ class ShardReader(Reader):
             table.key_ends,
             table.key_text,
         )
+        if use_mmap:
+            with file.closing_on_error():
+                try:
+                    file.map(table.identity.size)
+                except ValueError:
+                    self._raise_short(0, table.identity.size)
 
-    def __del__(self) -> None:
-        self.close()
+    @property
+    def is_leased(self) -> bool:
+        """Whether its file stays in the cache as long as it is open."""
+        return not self._file.is_inherited
 
-    def __reduce__(self) -> NoReturn:
-        # A copy would hold the same descriptor, and whichever went first would close it under the other.
-        raise TypeError("an open shard can be neither copied nor pickled; copy the dataset, which opens its own")
+    def fileno(self) -> int:
+        """The descriptor of the open shard; -1: it was closed."""
+        return self._file.fd
+
+    def pin(self) -> bool:
+        """See `Reader.pin`."""
+        return self._file.pin()
+
+    def unpin(self) -> None:
+        """See `Reader.unpin`."""
+        self._file.unpin()
 
     def close(self) -> None:
-        """Close the descriptor now; later reads of the file raise ShardError. Only for the sole owner of a reader."""
-        fd, self._fd = getattr(self, "_fd", -1), -1
-        self._map = None  # it lives as long as a read that is under way
-        if fd >= 0:
-            atomic.close(fd)
+        """See `Reader.close`. Bytes read ahead can still be read."""
+        self._file.close()
 
-    def settle(self) -> None:
-        """It is where a forked child lets go of it."""
-        atomic.hand_over(self._fd)
-
-    def read(self, row: int) -> dict[str, Any]:
-        """Sample ``row`` (0 <= row < len), all members."""
+    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+        """See `Reader.read`."""
         kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
         first, end = starts[row], starts[row + 1]
         lo = offsets[first]
         hi = offsets[end - 1] + sizes[end - 1]
-        if hi - lo > SPAN_BYTES:
-            return self._read_apart(row, range(first, end))
+        if fields is not None or hi - lo > SPAN_BYTES:
+            return self._read_apart(row, fields)
         data = kept.get(tag + (lo >> BLOCK_SHIFT))
         if data is None:
             data, base = self._blocks.read(self, lo, hi)
         else:
             base = lo & -BLOCK_BYTES
-        sample: dict[str, Any] = {}
+        sample: Sample = {}
         for m in range(first, end):
             at = offsets[m] - base
             sample[names[ids[m]]] = BytesIO(data[at : at + sizes[m]])
@@ -249,56 +188,40 @@ class ShardReader(Reader):
         sample["__key__"] = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
         return sample
 
-    def read_into(
-        self,
-        samples: list[Any],
-        places: Sequence[int],
-        indices: Sequence[int],
-        first_index: int,
-        name: str | None,
-        fields: Sequence[str] | None = None,
-    ) -> None:
-        """See `Reader.read_into`.
+    def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
+        """See `Reader.read_rows`.
 
-        The loop is `read` written out, with what the dataset adds to a sample: at 200 bytes a sample, the calls and
-        look-ups that it saves are a third of the time.
+        The loop is `read` written out: at 200 bytes a sample, the calls and look-ups that it saves are a third of the
+        time.
         """
+        if fields is not None:
+            return [self._read_apart(row, fields) for row in rows]
         kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
-        url, is_text = self.url, isinstance(text, str)
-        together = SPAN_BYTES if fields is None else -1  # no sample is that short: each goes the way of the large ones
+        is_text = isinstance(text, str)
         top = 0  # the block in ``data`` holds the small samples that begin below this offset
-        for place in places:
-            index = indices[place]
-            row = index - first_index
+        samples = []
+        for row in rows:
             first, end = starts[row], starts[row + 1]
             lo = offsets[first]
             hi = offsets[end - 1] + sizes[end - 1]
-            if hi - lo > together:
-                sample = self._read_apart(row, range(first, end)) if fields is None else self.read_fields(row, fields)
-            else:
-                if lo >= top:
-                    block = kept.get(tag + (lo >> BLOCK_SHIFT))
-                    if block is None:
-                        data, base = self._blocks.read(self, lo, hi)
-                    else:
-                        data, base = block, lo & -BLOCK_BYTES
-                        top = base + BLOCK_BYTES
-                sample = {}
-                for m in range(first, end):
-                    at = offsets[m] - base
-                    sample[names[ids[m]]] = BytesIO(data[at : at + sizes[m]])
-                key: Any = text[ends[row] : ends[row + 1]]
-                sample["__key__"] = key if is_text else key.decode("utf-8", "surrogateescape")
-            sample["__dataset__"] = name
-            sample["__index__"] = index
-            sample["__shard__"] = url
-            sample["__shardindex__"] = row
-            samples[place] = sample
-
-    def read_fields(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        """Sample ``row``, only the members whose extension is in ``fields``; no other byte is touched."""
-        _, _, starts, _, _, ids, names, _, _ = self._hot
-        return self._read_apart(row, [m for m in range(starts[row], starts[row + 1]) if names[ids[m]] in fields])
+            if hi - lo > SPAN_BYTES:
+                samples.append(self._read_apart(row, None))
+                continue
+            if lo >= top:
+                block = kept.get(tag + (lo >> BLOCK_SHIFT))
+                if block is None:
+                    data, base = self._blocks.read(self, lo, hi)
+                else:
+                    data, base = block, lo & -BLOCK_BYTES
+                    top = base + BLOCK_BYTES
+            sample: Sample = {}
+            for m in range(first, end):
+                at = offsets[m] - base
+                sample[names[ids[m]]] = BytesIO(data[at : at + sizes[m]])
+            key: Any = text[ends[row] : ends[row + 1]]
+            sample["__key__"] = key if is_text else key.decode("utf-8", "surrogateescape")
+            samples.append(sample)
+        return samples
 
     def pread(self, offset: int, size: int) -> bytes:
         """``size`` bytes of the shard from ``offset``.
@@ -306,43 +229,58 @@ class ShardReader(Reader):
         Raises:
             TruncatedShardError: the file has become shorter than its member table says.
             ChangedShardError: it was written to, and its members are not where they were.
-            ShardError: it cannot be read, or this reader is closed.
+            ClosedReaderError: this reader is closed. ShardError: it cannot be read.
         """
+        file = self._file
+        uses = file.uses
+        uses.append(None)  # as `file.using()`, which would take as long as the read
         try:
-            mapped = self._map
+            if file.is_closed:
+                file.check_pinned()
+            mapped = file.mapped
             if mapped is not None:
-                if os.lseek(self._fd, 0, os.SEEK_END) < self.table.identity.size:
+                if os.lseek(file.fd, 0, os.SEEK_END) < self.table.identity.size:
                     self._raise_short(offset, size)
                 return mapped[offset : offset + size]
-            data = system.pread(self._fd, size, offset)
+            data = system.pread(file.fd, size, offset)
             if len(data) != size:
                 data += self._read_rest(offset + len(data), size - len(data))
-            # After the read: what was written before it shows. Without this, members that someone moved within the
+            # After the read: a write before it shows. Without this, members that were moved within the
             # file would be read as one another.
-            if os.fstat(self._fd).st_mtime_ns != self._mtime_ns:
+            if os.fstat(file.fd).st_mtime_ns != self._mtime_ns:
                 self._check_layout()
+        except ClosedFileError:
+            raise ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url) from None
         except OSError as error:
             raise ShardError(
                 f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
                 shard=self.url,
                 offset=offset,
             ) from error
+        finally:
+            uses.pop()
+            if file.is_closed:
+                file.end_if_unused()
         return data
 
     def read_ahead(self, offset: int, size: int) -> bytes | None:
-        """As `pread`; None where some of it cannot be read, which is no error as long as nobody asks for just that."""
+        """As `pread`; None where some of it cannot be read, which is no error as long as just that is not asked for."""
         try:
             return self.pread(offset, size)
+        except ClosedReaderError:
+            raise
         except ShardError:
             return None
 
-    def _read_apart(self, row: int, members: Sequence[int]) -> dict[str, Any]:
-        table = self.table
-        names, ids, offsets, sizes = table.extensions, table.extension_ids, table.offsets, table.sizes
-        sample: dict[str, Any] = {}
-        for m in members:
-            sample[names[ids[m]]] = BytesIO(self.pread(offsets[m], sizes[m]))
-        sample["__key__"] = table.key(row)
+    def _read_apart(self, row: int, fields: Collection[str] | None) -> Sample:
+        """A sample member by member."""
+        _, _, starts, offsets, sizes, ids, names, _, _ = self._hot
+        sample: Sample = {}
+        for m in range(starts[row], starts[row + 1]):
+            name = names[ids[m]]
+            if fields is None or name in fields:
+                sample[name] = BytesIO(self.pread(offsets[m], sizes[m]))
+        sample["__key__"] = self.table.key(row)
         return sample
 
     def _check_layout(self) -> None:
@@ -350,19 +288,13 @@ class ShardReader(Reader):
 
         It may just have been touched, which saves files from being purged and must not end a training.
         """
-        status = os.fstat(self._fd)
-        table = self.table
+        fd = self._file.fd
+        status = os.fstat(fd)
         try:
-            members = member_tables.scan_members(self._fd, self.url, status.st_size)
-            found = {offset: (name, size) for name, _, offset, size in members}
-            is_same = all(
-                found.get(offset) == (encode_name(table.key(row) + extension), size)
-                for row in range(table.nsamples)
-                for extension, offset, size in table.members(row)
-            )
+            is_same = _has_layout(fd, self.url, status.st_size, self.table)
         except TarError as error:
-            if status.st_size < table.identity.size:
-                self._raise_short(0, table.identity.size)
+            if status.st_size < self.table.identity.size:
+                self._raise_short(0, self.table.identity.size)
             logger.debug("%s", error)
             is_same = False
         if not is_same:
@@ -377,7 +309,7 @@ class ShardReader(Reader):
         """A read came up short: past 2 GiB the kernel returns less than asked; else the file was cut."""
         parts = []
         while size:
-            part = system.pread(self._fd, size, offset)
+            part = system.pread(self._file.fd, size, offset)
             if not part:
                 self._raise_short(offset, size)
             parts.append(part)
@@ -386,7 +318,7 @@ class ShardReader(Reader):
         return b"".join(parts)
 
     def _raise_short(self, offset: int, size: int) -> NoReturn:
-        found, expected = os.fstat(self._fd).st_size, self.table.identity.size
+        found, expected = os.fstat(self._file.fd).st_size, self.table.identity.size
         error = ChangedShardError if found >= expected else TruncatedShardError
         raise error(
             f"{self.url}: reading {size} bytes at byte {offset} of {self.path} came up short: the file had {expected} "
@@ -396,3 +328,17 @@ class ShardReader(Reader):
             expected=expected,
             found=found,
         )
+
+
+def _has_layout(fd: int, url: str, size: int, table: MemberTable) -> bool:
+    """Whether all members of a table are where it says, in an open archive of ``size`` bytes.
+
+    Raises:
+        TarError: it is no readable archive.
+    """
+    found = {offset: (name, size) for name, _, offset, size in member_tables.scan_members(fd, url, size)}
+    return all(
+        found.get(offset) == (encode_name(table.key(row) + extension), size)
+        for row in range(table.nsamples)
+        for extension, offset, size in table.members(row)
+    )

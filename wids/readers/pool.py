@@ -1,9 +1,9 @@
 """Open shards: at most ``capacity`` of them in a pool, and over all pools a part of the process's file descriptors.
 
-Rules: no locks, so a fork cannot inherit a held one: each step is one dictionary operation, and two threads that open
-the same shard at once merely open it twice. A reader that leaves its pool closes when its last user is done.
+Each step is one dictionary operation, and two threads that open the same shard at once merely open it twice. A reader
+that leaves its pool is closed, and a read that is under way ends first: a thread that reads on opens the shard again.
 
-Pools whose size nobody chose share a budget of descriptors: beyond it, the shard that was used longest ago is closed,
+Pools without a chosen size share a budget of descriptors: beyond it, the shard that was used longest ago is closed,
 in whichever of them it is.
 
 An open cached shard has a lease, which keeps it from being evicted. Pools register for the directories that they lease
@@ -19,27 +19,27 @@ import itertools
 import os
 import sys
 import weakref
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.leases import leases
 from wids.events import Closed, emit
-from wids.osfiles import atomic, system
-from wids.readers.local import Blocks
-from wids.transport.failures import forget_frames
+from wids.osfiles import forks, system
+from wids.readers.base import Rows
+from wids.readers.lru import LRUCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, ItemsView, KeysView, Sequence, ValuesView
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.readers.local import Reader
-    from wids.readers.store import Store
-
-K = TypeVar("K")
-V = TypeVar("V")
+    from wids.index.table import MemberTable
+    from wids.readers.base import Reader, Sample
+    from wids.readers.provider import ShardProvider
 
 _SMALLEST, _LARGEST = 16, 512
+# What Python says of a generator (PEP 479): it would end the loop over the dataset or its loader, unseen.
+STOPPED = "a transformation, localname or key_rule raised StopIteration (a next() without a default, mostly)"
 # When each open shard was used last: a count that all pools share, so that their shards compare.
 _uses = itertools.count()
 
@@ -55,184 +55,178 @@ def _budget() -> int:
     return sys.maxsize if limit < 0 else max(_SMALLEST, limit // 4)
 
 
-class LRUCache(Generic[K, V]):
-    """A mapping that forgets the least recently used entry beyond ``capacity``.
+class OpenShard(Rows):
+    """A shard in a pool, as `OpenShards.get_shard` gives it: ``shard[row]`` is a sample.
 
-    Args:
-        capacity: entries to keep; at least the newest one stays.
-        release_handler: called with (key, value) of each entry that leaves.
+    It may be kept: where the pool has closed it, it is opened again when it is read.
+
+    Attributes:
+        shard: which.
+        reader: its reader, which may be closed.
+        used: when it was used last, a count.
     """
 
-    def __init__(self, capacity: int, release_handler: Callable[[K, V], None] | None = None) -> None:
-        self.capacity = capacity
-        self.release_handler = release_handler
-        self.cache: OrderedDict[K, V] = OrderedDict()
+    __slots__ = ("__weakref__", "_pool", "_provider", "reader", "shard", "used")
 
-    def __getitem__(self, key: K) -> V | None:
-        value = self.cache.get(key)
-        if value is not None:
-            try:  # `contextlib.suppress` takes as long as all else here together
-                self.cache.move_to_end(key)
-            except KeyError:  # another thread evicted it; the value is still good
-                return value
-        return value
+    def __init__(self, pool: OpenShards, shard: Shard, reader: Reader) -> None:
+        # Weakly: a pool is what holds the open files, and must go when its dataset does.
+        self._pool, self._provider = weakref.ref(pool), pool.provider
+        self.shard, self.reader = shard, reader
+        self.used = next(_uses)
 
-    def __setitem__(self, key: K, value: V) -> None:
-        replaced = self.cache.get(key)
-        self.cache[key] = value
-        with contextlib.suppress(KeyError):  # another thread evicted it meanwhile
-            self.cache.move_to_end(key)
-        if replaced is not None and replaced is not value:
-            self._release(key, replaced)
-        self.forget(len(self.cache) - max(1, self.capacity))
+    @property
+    def url(self) -> str:
+        """The shard's resolved URL."""
+        return self.reader.url
 
-    def __delitem__(self, key: K) -> None:
-        value = self.cache.pop(key, None)
-        if value is not None:
-            self._release(key, value)
+    @property
+    def path(self) -> str:
+        """The local file that is read, or the URL."""
+        return self.reader.path
 
-    def __len__(self) -> int:
-        return len(self.cache)
+    @property
+    def table(self) -> MemberTable:
+        """Its member table."""
+        return self.reader.table
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.cache
+    @property
+    def is_leased(self) -> bool:
+        """Whether its file is in the cache, and stays there as long as it is open."""
+        return self.reader.is_leased
 
-    def keys(self) -> KeysView[K]:
-        """The keys, least recently used first."""
-        return self.cache.keys()
+    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+        """See `wids.readers.base.Reader.read`; it is never closed."""
+        with self.pinned() as reader:
+            return reader.read(row, fields)
 
-    def values(self) -> ValuesView[V]:
-        """The values, least recently used first."""
-        return self.cache.values()
-
-    def items(self) -> ItemsView[K, V]:
-        """(key, value) pairs, least recently used first."""
-        return self.cache.items()
-
-    def oldest(self) -> V | None:
-        """The least recently used value; None if there is none."""
-        while True:
-            with contextlib.suppress(RuntimeError):  # another thread changed it in this moment
-                return next(iter(self.cache.values()), None)
-
-    def clear(self) -> None:
-        """Release every entry."""
-        self.forget(len(self.cache))
-
-    def forget(self, count: int) -> None:
-        """Release the ``count`` least recently used entries; none if it is negative."""
-        for _ in range(count):
-            try:
-                oldest = self.cache.popitem(last=False)
-            except KeyError:  # another thread emptied it meanwhile
-                return
-            self._release(*oldest)
-
-    def _release(self, key: K, value: V) -> None:
-        if self.release_handler is not None:
-            self.release_handler(key, value)
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[Reader]:
+        """Its reader, open while the block lasts; opened again if it was closed."""
+        reader = self.reader
+        if not reader.pin():
+            pool = self._pool()
+            if pool is None:
+                reader = self._provider.open(self.shard)
+                reader.pin()
+            else:
+                reader = pool.pin(self.shard)
+            self.reader = reader
+        try:
+            yield reader
+        finally:
+            reader.unpin()
 
 
-class _Readers(LRUCache[str, "Reader"]):
-    """The open shards of a pool; each knows when it was used last."""
+class _Entries(LRUCache[str, OpenShard]):
+    """The open shards of a pool, which closes those that leave."""
 
-    def __getitem__(self, url: str) -> Reader | None:
-        reader = super().__getitem__(url)
-        if reader is not None:
-            reader.used = next(_uses)
-        return reader
+    def __init__(self, capacity: int, hooks: Sequence[Hook]) -> None:
+        super().__init__(capacity)
+        self._hooks = hooks
 
-    def __setitem__(self, url: str, reader: Reader) -> None:
-        reader.used = next(_uses)
-        super().__setitem__(url, reader)
+    def __getitem__(self, url: str) -> OpenShard | None:
+        shard = super().__getitem__(url)
+        if shard is not None:
+            shard.used = next(_uses)
+        return shard
+
+    def _release(self, url: str, shard: OpenShard) -> None:
+        super()._release(url, shard)
+        reader = shard.reader
+        reader.close()
+        if reader.is_leased:
+            directory, name = directory_of(reader.path)
+            directory.touch(name)
+        emit(self._hooks, Closed(url=url))
 
 
 class OpenShards:
     """The pool of open shards of one dataset in one process.
 
     Args:
-        store: opens them.
+        provider: opens them.
         capacity: how many are open at most; None: 512, and a quarter of the process's descriptors together with all
             other pools that are given None.
-        find: the shard that has a URL.
-        hooks: told of what is closed.
+        find: the shard that has a URL; may be assigned.
+        hooks: called with `Closed` events.
 
     Attributes:
-        lru: URL -> `ShardReader`, least recently used first; ``lru.capacity`` may be changed.
+        lru: URL -> `OpenShard`, least recently used first; ``lru.capacity`` may be changed.
         is_sharing: no capacity was given: its shards are within the budget of the process.
         accesses: samples asked for. misses: shards opened.
-        users: weak methods, called when a reader is to close that a dataset may still have at hand.
     """
 
-    users: list[weakref.WeakMethod[Callable[[], None]]]
-
     def __init__(
-        self, store: Store, *, capacity: int | None, find: Callable[[str], Shard], hooks: Sequence[Hook]
+        self, provider: ShardProvider, *, capacity: int | None, find: Callable[[str], Shard], hooks: Sequence[Hook]
     ) -> None:
-        self.store = store
-        self.lru = _Readers(default_capacity() if capacity is None else capacity)
+        self.provider, self.find = provider, find
         self.is_sharing = capacity is None
-        self.hooks = hooks
-        self._find = find
-        self._begin()
-        self.reset_stats()
+        self._hooks = hooks
+        self._begin(default_capacity() if capacity is None else capacity)
 
-    def _begin(self) -> None:
-        self.users = []
-        self._blocks = Blocks()
-        # Weakly: the pool is what holds the open files, and must go when its dataset does.
-        this = weakref.ref(self)
-        self.store.ranges.drop = lambda url: _call(this, OpenShards.drop, url)
-        self.listen_to_releases()
-        _pools[id(self)] = self
+    def _begin(self, capacity: int) -> None:
+        self.lru = _Entries(capacity, self._hooks)
+        self.reset_stats()
+        with forks.lock:
+            _pools.add(self)
+        forks.reset_in_child(self)
 
     def __len__(self) -> int:
         return len(self.lru)
 
     def __getstate__(self) -> dict[str, Any]:
         # A reader is a descriptor of this process; the copy opens its own.
-        own = {"lru": _Readers(self.lru.capacity), "_blocks": None, "accesses": 0, "misses": 0, "users": None}
-        return {**self.__dict__, **own}
+        return {**self.__dict__, "lru": self.lru.capacity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._begin(state["lru"])
 
-    def get_shard(self, url: str) -> Reader:
+    def get_shard(self, url: str) -> OpenShard:
         """The open shard at ``url`` (as the index resolves it), opened if it is not.
 
         Raises:
             KeyError: the dataset has no shard with this URL.
-            FetchError, CacheError, ShardError: see `wids.readers.store.Store.open`.
+            FetchError, CacheError, ShardError: see `wids.readers.provider.ShardProvider.open`.
         """
         self.accesses += 1
-        reader = self.lru[url]
-        return self.open(self._find(url)) if reader is None else reader
+        shard = self.lru[url]
+        return self.open(self.find(url)) if shard is None else shard
 
-    def open(self, shard: Shard) -> Reader:
-        """The reader of ``shard``, from the pool or newly opened."""
-        reader = self.lru[shard.url]
-        if reader is None:
-            self.misses += 1
-            reader = self._open(shard)
-            reader.share(self._blocks)
-            self.lru[shard.url] = reader
-            reader.settle()
-            if reader.is_leased:
-                leases.register(os.path.dirname(reader.path), self)
-            if self.is_sharing:
-                _keep_budget()
-        return reader
+    def open(self, shard: Shard) -> OpenShard:
+        """A shard, from the pool or newly opened."""
+        found, reader = self._pin(shard)
+        reader.unpin()
+        return found
+
+    def pin(self, shard: Shard) -> Reader:
+        """The reader of a shard, from the pool or newly opened; it stays open until the caller unpins it."""
+        return self._pin(shard)[1]
+
+    def _pin(self, shard: Shard) -> tuple[OpenShard, Reader]:
+        found = self.lru[shard.url]
+        if found is not None and (reader := found.reader).pin():
+            return found, reader
+        self.misses += 1
+        reader = self._open(shard)
+        reader.pin()
+        self.lru[shard.url] = found = OpenShard(self, shard, reader)
+        if reader.is_leased:
+            leases.register(os.path.dirname(reader.path), self)
+        if self.is_sharing:
+            _keep_budget()
+        return found, reader
 
     def _open(self, shard: Shard) -> Reader:
         while True:
             try:
-                return self.store.open(shard)
+                return self.provider.open(shard)
+            except StopIteration as error:
+                raise RuntimeError(STOPPED) from error
             except OSError as error:
                 # The program needs more descriptors than it left us: go on with half as many shards open.
                 if not (_lacks_descriptors(error) and _close_half()):
                     raise
-                forget_frames(error)
 
     def reset_stats(self) -> None:
         """Count from zero."""
@@ -243,60 +237,35 @@ class OpenShards:
         """Close every open shard."""
         self.lru.clear()
 
-    def drop(self, url: str) -> None:
-        """Close one shard; it is opened in another way the next time."""
-        del self.lru[url]
-        self._call_users()
-
-    def close_oldest(self) -> None:
-        """Close the shard that was used longest ago."""
-        self.lru.forget(1)
-        self._call_users()
-
     def has_leases(self, directory: str) -> bool:
         """Whether a cached shard of ``directory``, or of one below it, is open."""
         start = os.path.join(directory, "")
-        return any(reader.is_leased and reader.path.startswith(start) for reader in list(self.lru.values()))
+        return any(shard.is_leased and shard.path.startswith(start) for _, shard in self.lru.snapshot())
 
     def release_idle(self, directory: str | None = None) -> None:
-        """Close the cached shards of ``directory``, or all; one that is being read at this moment closes afterwards."""
-        for url, reader in list(self.lru.items()):
-            if reader.is_leased and directory in (None, os.path.dirname(reader.path)):
+        """Close the cached shards of ``directory``, or all; one that is being read closes when the read ends."""
+        for url, shard in self.lru.snapshot():
+            if shard.is_leased and directory in (None, os.path.dirname(shard.path)):
                 del self.lru[url]
-        self._call_users()
 
     def request_time(self, directory: str) -> int:
-        """When space was last asked for in ``directory``; see `wids.cache.space.Space.release_request_time`."""
-        return self.store.release_request_time(directory)
+        """When space was last asked for in ``directory``, in nanoseconds; 0: never."""
+        return CacheDirectory(directory).release_request_time()
 
-    def _call_users(self) -> None:
-        for user in self.users:
-            leave = user()
-            if leave is not None:
-                leave()
-
-    def add_user(self, leave: Callable[[], None]) -> None:
-        """Call the method ``leave`` when a reader is to close that it may have at hand, as long as its object lives."""
-        self.users = [*(user for user in self.users if user() is not None), weakref.WeakMethod(leave)]
-
-    def listen_to_releases(self) -> None:
-        """Be told of readers that leave the pool."""
-        this = weakref.ref(self)
-        self.lru.release_handler = lambda url, reader: _call(this, OpenShards._on_release, url, reader)
-
-    def _on_release(self, url: str, reader: Reader) -> None:
-        if reader.is_leased:
-            self.store.touch(reader.path)
-        emit(self.hooks, Closed(url=url))
+    def start_child(self) -> None:
+        """Forget the leased shards, whose files are closed in a forked child; that is no event."""
+        for url, shard in self.lru.snapshot():
+            if shard.is_leased:
+                self.lru.cache.pop(url, None)
 
 
-_pools: weakref.WeakValueDictionary[int, OpenShards] = weakref.WeakValueDictionary()
+_pools: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
 
 def _live() -> list[OpenShards]:
     """The pools of this process."""
-    # At once, while other threads make pools: a loop over the dictionary itself would fail.
-    return [pool for this in _pools.valuerefs() if (pool := this()) is not None]
+    with forks.lock:  # while other threads make pools
+        return list(_pools)
 
 
 def _keep_budget() -> None:
@@ -316,29 +285,10 @@ def _close_half() -> bool:
 def _close_oldest(pools: Sequence[OpenShards], count: int) -> None:
     """Close the ``count`` shards that were used longest ago, in whichever of the pools they are."""
     for _ in range(count):
-        found = [(reader.used, n) for n, pool in enumerate(pools) if (reader := pool.lru.oldest()) is not None]
+        found = [(shard.used, n) for n, pool in enumerate(pools) if (shard := pool.lru.oldest()) is not None]
         if not found:  # other threads closed them meanwhile
             return
-        pools[min(found)[1]].close_oldest()
-
-
-def _call(this: weakref.ref[OpenShards], method: Callable[..., None], *args: Any) -> None:
-    pool = this()
-    if pool is not None:
-        method(pool, *args)
-
-
-def _start_child() -> None:
-    """A forked child has copies of its parent's leases, and would keep them for as long as it lives."""
-    for pool in _live():
-        pool.lru.release_handler = None  # closing a copy is no event
-        pool.release_idle()
-        pool.listen_to_releases()
-    atomic.close_inherited()
-
-
-if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=_start_child)
+        pools[min(found)[1]].lru.forget(1)
 
 
 def _lacks_descriptors(error: BaseException | None) -> bool:

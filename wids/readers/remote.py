@@ -1,10 +1,12 @@
 """Reading samples of a remote shard member by member, nothing downloaded.
 
-Rules: each member is read together with its header, which must say what the member table says; a table that is stale is
-found out before it gives a wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members),
-they are read too, and where that does not decide it either, all headers are. What a call asks for is read in as few
-requests as pay, all at the same time.
-Once as much has been asked for as the whole shard would have cost, whoever made the reader is told.
+Rules: each member is read together with its header, which must say what the member table says, and each whole sample
+with the header behind it, which must not be of one more member; a table that is stale is found out before it gives a
+wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
+that does not decide it either, all headers are. What a call asks for is read in as few requests as pay, all at the same
+time.
+Once as much has been asked for as the whole shard would have cost, `on_spent` is called and the reader closes: the
+shard is opened in another way the next time.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,24 +23,26 @@ from wids.events import RangesRead, emit
 from wids.index import headers, tar
 from wids.index import table as tables
 from wids.index.keys import encode_name, first_dot
-from wids.readers.local import Reader
+from wids.osfiles.open_file import Closable, ClosedFileError
+from wids.readers.base import ClosedReaderError, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from wids.events import Hook
     from wids.index.keys import Split
     from wids.index.table import MemberTable
+    from wids.readers.base import Sample
     from wids.transport.range_client import ShardBytes
 
 _NAME_BYTES = 100  # what fits a header by itself
 _REGULAR = frozenset(b"0\x007")
-# Extended headers of one member are a few blocks; what is longer has other members in it.
+# Extended headers of one member are a few blocks; a longer gap has other members in it.
 _EXTENDED_BYTES = 64 << 10
 
 
 class RangeReader(Reader):
-    """One remote shard, read where it is; to its callers it is a `wids.readers.local.ShardReader`.
+    """One remote shard, read where it is.
 
     Args:
         source: its bytes.
@@ -46,8 +50,8 @@ class RangeReader(Reader):
         rescan: builds the table anew from the shard's own headers.
         is_proven: the table comes from the headers of this very version of the shard.
         split: the key rule, on raw names.
-        on_spent: called once when reading on like this would have cost more than fetching the shard; ``access="auto"``.
-        hooks: told of what is read.
+        on_spent: called when reading on like this would have cost more than downloading the shard; ``access="auto"``.
+        hooks: called with `RangesRead` events.
 
     Attributes:
         url: the shard's resolved URL; also ``path``.
@@ -55,7 +59,23 @@ class RangeReader(Reader):
         is_leased: False; there is no file.
     """
 
+    __slots__ = (
+        "_closable",
+        "_hooks",
+        "_is_proven",
+        "_on_spent",
+        "_rescan",
+        "_source",
+        "_split",
+        "path",
+        "table",
+        "url",
+    )
+
     is_leased = False
+    url: str
+    path: str
+    table: MemberTable
 
     def __init__(
         self,
@@ -71,40 +91,39 @@ class RangeReader(Reader):
         self.url = self.path = source.url
         self.table = table
         self._source, self._rescan, self._on_spent = source, rescan, on_spent
+        self._closable = Closable()
         self._hooks, self._split = hooks, split
         self._is_proven = is_proven
 
+    def pin(self) -> bool:
+        """See `Reader.pin`."""
+        return self._closable.pin()
+
+    def unpin(self) -> None:
+        """See `Reader.unpin`."""
+        self._closable.unpin()
+
     def close(self) -> None:
-        """Nothing is held."""
-        self._source.close()
+        """See `Reader.close`."""
+        self._closable.close()
 
-    def read(self, row: int) -> dict[str, Any]:
-        """Sample ``row`` (0 <= row < len), all members."""
-        return self._read_rows([row], None)[0]
+    def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
+        """See `Reader.read`."""
+        return self.read_rows([row], fields)[0]
 
-    def read_fields(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
-        """Sample ``row``, only the members whose extension is in ``fields``."""
-        return self._read_rows([row], fields)[0]
+    def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
+        """See `Reader.read_rows`; all of it is read at the same time."""
+        try:
+            with self._closable.using():
+                samples = self._read_rows(rows, fields)
+        except ClosedFileError:
+            raise ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url) from None
+        if self._on_spent is not None and self._source.spent_bytes > self.table.identity.size:
+            self._on_spent()
+            self.close()
+        return samples
 
-    def read_into(
-        self,
-        samples: list[Any],
-        places: Sequence[int],
-        indices: Sequence[int],
-        first_index: int,
-        name: str | None,
-        fields: Sequence[str] | None = None,
-    ) -> None:
-        """As `wids.readers.local.ShardReader.read_into`; all of it is read at the same time."""
-        found = self._read_rows([indices[place] - first_index for place in places], fields)
-        for place, sample in zip(places, found, strict=True):
-            sample["__dataset__"] = name
-            sample["__index__"] = indices[place]
-            sample["__shard__"] = self.url
-            sample["__shardindex__"] = indices[place] - first_index
-            samples[place] = sample
-
-    def _read_rows(self, rows: Sequence[int], fields: Sequence[str] | None) -> list[dict[str, Any]]:
+    def _read_rows(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
         table = self.table
         members = [
             [m for m in range(table.starts[row], table.starts[row + 1]) if self._is_wanted(m, fields)] for row in rows
@@ -113,7 +132,10 @@ class RangeReader(Reader):
         offsets, sizes = table.offsets, table.sizes
         source, start = self._source, time.perf_counter()
         before = source.requests, source.read_bytes
-        data = source.read_many([(offsets[m] - headers.BLOCK, offsets[m] + sizes[m]) for m in flat])
+        # With the header behind a sample, where the table may be of another version, in which it ended earlier.
+        last = set() if self._is_proven or fields is not None else {mine[-1] for mine in members}
+        ends = [offsets[m] + (_padded(sizes[m]) + headers.BLOCK if m in last else sizes[m]) for m in flat]
+        data = source.read_many([(offsets[m] - headers.BLOCK, end) for m, end in zip(flat, ends, strict=True)])
         event = RangesRead(
             url=self.url,
             requests=source.requests - before[0],
@@ -123,16 +145,12 @@ class RangeReader(Reader):
         emit(self._hooks, event)
         pieces = dict(zip(flat, data, strict=True))
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
-        self._check(pieces, names)
+        self._check(pieces, names, last)
         samples = []
         for row, mine in zip(rows, members, strict=True):
-            sample: dict[str, Any] = {names[m][1]: BytesIO(pieces[m][headers.BLOCK :]) for m in mine}
+            sample: Sample = {names[m][1]: BytesIO(pieces[m][headers.BLOCK : headers.BLOCK + sizes[m]]) for m in mine}
             sample["__key__"] = table.key(row)
             samples.append(sample)
-        if self._on_spent is not None and self._source.spent_bytes > table.identity.size:
-            on_spent, self._on_spent = self._on_spent, None
-            if on_spent is not None:  # another thread was here meanwhile
-                on_spent()
         return samples
 
     def _members(self, row: int) -> list[tuple[int, str]]:
@@ -141,11 +159,11 @@ class RangeReader(Reader):
         span = range(table.starts[row], table.starts[row + 1])
         return [(m, table.extensions[table.extension_ids[m]]) for m in span]
 
-    def _is_wanted(self, member: int, fields: Sequence[str] | None) -> bool:
+    def _is_wanted(self, member: int, fields: Collection[str] | None) -> bool:
         return fields is None or self.table.extensions[self.table.extension_ids[member]] in fields
 
-    def _check(self, pieces: dict[int, bytes], names: dict[int, tuple[str, str]]) -> None:
-        """See that the headers of members say what the table says.
+    def _check(self, pieces: dict[int, bytes], names: dict[int, tuple[str, str]], last: Collection[int]) -> None:
+        """See that the headers of members say what the table says; ``last``: those that have the next header with them.
 
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
@@ -154,16 +172,25 @@ class RangeReader(Reader):
         for m, piece in pieces.items():
             header = piece[: headers.BLOCK]
             size = self.table.sizes[m]
-            if len(piece) != headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
+            if len(piece) < headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
                 raise self._changed(names[m])
             found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
             if headers.parse_size(header) != size or not self._is_named(found, names[m]):
                 doubtful.append(m)
-        if not doubtful or self._are_extended(doubtful, names):
+        longer = [m for m in last if self._is_followed(m, pieces[m], names[m][0])]
+        if not longer and (not doubtful or self._are_extended(doubtful, names)):
             return
         if not _are_same(self._rescan(), self.table):
-            raise self._changed(names[doubtful[0]])
+            raise self._changed(names[(longer or doubtful)[0]])
         self._is_proven = True
+
+    def _is_followed(self, member: int, piece: bytes, key: str) -> bool:
+        """Whether the header behind a sample's last member is of one more member of that sample."""
+        header = piece[headers.BLOCK + _padded(self.table.sizes[member]) :]
+        if len(header) < headers.BLOCK or header[156] not in _REGULAR or not headers.is_sum_right(header):
+            return False
+        parts = self._split(headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header))
+        return parts is not None and parts[0] == encode_name(key)
 
     def _is_named(self, found: bytes, name: tuple[str, str]) -> bool:
         """Whether this is the name of the member with this key and extension."""
@@ -179,14 +206,14 @@ class RangeReader(Reader):
         """Whether the extended headers before these members say what the table says of them.
 
         Where other members lie before them, of no sample, they are not looked for: then the version of the shard that
-        the table is known to be of has to do, if there is a mark that holds the shard to it.
+        the table is known to be of has to do, if the store says versions at all.
         """
         offsets, sizes = np.asarray(self.table.offsets), np.asarray(self.table.sizes)
         ends = np.append(np.uint64(0), np.sort(offsets + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)))
         last = np.searchsorted(ends, offsets[members] - np.uint64(headers.BLOCK), side="right") - 1
         before = dict(zip(members, ends[last].tolist(), strict=True))
         near = [m for m in members if self.table.offsets[m] - before[m] <= _EXTENDED_BYTES]
-        if len(near) < len(members) and not (self._is_proven and self._source.mark is not None):
+        if len(near) < len(members) and not (self._is_proven and self._source.version is not None):
             return False
         data = self._source.read_many([(before[m], self.table.offsets[m]) for m in near])
         return all(self._is_extended(m, before[m], piece, names[m]) for m, piece in zip(near, data, strict=True))
@@ -211,6 +238,11 @@ class RangeReader(Reader):
             f"{self.url}{tables.SUFFIX}",
             shard=self.url,
         )
+
+
+def _padded(size: int) -> int:
+    """How many bytes a member takes in the shard, without its header."""
+    return -(-size // headers.BLOCK) * headers.BLOCK
 
 
 def _are_same(one: MemberTable, other: MemberTable) -> bool:

@@ -1,5 +1,5 @@
-"""How a job would go, without a byte of data: who reads what, what nodes fetch and evict, and where steps wait.
+"""How a job would go, without a byte of data: who reads what, what nodes download and evict, and where steps wait.
 
-Rules: pure: no I/O, no clock, no randomness of its own. The order is that of `wids.order`, what goes from a cache is
-chosen by `wids.policy.eviction`; here is only what stands around them: nodes, links, loaders and time.
+Pure: no I/O, no clock, no randomness of its own. The order is that of `wids.order`; downloads ahead,
+evictions and waits are decided by `wids.policy`; modelled here are nodes, links, loaders and time.
 """

@@ -1,4 +1,4 @@
-"""Cache use, bandwidth and stalls over steps, in so many points that they can be drawn."""
+"""Cache use, bandwidth and stalls over steps, in few enough points to be drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from wids.order.permutation import Indices
-    from wids.simulate.outcome import Outcome
+    from wids.simulate.outcome import SimulationResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Curves:
 
     Attributes:
         steps: where each stretch ends; (n,).
-        used_bytes: of each node, in its cache at the end of each stretch, what is on its way included.
+        used_bytes: of each node, in its cache at the end of each stretch, shards on their way included.
         bandwidth: of each node, bytes a second in the stretch.
         stall_seconds: of each node, how long steps waited for it in the stretch.
     """
@@ -29,7 +29,7 @@ class Curves:
     stall_seconds: list[list[float]]
 
 
-def draw(found: Outcome, *, points: int = 200) -> Curves:
+def draw(found: SimulationResult, *, points: int = 200) -> Curves:
     """The curves of a simulation, in ``points`` stretches or fewer."""
     marks = np.array(found.marks or [(0.0, 0)])
     last = int(marks[-1, 1])
@@ -43,7 +43,7 @@ def draw(found: Outcome, *, points: int = 200) -> Curves:
         at = np.searchsorted(table[:, 0], times, side="right") - 1
         used.append(table[at, 1][1:].astype(np.int64).tolist())
         fetched = np.interp(times, table[:, 0], table[:, 2])  # a shard comes evenly while it has the link
-        fetched[0] = 0.0  # what came before the first step counts to it
+        fetched[0] = 0.0  # shards that came before the first step count to it
         spans = np.diff(np.append(0.0, times[1:]))
         bandwidth.append((np.diff(fetched) / np.maximum(spans, 1e-9)).tolist())
         stalls.append(_sum_within(edges, [(s.step, s.seconds) for s in found.stalls if s.node == number]).tolist())

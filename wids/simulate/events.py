@@ -1,12 +1,12 @@
 """All that the order decides about a job, step by step.
 
-Rules: of what happens at one step, what is over comes first, then what is drawn without workers, then what is needed,
-then what a loader draws once the step has begun. What loaders draw before the first step happens at step -1.
+Of the events of one step, visits end first, then prefetchers look, then batches are drawn without workers, then needed,
+then drawn by a loader once the step has begun. What loaders draw before the first step happens at step -1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,51 +14,55 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.permutation import Indices
-    from wids.simulate.job import Epoch, Job
+    from wids.simulate.job import Epoch, TrainingJob
+    from wids.simulate.trace import Visits
 
-# A visit's last batch was handed out, or read; a prefetcher's visit was read, or drawn, to its end; a visit's first
-# batch is drawn, or needed.
-END, READ, RELEASE, PASS, DRAW_NOW, NEED, DRAW = range(7)
+# A visit's last batch was handed out, or read; a rank's prefetcher sees a change; a visit's first batch is drawn, or
+# needed.
+END, READ, LOOK, DRAW_NOW, NEED, DRAW = range(6)
 _BLOCK = 8192
-Event = tuple[int, int, int, int, int, int, int]  # step, kind, rank, visit, shard, first, last
 
 
-def events_of(epoch: Epoch, job: Job) -> Indices:
-    """All that the order decides, in the order in which it happens: the fields of `Event`, (7, n)."""
+class StepEvent(NamedTuple):
+    """What happens at a step; of a LOOK only the rank counts."""
+
+    step: int
+    kind: int
+    rank: int
+    visit: int
+    shard: int
+    first: int
+    last: int
+
+
+def events_of(epoch: Epoch, job: TrainingJob) -> Indices:
+    """All that the order decides, in the order in which it happens: the fields of `StepEvent`, (7, n)."""
     size, drawn = job.batch_size, job.drawn_ahead
     parts = []
 
-    def add(kind: int, rank: int, steps: Indices, k: int) -> None:
-        visits = (epoch.visits, epoch.coming)[k][rank]
-        count = len(steps)
-        numbers = np.arange(count)
-        parts.append(
-            np.stack(
-                [
-                    np.maximum(steps, -1),
-                    np.full(count, kind),
-                    np.full(count, rank),
-                    numbers,
-                    visits.shard,
-                    visits.first,
-                    visits.last,
-                ]
-            )
-        )
+    def add(kind: int, rank: int, steps: Indices, visits: Visits | None = None) -> None:
+        none = np.zeros(len(steps), np.int64)
+        columns = [none] * 3 if visits is None else [visits.shard, visits.first, visits.last]
+        parts.append(np.stack([np.maximum(steps, -1), none + kind, none + rank, np.arange(len(steps)), *columns]))
 
     for rank, (visits, coming) in enumerate(zip(epoch.visits, epoch.coming, strict=True)):
         begins, ends = visits.first // size, visits.last // size + 1
-        add(NEED, rank, begins, 0)
-        add(END, rank, ends, 0)
+        add(NEED, rank, begins, visits)
+        add(END, rank, ends, visits)
         if job.cache_size is not None and job.steps_read_ahead:
-            add(READ, rank, ends - job.steps_read_ahead, 0)
-        add(DRAW if drawn else DRAW_NOW, rank, begins - drawn, 0)
+            add(READ, rank, ends - job.steps_read_ahead, visits)
+        add(DRAW if drawn else DRAW_NOW, rank, begins - drawn, visits)
         if job.prefetch != 0:
-            add(RELEASE, rank, (coming.last + job.burst - job.drawn_samples) // size + 1, 1)
-            add(PASS, rank, (coming.last - job.drawn_samples) // size + 1, 1)
+            add(LOOK, rank, _looks(coming, job))
     table = np.concatenate(parts, axis=1)
     order = np.lexsort((table[5], table[1], table[0]))
     return table[:, order]
+
+
+def _looks(coming: Visits, job: TrainingJob) -> Indices:
+    """The steps at which visits of a prefetcher begin, were drawn to their ends, or were read."""
+    positions = np.concatenate([coming.first - 1, coming.last, coming.last + job.burst])
+    return np.unique(np.maximum((positions - job.drawn_samples) // job.batch_size + 1, -1))
 
 
 class Groups:
@@ -76,22 +80,22 @@ class Groups:
 
     def peek(self) -> int:
         """The next step with events, at most the last."""
-        return self._last if self._next is None else min(self._next[0], self._last)
+        return self._last if self._next is None else min(self._next.step, self._last)
 
-    def __iter__(self) -> Iterator[tuple[int, list[Event]]]:
+    def __iter__(self) -> Iterator[tuple[int, list[StepEvent]]]:
         return self
 
-    def __next__(self) -> tuple[int, list[Event]]:
+    def __next__(self) -> tuple[int, list[StepEvent]]:
         step = self.peek() if self._is_begun else -1
         self._is_begun = True
         found = []
-        while self._next is not None and min(self._next[0], self._last) == step:
+        while self._next is not None and min(self._next.step, self._last) == step:
             found.append(self._next)
             self._next = next(self._rows, None)
         return step, found
 
 
-def _rows(table: Indices) -> Iterator[Event]:
+def _rows(table: Indices) -> Iterator[StepEvent]:
     # All at once they would take ten times the memory.
     for begin in range(0, table.shape[1], _BLOCK):
-        yield from zip(*table[:, begin : begin + _BLOCK].tolist(), strict=True)
+        yield from map(StepEvent._make, zip(*table[:, begin : begin + _BLOCK].tolist(), strict=True))

@@ -1,6 +1,6 @@
-"""What follows from who reads what: counts, splits, shards open at a time, room that is needed, how well it mixes.
+"""Figures that the order alone decides: counts, splits, shards open at a time, the cache that is needed, mixing.
 
-Rules: no time and no cache here; see `wids.simulate.run`.
+No time and no cache here; see `wids.simulate.run`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wids.order.permutation import Indices
-    from wids.simulate.job import Epoch, Job
+    from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.trace import Course, Visits
 
 # Batches of which the shards are counted, spread over an epoch; each costs a window of every lane.
 _LOOKS = 8
-_MOST_SEARCHED = 20_000
+_MAX_SEARCHED = 20_000
 _ROUNDS = 6
 
 
@@ -69,7 +69,7 @@ class Mixing:
     neighbours: float
 
 
-def count_samples(job: Job, courses: Sequence[Course]) -> Counts:
+def count_samples(job: TrainingJob, courses: Sequence[Course]) -> Counts:
     """Samples that are read, left out and repeated."""
     n = int(job.lengths.sum())
     first = courses[0]
@@ -82,7 +82,7 @@ def count_samples(job: Job, courses: Sequence[Course]) -> Counts:
     return Counts(samples=n, read=stop * job.epochs, left_out=max(n - stop, 0), repeated=max(stop - n, 0))
 
 
-def find_splits(job: Job, epochs: Sequence[Epoch]) -> Splits:
+def find_splits(job: TrainingJob, epochs: Sequence[Epoch]) -> Splits:
     """Which shards several ranks read."""
     total = len(job.lengths)
     pairs = [np.unique(visits.shard) + rank * total for epoch in epochs for rank, visits in enumerate(epoch.visits)]
@@ -98,7 +98,7 @@ def find_splits(job: Job, epochs: Sequence[Epoch]) -> Splits:
     )
 
 
-def open_at_a_time(job: Job, epochs: Sequence[Epoch], rank: int) -> Indices:
+def open_at_a_time(job: TrainingJob, epochs: Sequence[Epoch], rank: int) -> Indices:
     """How many shards a rank reads from at each step, over all epochs: (nsteps,)."""
     return np.concatenate([_overlap(epoch.visits[rank], epoch.steps[rank], job.batch_size) for epoch in epochs])
 
@@ -109,7 +109,7 @@ def _overlap(visits: Visits, steps: int, batch_size: int) -> Indices:
     return np.cumsum(begins[:steps] - ends[:steps])
 
 
-def needed_bytes(job: Job, epochs: Sequence[Epoch]) -> int:
+def needed_bytes(job: TrainingJob, epochs: Sequence[Epoch]) -> int:
     """The largest set of shards that a node has used and will use again: no smaller cache does without re-downloads.
 
     To the sample, not the batch: when a batch goes on with the next window, that of the last one has been read.
@@ -130,20 +130,20 @@ def needed_bytes(job: Job, epochs: Sequence[Epoch]) -> int:
                 np.maximum.at(last, visits.shard, offset + visits.last)
         used = last >= 0
         times = np.concatenate([first[used], last[used] + 1])
-        changes = np.concatenate([job.rooms[used], -job.rooms[used]])
-        order = np.lexsort((changes, times))  # what goes makes room for what comes at the same position
+        changes = np.concatenate([job.footprints[used], -job.footprints[used]])
+        order = np.lexsort((changes, times))  # of one position, shards that are done leave before new ones come
         most = max(most, int(np.cumsum(changes[order]).max(initial=0)))
     return most
 
 
-def smallest_cache(job: Job, epochs: list[Epoch]) -> int | None:
-    """The smallest cache, to a few hundredths, with which no shard is fetched again; None if that is too long a search.
+def smallest_cache(job: TrainingJob, epochs: list[Epoch]) -> int | None:
+    """The smallest cache, to a few hundredths, with which no shard is downloaded again; None: too long a search.
 
     By simulating with one size after another; so what prefetching and eviction do at their own pace is in it.
     """
-    if sum(len(visits.first) for epoch in epochs for visits in epoch.coming) > _MOST_SEARCHED:
+    if sum(len(visits.first) for epoch in epochs for visits in epoch.coming) > _MAX_SEARCHED:
         return None
-    lo, hi = needed_bytes(job, epochs), int(job.rooms.sum())
+    lo, hi = needed_bytes(job, epochs), int(job.footprints.sum())
 
     def is_enough(size: int) -> bool:
         found = Simulation(replace(job, cache_size=size), epochs, is_strict=True).run()
@@ -167,7 +167,7 @@ def smallest_cache(job: Job, epochs: list[Epoch]) -> int | None:
     return hi
 
 
-def measure_mixing(job: Job, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Mixing:
+def measure_mixing(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Mixing:
     """Look at some batches, spread evenly over the first epoch."""
     steps = min(epochs[0].steps)
     if not steps:

@@ -1,4 +1,4 @@
-"""What is simulated: the job, its machines, and who reads what."""
+"""The simulated job: its shards, order and machines, and what each rank reads."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
     from wids.order.epoch import Tail
 
-# So many samples are looked at one by one; beyond, visits are taken from windows of chunks.
-MOST_EXACT = 4_000_000
-_MOST_VISITS = 4_000_000
+# Up to so many samples are looked at one by one; beyond, visits are taken from windows of chunks.
+MAX_EXACT = 4_000_000
+_MAX_VISITS = 4_000_000
 # Each epoch of a rank is looked at by itself, which takes most of a millisecond.
-_MOST_EPOCHS = 50_000
-_MOST_SAMPLES = 10**15
+_MAX_EPOCHS = 50_000
+_MAX_SAMPLES = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """All that a simulation depends on.
 
     Attributes:
-        lengths: samples in each shard. sizes: bytes of each. rooms: bytes that each takes in a cache, its table too.
+        lengths: samples in each shard. sizes: bytes of each.
+        footprints: bytes that each takes in a cache, with its member table.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
         chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
         passes, nbatches: passes in an epoch without a tail between them, or batches of each rank in an epoch.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
-        cache_size: bytes of a node's cache; None: no bound.
+        cache_size: bytes of a node's cache; None: no limit.
         bandwidth: bytes a second that a node gets. latency: seconds to a shard's first byte.
         step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
         prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
@@ -49,7 +50,7 @@ class Job:
 
     lengths: Indices
     sizes: Indices
-    rooms: Indices
+    footprints: Indices
     world: int = 1
     ranks_per_node: int = 8
     epochs: int = 1
@@ -80,24 +81,24 @@ class Job:
             raise ValueError(
                 "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
             )
-        # In floats, which are too large for nothing; what they round off does not matter here.
+        # In floats: they cannot overflow, and the rounding error is irrelevant here.
         n = float(self.lengths.sum(dtype=np.float64))
         if n == 0:
             raise ValueError("the shards hold no sample")
-        if n > _MOST_SAMPLES or float(self.sizes.sum(dtype=np.float64)) >= 2.0**62:
-            raise ValueError(f"more than {_MOST_SAMPLES:,} samples, or 4 EB of shards, cannot be simulated")
-        if self.epochs * self.world > _MOST_EPOCHS:
+        if n > _MAX_SAMPLES or float(self.sizes.sum(dtype=np.float64)) >= 2.0**62:
+            raise ValueError(f"more than {_MAX_SAMPLES:,} samples, or 4 EB of shards, cannot be simulated")
+        if self.epochs * self.world > _MAX_EPOCHS:
             raise ValueError(
-                f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MOST_EPOCHS:,} that can be "
+                f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MAX_EPOCHS:,} that can be "
                 "simulated; simulate fewer epochs, an epoch is much like the next"
             )
         passes = self.epochs * (
             self.passes if self.nbatches is None else self.nbatches * self.batch_size * self.world / n
         )
         chunks = 0.0 if self.is_by_shards else n / self.chunksize
-        if passes * max(chunks, float(np.count_nonzero(self.lengths))) > _MOST_VISITS:
+        if passes * max(chunks, float(np.count_nonzero(self.lengths))) > _MAX_VISITS:
             raise ValueError(
-                f"ranks come to shards, or chunks of them, more than {_MOST_VISITS:,} times, too often here; "
+                f"ranks come to shards, or chunks of them, more than {_MAX_VISITS:,} times, too often here; "
                 "simulate fewer epochs or batches, fewer shards or larger chunks"
             )
 
@@ -125,8 +126,8 @@ class Job:
 
     @property
     def burst(self) -> int:
-        """Of what was drawn, so many samples may not have been read, as far as a prefetcher knows."""
-        return max(self.drawn_samples, prefetching.LEAST_BURST)
+        """Of the drawn samples, how many may not have been read, as far as a prefetcher knows."""
+        return min(max(self.drawn_samples, prefetching.MIN_BURST), prefetching.MAX_BURST)
 
     @property
     def steps_read_ahead(self) -> int:
@@ -182,14 +183,14 @@ class Epoch:
     steps: list[int]
 
 
-def is_exact(job: Job) -> bool:
+def is_exact(job: TrainingJob) -> bool:
     """Whether every index of the job is looked at."""
     n = int(job.lengths.sum())
     total = n * job.passes if job.nbatches is None else job.nbatches * job.batch_size * job.world
-    return total * job.epochs <= MOST_EXACT
+    return total * job.epochs <= MAX_EXACT
 
 
-def read_epochs(job: Job, courses: Sequence[Course]) -> list[Epoch]:
+def read_epochs(job: TrainingJob, courses: Sequence[Course]) -> list[Epoch]:
     """The epochs of a job.
 
     Raises:
@@ -202,9 +203,9 @@ def read_epochs(job: Job, courses: Sequence[Course]) -> list[Epoch]:
             visits.append(course.visits(epoch, is_exact=exact))
             coming.append(course.coming(epoch) if exact and job.prefetch != 0 else visits[-1])
             total += len(visits[-1].first)
-            if total > _MOST_VISITS:
+            if total > _MAX_VISITS:
                 raise ValueError(
-                    f"ranks come to shards more than {_MOST_VISITS:,} times; simulate fewer epochs, or larger chunks"
+                    f"ranks come to shards more than {_MAX_VISITS:,} times; simulate fewer epochs, or larger chunks"
                 )
         counts = [course.count(epoch) for course in courses]
         found.append(Epoch(visits, coming, counts, [-(-count // job.batch_size) for count in counts]))

@@ -1,4 +1,4 @@
-"""What came of a job, as figures."""
+"""The figures of a simulated job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What a node fetched in an epoch; ``again``: what it had fetched before, of that ``again_within`` this epoch."""
+    """A node's downloads in an epoch; ``again``: of shards downloaded before, of those ``again_within`` this epoch."""
 
     shards: int = 0
     size_bytes: int = 0
@@ -16,7 +16,7 @@ class Traffic:
     again_bytes: int = 0
     again_within: int = 0
     evicted: int = 0
-    waited: int = 0  # fetched because somebody already waited
+    waited: int = 0  # a loader already waited when the download began
 
 
 class Stall(NamedTuple):
@@ -28,14 +28,14 @@ class Stall(NamedTuple):
 
 
 @dataclass
-class Outcome:
-    """What came of it.
+class SimulationResult:
+    """The figures of a whole job.
 
     Attributes:
         traffic: [epoch][node]. epoch_seconds, first_seconds: of each epoch, and to its first batch.
         stalls: every wait of a step for a node. waits: step -> seconds, of all nodes together.
-        log: of each node: (time, bytes in the cache, bytes fetched so far). marks: (time, step), ascending.
-        stopped_at: the step at which it was given up: shards go while they are read, without end; None: it was not.
+        log: of each node: (time, bytes in the cache, bytes downloaded so far). marks: (time, step), ascending.
+        stopped_at: the step at which it was given up: shards are evicted while they are read; None: it was not.
     """
 
     traffic: list[list[Traffic]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """One rank's way through an epoch, as visits to shards.
 
-Rules: the order is `wids.order.epoch`'s. Up to some millions of samples every index is looked at, and visits are exact.
-Beyond, a visit begins and ends where its window of mixed chunks does: a few samples off, for a chunk of a thousand
-samples appears in a mixed window at once, and until its end; a piece of a few samples need not.
+The order is `wids.order.epoch`'s. Up to some millions of samples every index is looked at, and visits are exact.
+Beyond, a visit begins and ends with the slots of the shuffle window that hold its chunk: a few samples off, for a chunk
+of a thousand samples has some near both ends of each of them; a piece of a few samples need not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.epoch import Plan, Tail
+    from wids.order.lane import Lane
     from wids.order.permutation import Indices
 
 
@@ -99,8 +100,8 @@ class Course:
         return np.searchsorted(self.ends, found, side="right")
 
     def visits(self, epoch: int, *, is_exact: bool) -> Visits:
-        """The visits of an epoch; one for each window that a shard is part of."""
-        found = self._exact(epoch) if is_exact else self._by_windows(epoch)
+        """The visits of an epoch: of each chunk, or of several of one shard that are read at the same time."""
+        found = _join(self._exact(epoch) if is_exact else self._by_slots(epoch))
         by_first = np.argsort(found.first, kind="stable")
         return Visits(*(column[by_first] for column in found))
 
@@ -129,73 +130,79 @@ class Course:
     def _exact(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
         count, lanes = self.count(epoch), self.plan.lanes
-        shards = self.shards(epoch, 0, count)
+        indices = np.concatenate([np.zeros(0, np.int64), *self.blocks(epoch)])
+        shards = np.searchsorted(self.ends, indices, side="right")
         times = start + self.rank + np.arange(count, dtype=np.int64) * self.world
         groups, base = np.full(count, -1, np.int64), 0
         for order, begin, lo, hi in self.segments(epoch):
             here = slice(*np.searchsorted(times, (lo, hi)))
-            t = times[here] - begin
-            lane_of, rows = (t + order.shift) % lanes, t // lanes
-            own = np.empty(len(t), np.int64)
+            read = indices[here]
+            lane_of = (times[here] - begin + order.shift) % lanes
+            own = np.empty(len(read), np.int64)
             for lane in np.flatnonzero(np.bincount(lane_of)).tolist():
-                chunks = _chunks(order, lane)
+                chunks = order.chunks(lane)
                 mine = lane_of == lane
-                ends = np.cumsum(chunks[:, 1] - chunks[:, 0])
-                own[mine] = base + np.searchsorted(ends, rows[mine], side="right") // self.plan.window
-                base += len(chunks) // self.plan.window + 1
+                by_start = np.argsort(chunks[:, 0], kind="stable")
+                at = np.searchsorted(chunks[by_start, 0], read[mine], side="right") - 1
+                own[mine] = base + by_start[at]
+                base += len(chunks)
             groups[here] = own
         positions = np.arange(count, dtype=np.int64)
-        # What a tail repeats is in no window; its group is the one after all others.
+        # What a tail repeats is a visit of its own.
         groups[groups < 0] = base
         return _merge(groups, shards, positions, positions)
 
-    def _by_windows(self, epoch: int) -> Visits:
+    def _by_slots(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
         lanes, world, n = self.plan.lanes, self.world, len(self.plan)
         columns: list[tuple[Indices, ...]] = []
-        base = 0
         for order, begin, lo, hi in self.segments(epoch):
             first_lane = (start + self.rank - begin + order.shift) % lanes
             for k in range(lanes // gcd(world, lanes)):
-                lane = (first_lane + k * world) % lanes
-                chunks = _chunks(order, lane)
-                if not len(chunks):
+                number = (first_lane + k * world) % lanes
+                lane = order.lane(number)
+                if not len(lane.chunks):
                     continue
-                rows = self._window_rows(chunks)
-                column = (lane - order.shift) % lanes
-                first, last = (begin + row * lanes + column for row in rows)
+                column = (number - order.shift) % lanes
+                first, last = (begin + row * lanes + column for row in _chunk_rows(lane))
                 first, last = np.maximum(first, lo), np.minimum(last, hi - 1)
                 own = start + self.rank
                 first, last = np.maximum(-((own - first) // world), 0), (last - own) // world
-                groups = base + np.arange(len(chunks)) // self.plan.window
-                base = int(groups[-1]) + 1
-                shards = np.searchsorted(self.ends, chunks[:, 0], side="right")
+                shards = np.searchsorted(self.ends, lane.chunks[:, 0], side="right")
                 keep = first <= last
-                columns.append((groups[keep], shards[keep], first[keep], last[keep]))
+                columns.append((first[keep], last[keep], shards[keep]))
         final = self.count(epoch) - 1
         if not self.is_stream() and final >= 0 and start + self.rank + final * world >= n:
             shards = self.shards(epoch, final, final + 1)
-            columns.append((np.array([base]), shards, np.array([final]), np.array([final])))
+            columns.append((np.array([final]), np.array([final]), shards))
         if not columns:
             return Visits(*(np.zeros(0, np.int64) for _ in range(3)))
-        return _merge(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
-
-    def _window_rows(self, chunks: Indices) -> tuple[Indices, Indices]:
-        """The first and the last row of each chunk in its lane, about."""
-        ends = np.cumsum(chunks[:, 1] - chunks[:, 0])
-        starts = ends - (chunks[:, 1] - chunks[:, 0])
-        if not self.plan.is_shuffled:
-            return starts, ends - 1
-        numbers = np.arange(len(chunks))
-        opening = numbers - numbers % self.plan.window
-        closing = np.minimum(opening + self.plan.window, len(chunks)) - 1
-        # A mixed window comes to its chunks one after another, and to the end of each near its own.
-        first = starts[opening] + numbers - opening
-        return np.minimum(first, ends[closing] - 1), np.maximum(ends[closing] - 1 - (closing - numbers), first)
+        return Visits(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
 
 
-def _chunks(order: EpochOrder, lane: int) -> Indices:
-    return order._chunks(lane)  # noqa: SLF001 - a second way to cut and permute chunks would drift from the first
+def _chunk_rows(lane: Lane) -> tuple[Indices, Indices]:
+    """The first and the last row of each chunk in its lane, about."""
+    starts, count = lane.slot_starts(), len(lane.chunks)
+    numbers = np.arange(count)
+    window, final = count - len(starts) + 2, len(starts) - 2  # final: the last slot
+    opening, closing = np.maximum(numbers - window + 1, 0), np.minimum(numbers, final)
+    # The first slot comes to its chunks one after another, and the last one to the end of each near its own.
+    first = np.minimum(starts[opening] + numbers - opening, starts[opening + 1] - 1)
+    last = starts[closing + 1] - 1 - np.where(closing == final, count - 1 - numbers, 0)
+    return first, np.maximum(last, first)
+
+
+def _join(visits: Visits) -> Visits:
+    """Visits of one shard that overlap are one."""
+    if not len(visits.first):
+        return visits
+    order = np.lexsort((visits.first, visits.shard))
+    first, last, shard = (column[order] for column in visits)
+    # The latest end so far; a shard's are larger than all of those before it.
+    latest = np.maximum.accumulate(last + shard * (last.max() + 1))
+    is_new = np.append(True, (first + shard * (last.max() + 1))[1:] > latest[:-1])
+    edges = np.flatnonzero(is_new)
+    return Visits(first[edges], np.maximum.reduceat(last, edges), shard[edges])
 
 
 def _merge(groups: Indices, shards: Indices, first: Indices, last: Indices) -> Visits:

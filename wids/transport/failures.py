@@ -1,7 +1,7 @@
-"""What went wrong with a transfer: whether another try may end better, and the typed error that says what to do.
+"""Failures of transfers: whether another try may end better, and the typed error that says what to do.
 
-Rules: pure; clients are recognised by the shape of their errors, never imported. What is not known to be final is
-final all the same, unless it comes from the network.
+Pure: clients are recognised by the shape of their errors, never imported. Unknown errors are final unless a network
+client raised them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ DAMAGE = (
     CorruptHeaderError,
     WrongContentError,
 )
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_STATUS = frozenset({408, 425, 429})
+_FINAL_SERVER_STATUS = frozenset({501, 505})  # the server cannot do it at all
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = FULL | {errno.EROFS, errno.EFBIG}
 # Another try cannot help: this machine's disk, or its descriptors (closing some is the pool's work).
@@ -66,7 +67,7 @@ class _TransferError(OSError):
 
 
 class InterruptedTransferError(_TransferError):
-    """What was being fetched is another thing now, or comes in another way; the next try begins anew."""
+    """The object changed during the transfer, or comes in another way; the next try begins anew."""
 
 
 class StalledTransferError(_TransferError):
@@ -74,7 +75,7 @@ class StalledTransferError(_TransferError):
 
 
 class CancelledTransferError(Exception):
-    """Nobody wants the transfer any more. Handled by whoever cancelled it."""
+    """The transfer was cancelled. Handled by the caller that cancelled it."""
 
 
 def words_of(error: BaseException, url: str = "") -> str:
@@ -122,7 +123,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
     """Whether another try may end better. ``path``: the file that is written."""
     status = _status_of(error)
     if status is not None:
-        return status in _TRANSIENT_STATUS
+        return status in _TRANSIENT_STATUS or (status >= 500 and status not in _FINAL_SERVER_STATUS)
     if isinstance(error, DAMAGE):
         return True
     if type(error) is FetchError:  # a pipe: command that failed
@@ -188,7 +189,7 @@ def _is_of_target(error: BaseException, path: str | None) -> bool:
 
 
 def _reason_of_no_connection(error: BaseException) -> str:
-    """Why there was no connection at all; "" when there was one, or nobody can tell."""
+    """Why there was no connection at all; "" when there was one, or that is not known."""
     seen = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -198,7 +199,7 @@ def _reason_of_no_connection(error: BaseException) -> str:
         if isinstance(cause, socket.gaierror) or "DNS" in type(cause).__name__:
             return "the host's name cannot be resolved; check the URL and this machine's network"
         if isinstance(cause, ConnectionRefusedError):
-            return "nobody listens there; check host and port"
+            return "connection refused; check host and port"
         # aiohttp keeps the system's error in os_error and, for certificates, certificate_error.
         cause = (
             getattr(cause, "certificate_error", None)

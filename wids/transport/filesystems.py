@@ -1,7 +1,7 @@
 """fsspec file systems by URL, opened so that a fork does no harm.
 
 Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
-before a fork cannot be used after it. What stands at module level here is about forks alone: a fork copies the module.
+before a fork cannot be used after it. The module's globals are there for forks alone: a fork copies the module.
 Options go to the servers that they hold for (`wids.index.urls.options_for`), and no credential follows a redirect to
 another one.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import sys
 import weakref
 from concurrent import futures
@@ -21,7 +20,6 @@ from urllib.parse import quote
 from wids.index import urls
 from wids.osfiles import forks
 from wids.policy import prefetching
-from wids.transport.http import HttpSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,15 +29,13 @@ T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
 CONNECTIONS = prefetching.CONNECTIONS
 _SLOWEST_BYTES = 128 << 10  # a second
-# What an object that does not say how long it is is taken for, when it is decided how long to wait for it.
-_LARGE_BYTES = 16 << 20
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 # What tells two versions of an object apart, by the names that file systems give it.
-_MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
+_VERSION_KEYS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-_FIRST_RANGE_BYTES, _LEAST_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.LEAST_RANGE_BYTES
-_MOST_RANGE_BYTES = prefetching.MOST_RANGE_BYTES
-_FIRST_GAP_BYTES, _LEAST_GAP_BYTES, _MOST_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
+_FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
+_MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
+_FIRST_GAP_BYTES, _MIN_GAP_BYTES, _MAX_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
 
 
 def _start_child() -> None:
@@ -48,12 +44,11 @@ def _start_child() -> None:
         asyn.reset_lock()  # its event loop ran in a thread that the child does not have; a wait for it never ends
 
 
-if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=_start_child)
+forks.call_in_child(_start_child)
 
 # A forked child drops fsspec's cache of file systems, their sessions are then closed, and that takes the parent's
 # connections out of the epoll that both processes share: the parent's next transfer over one stalls until its time-out.
-# What is kept here is never finalized in the child. fsspec itself keeps all these as long as the process lives.
+# Objects kept here are never finalized in the child. fsspec itself keeps all these as long as the process lives.
 _pinned: set[Any] = set()
 
 
@@ -105,25 +100,6 @@ def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda
             futures.wait([future], timeout=_CLOSE_SECONDS)
 
 
-def read_at_most(filesystem: Any, name: str, url: str, most: int) -> bytes:
-    """The first ``most`` bytes of an object, or all it has; in bounded time, where the client lets others wait."""
-    if urls.scheme_of(url) in ("http", "https"):
-        return run(_read_http(HttpSource(filesystem, name, urls.host_of(url), connections()), most))
-    limit = limit_of(min(most, _LARGE_BYTES))
-    if getattr(filesystem, "async_impl", False):
-        return bytes(run(asyncio.wait_for(filesystem._cat_file(name, start=0, end=most), limit)))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
-    return bytes(filesystem.cat_file(name, start=0, end=most))
-
-
-async def _read_http(source: HttpSource, most: int) -> bytes:
-    answer = await source.open(0, None, [], seconds=limit_of(most))
-    try:
-        coming = _LARGE_BYTES if answer.total is None else answer.total
-        return (await asyncio.wait_for(answer.read(most), limit_of(min(coming, most))))[:most]
-    finally:
-        answer.close()
-
-
 def limit_of(size: int) -> float:
     """Seconds that a request for so many bytes may take; one that brings less was as good as a stall."""
     return CONNECT_SECONDS + READ_SECONDS + size / _SLOWEST_BYTES
@@ -131,11 +107,11 @@ def limit_of(size: int) -> float:
 
 def version_of(info: dict[str, Any]) -> Any:
     """What tells two versions of an object apart, of what fsspec's ``info`` says of it."""
-    return tuple(str(info[name]) for name in _MARKS if info.get(name) is not None)
+    return tuple(str(info[name]) for name in _VERSION_KEYS if info.get(name) is not None)
 
 
 class Connections:
-    """The byte ranges that this process has under way, and what is known of the hosts that they come from.
+    """The byte ranges that this process has under way, and measurements of the hosts that they come from.
 
     Attributes:
         count: ranges at a time. free: taken for each of them; first come, first served.
@@ -163,13 +139,13 @@ class Connections:
         seen = self._seen.get(host)
         wanted = 10 * seen[0] * seen[1] if seen else _FIRST_RANGE_BYTES
         return prefetching.range_bytes(
-            size, wanted=wanted, connections=self.count, least=_LEAST_RANGE_BYTES, most=_MOST_RANGE_BYTES
+            size, wanted=wanted, connections=self.count, minimum=_MIN_RANGE_BYTES, maximum=_MAX_RANGE_BYTES
         )
 
     def gap_bytes(self, host: str) -> int:
-        """How many bytes that nobody wants take as long as another request; in between where that is not known."""
+        """How many bytes between two pieces take as long as another request; a guess for a host not seen yet."""
         seen = self._seen.get(host)
-        return int(min(max(seen[0] * seen[1], _LEAST_GAP_BYTES), _MOST_GAP_BYTES)) if seen else _FIRST_GAP_BYTES
+        return int(min(max(seen[0] * seen[1], _MIN_GAP_BYTES), _MAX_GAP_BYTES)) if seen else _FIRST_GAP_BYTES
 
 
 # One for each loop, and a fork gets a new loop.
@@ -230,8 +206,8 @@ async def _drop_own_headers(_session: Any, _context: Any, params: Any) -> None:
 
 
 def _import_for(url: str) -> None:
-    """Import and start all that a fetch would import or start on the way, with forks held off."""
-    with forks.held:
+    """Import and start all that a download would import or start on the way, with forks kept waiting."""
+    with forks.lock:
         import encodings.idna  # noqa: F401 - host look-up imports it, in a thread
 
         import fsspec

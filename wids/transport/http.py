@@ -1,70 +1,145 @@
-"""One URL over HTTP, range by range, through the session of fsspec's file system.
+"""Byte source over HTTP, through the session of fsspec's file system.
 
-Rules: an answer says which bytes it holds, of how many, and of which version; whoever asked decides whether that will
-do. All connections of a process are counted together.
+Each answer says which bytes it holds, of how many, and of which version. All connections of a process are counted
+together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.transport.failures import StalledTransferError
+from wids.index import urls
+from wids.transport import filesystems
+from wids.transport.failures import InterruptedTransferError
+from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
+from wids.transport.spans import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from wids.transport.filesystems import Connections
+    from wids.transport.source import Sink
 
 _BUFFER_BYTES = 1 << 20
+# What an object of unknown size is taken for, when it is decided how long to wait for it.
+_LARGE_BYTES = 16 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
-class HttpSource:
-    """One URL, read through the session of fsspec's file system."""
+class HttpSource(ByteSource):
+    """One URL. The answer that told its size is kept for the first read, so that a download costs no request more.
 
-    def __init__(self, filesystem: Any, name: str, host: str, connections: Connections) -> None:
-        self.host = host
-        self._filesystem, self._name, self._connections = filesystem, name, connections
+    Args:
+        url, go_on, is_bounded: see `wids.transport.stores.open_source`.
+        filesystem, name: see `filesystems.open_filesystem`.
+    """
 
-    async def open(self, lo: int, hi: int | None, answers: list[Answer], *, seconds: float | None = None) -> Answer:
-        """Ask for the bytes ``lo .. hi``, or for all of them. The caller closes the answer.
+    is_blocking, answers_have_stat = False, True
 
-        It is put into ``answers`` too, where a caller that was cancelled finds it. ``seconds``: how long it may take
-        in all, from the request to the last byte: a server that sends a byte a minute never seems to stall.
-        """
+    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], is_bounded: bool) -> None:
+        self.url, self.go_on = url, go_on
+        self._filesystem, self._name, self._is_bounded = filesystem, name, is_bounded
+        self._host, self._connections = urls.host_of(url), filesystems.connections()
+        self._opened: _Answer | None = None
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """See `ByteSource`. Without ranges, too, if it is another range that is given, or one of an unknown whole."""
+        answer = filesystems.run(self._keep(first), go_on=self.go_on)
+        has_ranges = answer.stat.has_ranges and (answer.span is None or first is None or answer.span.lo == first.lo)
+        return answer.stat._replace(has_ranges=has_ranges)
+
+    async def read(self, span: Span, sink: Sink) -> None:
+        """See `ByteSource`."""
+        answer, self._opened = self._opened, None
+        if answer is not None and answer.span != span:
+            answer.close()
+            answer = None
+        if answer is None:
+            answer = await self._open(span)
+        try:
+            sink.learn(answer.stat)
+            if answer.span != span:
+                raise InterruptedTransferError(f"{self.url}: the server gave another range than was asked for")
+            await answer.write_to(sink, span)
+        finally:
+            answer.close()
+
+    def stream(self, end: int | None = None) -> Iterator[bytes]:
+        """See `ByteSource`."""
+        answer = self._opened
+        if answer is None or answer.is_range:
+            answer = filesystems.run(self._keep(None), go_on=self.go_on)
+        # A server that sends a byte a minute never seems to stall.
+        coming = _LARGE_BYTES if answer.stat.size is None else answer.stat.size
+        ends = None if end is None else time.monotonic() + filesystems.limit_of(min(coming, end))
+        left = sys.maxsize if end is None else end
+        while left > 0:
+            limit = None if ends is None else ends - time.monotonic()
+            block = filesystems.run(asyncio.wait_for(answer.read(min(left, BLOCK_BYTES)), limit), go_on=self.go_on)
+            if not block:
+                return
+            yield block[:left]
+            left -= len(block)
+
+    def range_bytes(self, size: int | None) -> int:
+        """See `ByteSource`."""
+        return self._connections.range_bytes(self._host, size)
+
+    def close(self) -> None:
+        """See `ByteSource`."""
+        if self._opened is not None:
+            filesystems.loop().call_soon_threadsafe(self._drop)
+
+    def __del__(self) -> None:  # an interrupt may come before `close`: an answer that is kept keeps a connection taken
+        if getattr(self, "_opened", None) is not None:
+            self.close()
+
+    def _drop(self) -> None:
+        answer, self._opened = self._opened, None
+        if answer is not None:
+            answer.close()
+
+    async def _keep(self, span: Span | None) -> _Answer:
+        """Ask, and keep the answer: where this is cancelled, `close` finds it."""
+        self._drop()
+        self._opened = answer = await self._open(span)
+        return answer
+
+    async def _open(self, span: Span | None) -> _Answer:
+        """Ask for a span, or for the whole. The caller closes the answer."""
         options = dict(self._filesystem.kwargs)
-        if hi is not None:
-            options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={lo}-{max(hi - 1, lo)}"}
+        if span is not None:
+            last = max(span.hi - 1, span.lo)
+            options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
         session = await self._filesystem.set_session()
-        if seconds is not None and "timeout" not in options:
-            options["timeout"] = _within(session.timeout, seconds)
-        connections = self._connections
-        await connections.free.acquire()
+        if span is not None and self._is_bounded and "timeout" not in options:
+            options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
+        free = self._connections.free
+        await free.acquire()
         response = None
         try:
             start = time.monotonic()
             response = await session.get(self._filesystem.encode_url(self._name), read_bufsize=_BUFFER_BYTES, **options)
-            if response.status != 416 or hi is None:
+            if response.status != 416 or span is None:
                 response.raise_for_status()
-                answer = Answer(response, partial(connections.note, self.host, time.monotonic() - start))
-                answer.on_close = connections.free.release
-                answers.append(answer)
-                return answer
+                note = partial(self._connections.note, self._host, time.monotonic() - start)
+                return _Answer(response, note, free.release)
         except BaseException:
-            connections.free.release()
+            free.release()
             if response is not None:
                 response.close()
             raise
-        connections.free.release()
+        free.release()
         response.close()
-        return await self.open(0, None, answers, seconds=seconds)  # there is nothing to have a range of
+        return await self._open(None)  # there is nothing to have a range of
 
 
 def _within(limits: Any, seconds: float) -> Any:
-    """The client's time limits, and no more than ``seconds`` in all."""
+    """The client's time limits, and no more than ``seconds`` in all, from the request to the last byte."""
     return type(limits)(
         total=min(seconds, limits.total or seconds),
         connect=limits.connect,
@@ -73,32 +148,37 @@ def _within(limits: Any, seconds: float) -> Any:
     )
 
 
-class Answer:
+class _Answer:
     """The answer to a request, its body not yet read.
 
+    Args:
+        response: the client's.
+        note: called with the bytes of a range and the seconds that they took.
+        release: called once, when it is closed.
+
     Attributes:
-        is_range: it holds a range of the whole. lo, hi: which one, half-open; hi is None where nobody says.
-        total: bytes of the whole, or None. mark: its version.
-        on_close: called once, when it is closed.
+        is_range: it holds a range of the whole. span: which bytes it holds; None: not said. stat: of the whole.
     """
 
-    on_close: Callable[[], None] | None = None
-
-    def __init__(self, response: Any, note: Callable[[int, float], None]) -> None:
+    def __init__(self, response: Any, note: Callable[[int, float], None], release: Callable[[], None]) -> None:
         self._response, self._note = response, note
+        self._release: Callable[[], None] | None = release
         headers = response.headers
-        self.mark = headers.get("ETag") or headers.get("Last-Modified")
-        self.lo, self.hi, self.total = 0, None, None
+        self.span: Span | None = None
+        size = None
         found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         # A body that was compressed for the wire is unpacked on the way: its length says nothing.
         is_plain = headers.get("Content-Encoding", "").strip().lower() in ("", "identity")
         self.is_range = response.status == 206
         if not self.is_range:
             if is_plain and response.content_length is not None:
-                self.hi = self.total = response.content_length
+                size = response.content_length
+                self.span = Span(0, size)
         elif found is not None and is_plain:
-            self.lo, last, self.total = map(int, found.groups())
-            self.hi = last + 1
+            lo, last, size = map(int, found.groups())
+            self.span = Span(lo, last + 1)
+        has_ranges = size == 0 or (self.is_range and size is not None)
+        self.stat = Stat(size, headers.get("ETag") or headers.get("Last-Modified"), has_ranges)
 
     async def read(self, size: int) -> bytes:
         """About ``size`` bytes; none at the end."""
@@ -108,27 +188,18 @@ class Answer:
             count += len(data)
         return b"".join(parts)
 
-    async def write_to(self, write: Callable[[bytes, list[int]], None], piece: list[int]) -> None:
-        """Write the body to where ``piece`` says, as it comes."""
-        start, first = time.monotonic(), piece[0]
+    async def write_to(self, sink: Sink, span: Span) -> None:
+        """Write the body, which is that span, as it comes."""
+        start, at = time.monotonic(), span.lo
         while data := await self._response.content.readany():
-            write(data, piece)
-        if piece[0] < piece[1]:
-            raise StalledTransferError(f"{self._response.url}: ended {piece[1] - piece[0]} bytes early")
-        self._note(piece[0] - first, time.monotonic() - start)
-
-    async def read_all(self) -> bytes:
-        """The body of an answer that says how long it is."""
-        start, parts, count = time.monotonic(), [], 0
-        while count <= (self.hi or 0) - self.lo and (data := await self._response.content.readany()):
-            parts.append(data)
-            count += len(data)
-        self._note(count, time.monotonic() - start)
-        return b"".join(parts)
+            sink.write(at, data)
+            at += len(data)
+        if at == span.hi:
+            self._note(span.size, time.monotonic() - start)
 
     def close(self) -> None:
         """Give the connection back, or end it if there is more to come."""
         self._response.close()
-        done, self.on_close = self.on_close, None
-        if done is not None:
-            done()
+        release, self._release = self._release, None
+        if release is not None:
+            release()

@@ -1,7 +1,7 @@
-"""``pipe:`` URLs: the output of a program is the shard, or the program writes the file that ``{local}`` stands for.
+"""Byte source of ``pipe:`` URLs: a program's output is the shard, or it fills the file that ``{local}`` stands for.
 
-Rules: only with leave, and never through a shell. The program is ended, with all that it started, when the transfer
-is cancelled or when nothing comes for too long.
+Never through a shell. The program is ended, with all that it started, when the download is cancelled or when nothing
+comes for too long.
 """
 
 from __future__ import annotations
@@ -12,99 +12,118 @@ import selectors
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import FetchDeniedError, FetchError
-from wids.transport.failures import CancelledTransferError
+from wids.transport.source import HEAD, ByteSource, Stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from wids.transport.source import Sink
+    from wids.transport.spans import Span
 
 SILENT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _BLOCK_BYTES = 1 << 20
 
 
-def has_own_file(url: str) -> bool:
-    """Whether the program writes the file itself."""
-    return "{local}" in url
+class PipeSource(ByteSource):
+    """The program of a ``pipe:`` URL, which `stream` runs.
 
-
-@contextlib.contextmanager
-def run(url: str, path: str, *, is_cancelled: Callable[[], bool]) -> Iterator[Iterator[bytes]]:
-    """Run the program of a ``pipe:`` URL; gives its output in blocks, which must be read to the end.
-
-    Raises:
-        ValueError: there is no program, or its quotes do not match.
-        FetchDeniedError: it cannot be started. FetchError: it failed, or fell silent.
+    Args:
+        url: of the program and its arguments.
+        path: the file that it may fill.
+        go_on: see `ByteSource`.
     """
-    words = shlex.split(url.removeprefix("pipe:"))
-    if not words:
-        raise ValueError("there is no command after pipe:")
-    argv = [word.replace("{local}", path) for word in words]
-    with tempfile.TemporaryFile() as complaints:
+
+    is_blocking, answers_have_stat = True, False
+
+    def __init__(self, url: str, path: str, *, go_on: Callable[[], None]) -> None:
+        self.url, self.go_on, self._path = url, go_on, path
+        self.fills_file = "{local}" in url
+        self._resources = contextlib.ExitStack()
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """Nothing is known before the program has ended."""
+        return Stat(None, None, has_ranges=False)
+
+    async def read(self, span: Span, sink: Sink) -> None:
+        """Not possible."""
+        raise FetchError(f"{self.url}: the output of a program has no positions; fetch it as a whole", url=self.url)
+
+    def stream(self, end: int | None = None) -> Iterator[bytes]:
+        """The program's output; none where it fills the file itself.
+
+        Raises:
+            ValueError: there is no program, or its quotes do not match.
+            FetchDeniedError: it cannot be started. FetchError: it failed, or fell silent.
+        """
+        words = shlex.split(self.url.removeprefix("pipe:"))
+        if not words:
+            raise ValueError("there is no command after pipe:")
+        argv = [word.replace("{local}", self._path) for word in words]
+        complaints = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is closed there
         try:
             process = subprocess.Popen(  # noqa: S603 - allowed by the caller, argv without a shell
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if has_own_file(url) else subprocess.PIPE,
+                stdout=subprocess.DEVNULL if self.fills_file else subprocess.PIPE,
                 stderr=complaints,
-                start_new_session=os.name != "nt",
+                start_new_session=True,
             )
         except OSError as error:
-            raise FetchDeniedError(f"{url}: the program {argv[0]!r} cannot be started ({error})", url=url) from error
-        try:
-            yield _wait(process, url, is_cancelled) if process.stdout is None else _read(process, url, is_cancelled)
-            code = process.wait()
-        finally:
-            _end(process)
-        if code:
+            raise FetchDeniedError(
+                f"{self.url}: the program {argv[0]!r} cannot be started ({error})", url=self.url
+            ) from error
+        self._resources.callback(_end, process)
+        yield from self._wait(process) if self.fills_file else self._read(process, end)
+        if end is None and (code := process.wait()):
             complaints.seek(0)
             last = complaints.read().decode("utf-8", "replace").strip()[-500:]
-            raise FetchError(f"{url}: exit code {code}; it said: {last}", url=url)
+            raise FetchError(f"{self.url}: exit code {code}; it said: {last}", url=self.url)
 
+    def close(self) -> None:
+        """End the program."""
+        self._resources.close()
 
-def _read(process: subprocess.Popen[bytes], url: str, is_cancelled: Callable[[], bool]) -> Iterator[bytes]:
-    output: Any = process.stdout
-    deadline = time.monotonic() + SILENT_SECONDS
-    with selectors.DefaultSelector() as selector:
-        if os.name != "nt":  # there, only sockets can be waited for
+    def _read(self, process: subprocess.Popen[bytes], end: int | None) -> Iterator[bytes]:
+        output: Any = process.stdout
+        left = sys.maxsize if end is None else end
+        deadline = time.monotonic() + SILENT_SECONDS
+        with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
-        while True:
-            if is_cancelled():
-                raise CancelledTransferError
-            if os.name != "nt" and not selector.select(_POLL_SECONDS):
-                if time.monotonic() > deadline:
-                    raise FetchError(f"{url}: nothing came for {SILENT_SECONDS:.0f} s", url=url)
-                continue
-            block = os.read(output.fileno(), _BLOCK_BYTES)
-            if not block:
-                return
-            deadline = time.monotonic() + SILENT_SECONDS
-            yield block
+            while left > 0:
+                self.go_on()
+                if not selector.select(_POLL_SECONDS):
+                    if time.monotonic() > deadline:
+                        raise FetchError(f"{self.url}: nothing came for {SILENT_SECONDS:.0f} s", url=self.url)
+                    continue
+                block = os.read(output.fileno(), min(left, _BLOCK_BYTES))
+                if not block:
+                    return
+                deadline = time.monotonic() + SILENT_SECONDS
+                yield block
+                left -= len(block)
 
-
-def _wait(process: subprocess.Popen[bytes], url: str, is_cancelled: Callable[[], bool]) -> Iterator[bytes]:
-    deadline = time.monotonic() + SILENT_SECONDS
-    while process.poll() is None:
-        if is_cancelled():
-            raise CancelledTransferError
-        if time.monotonic() > deadline:
-            raise FetchError(f"{url}: not done after {SILENT_SECONDS:.0f} s", url=url)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL_SECONDS)
-    yield from ()
+    def _wait(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        deadline = time.monotonic() + SILENT_SECONDS
+        while process.poll() is None:
+            self.go_on()
+            if time.monotonic() > deadline:
+                raise FetchError(f"{self.url}: not done after {SILENT_SECONDS:.0f} s", url=self.url)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+        yield from ()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(OSError):
-            if os.name == "nt":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)  # a session of its own: all that it started
+            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: all that it started
         process.wait()
     if process.stdout is not None:
         process.stdout.close()

@@ -1,6 +1,6 @@
 """Where shards are written to: a local directory, or any store that fsspec knows.
 
-Rules: what is put somewhere appears there whole or not at all. Locally it is renamed from a part file; a store of
+A file appears whole or not at all. Locally it is renamed from a part file; a store of
 objects shows an object when its upload is done; elsewhere it is uploaded under another name, and then renamed. Nothing
 is deleted but what matches the output pattern.
 """
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import ShardNotFoundError, WidsError
+from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
 from wids.index import urls
 from wids.index.table import SUFFIX
 from wids.osfiles import atomic, system
 from wids.transport import filesystems
+from wids.transport.download import read_bytes
 from wids.transport.failures import public_cause
-from wids.transport.retrying import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Target:
         """Make the directory in which ``url`` will be; a store makes its own.
 
         Raises:
-            WidsError: it cannot be made.
+            OutputError: it cannot be made.
         """
         if urls.is_local(url):
             with _explained(url):
@@ -59,7 +59,7 @@ class Target:
         A table beside no shard, or beside another one, is not used: it knows its shard's size and md5.
 
         Raises:
-            WidsError: it cannot be put there.
+            OutputError: it cannot be put there.
         """
         if urls.is_local(url):
             path = local_path(url)
@@ -75,28 +75,27 @@ class Target:
             identity = msgspec.structs.replace(table.identity, mtime_ns=None)
             self.put_bytes(table.with_identity(identity).to_bytes(), url + SUFFIX)
         size = os.stat(part).st_size
-        with self._opened(url) as (filesystem, name, final):
+        with self._written(url) as (filesystem, name):
             filesystem.put_file(part, name)
-            self._settle(filesystem, name, final)
-            filesystem.invalidate_cache()
-            found = filesystem.info(final)["size"]
+        with _explained(url):
+            filesystem, name = self._fresh(url)
+            found = filesystem.info(name)["size"]
         if found != size:
-            raise WidsError(f"{url}: {found} of {size} bytes are there after the upload; run it again")
+            raise OutputError(f"{url}: has {found} of {size} bytes after the upload; run it again", url=url)
         os.unlink(part)
 
     def put_bytes(self, data: bytes, url: str) -> None:
         """Write a small file.
 
         Raises:
-            WidsError: it cannot be written.
+            OutputError: it cannot be written.
         """
         if urls.is_local(url):
             with _explained(url):
                 atomic.write_atomically(local_path(url), data)
             return
-        with self._opened(url) as (filesystem, name, final):
+        with self._written(url) as (filesystem, name):
             filesystem.pipe_file(name, data)
-            self._settle(filesystem, name, final)
 
     def get_bytes(self, url: str) -> bytes | None:
         """Read a small file; None if there is none.
@@ -110,40 +109,34 @@ class Target:
             return None
 
     def describe(self, url: str) -> tuple[int, int] | None:
-        """(size in bytes, modification time in nanoseconds or 0 where that is not known); None if nothing is there.
+        """(size in bytes, modification time in nanoseconds or 0 where that is not known); None if there is no file.
 
         Raises:
-            WidsError: nobody can tell.
+            OutputError: the store does not answer.
         """
-        try:
+        with _explained(url), contextlib.suppress(FileNotFoundError):
             if urls.is_local(url):
                 status = os.stat(local_path(url))
                 return status.st_size, status.st_mtime_ns
             filesystem, name = filesystems.open_filesystem(url, self.storage_options)
             return int(filesystem.info(name)["size"]), 0
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # noqa: BLE001 - raised again, explained
-            raise _explain(url, error) from public_cause(error, url)
+        return None
 
     def find_shards(self, pattern: ShardPattern) -> dict[int, str]:
-        """The shards of a pattern that are there: number -> URL.
+        """The shards of a pattern that exist: number -> URL.
 
         Raises:
-            WidsError: nobody can tell.
+            OutputError: the store does not answer.
         """
-        try:
-            if urls.is_local(pattern.url(0)):
-                names = os.listdir(os.path.dirname(local_path(pattern.url(0))))
+        url = pattern.url(0)
+        names: list[str] = []
+        with _explained(url), contextlib.suppress(FileNotFoundError):
+            if urls.is_local(url):
+                names = os.listdir(os.path.dirname(local_path(url)))
             else:
-                filesystem, name = filesystems.open_filesystem(pattern.url(0), self.storage_options)
-                filesystem.invalidate_cache()
+                filesystem, name = self._fresh(url)
                 found = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
                 names = [posixpath.basename(path.rstrip("/")) for path in found]
-        except FileNotFoundError:
-            return {}
-        except Exception as error:  # noqa: BLE001 - raised again, explained
-            raise _explain(pattern.url(0), error) from public_cause(error, pattern.url(0))
         numbers = (pattern.number_of(name) for name in names)
         return {number: pattern.url(number) for number in sorted(k for k in numbers if k is not None)}
 
@@ -156,18 +149,20 @@ class Target:
             overwrite: allow it.
 
         Raises:
-            WidsError: something is there already, or cannot be removed.
+            OutputExistsError: there is one of them, and ``overwrite`` is not set.
         """
         index = pattern.index_url
         if overwrite:
             self.remove(index)
             return
-        there = [] if allows_shards else [*self.find_shards(pattern).values()]
+        found = [] if allows_shards else [*self.find_shards(pattern).values()]
         if self.describe(index) is not None:
-            there.append(index)
-        if there:
-            what = there[-1] if len(there) == 1 else f"{there[-1]} and {len(there) - 1} more"
-            raise WidsError(f"{what}: there already; write elsewhere, or replace it (--overwrite, overwrite=True)")
+            found.append(index)
+        if found:
+            what = found[-1] if len(found) == 1 else f"{found[-1]} and {len(found) - 1} more"
+            raise OutputExistsError(
+                f"{what}: exists; write elsewhere, or pass overwrite=True", url=found[-1], hint="overwrite"
+            )
 
     def remove_others(self, pattern: ShardPattern, kept: frozenset[int]) -> int:
         """Remove the shards of a pattern that are not among ``kept``, and their tables; how many there were."""
@@ -181,39 +176,38 @@ class Target:
         """Remove a file, if it is there.
 
         Raises:
-            WidsError: it cannot be removed.
+            OutputError: it cannot be removed.
         """
         with _explained(url), contextlib.suppress(FileNotFoundError):
             if urls.is_local(url):
                 os.unlink(local_path(url))
             else:
-                filesystem, name = filesystems.open_filesystem(url, self.storage_options)
-                filesystem.invalidate_cache()
+                filesystem, name = self._fresh(url)
                 if filesystem.exists(name):
                     filesystem.rm_file(name)
 
-    @contextlib.contextmanager
-    def _opened(self, url: str) -> Iterator[tuple[Any, str, str]]:
-        """(file system, the name to write to, the name that it gets)."""
-        try:
-            filesystem, final = filesystems.open_filesystem(url, self.storage_options)
-            is_whole = urls.scheme_of(url) in _WHOLE
-            name = final if is_whole else f"{final}.{secrets.token_hex(4)}.part"
-            try:
-                yield filesystem, name, final
-            except BaseException:
-                if not is_whole:
-                    with contextlib.suppress(Exception):
-                        filesystem.rm_file(name)
-                raise
-        except WidsError:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised again, explained
-            raise _explain(url, error) from public_cause(error, url)
+    def _fresh(self, url: str) -> tuple[Any, str]:
+        """The file system, which forgets what it knows of the store, and the name in it."""
+        filesystem, name = filesystems.open_filesystem(url, self.storage_options)
+        filesystem.invalidate_cache()
+        return filesystem, name
 
-    def _settle(self, filesystem: Any, name: str, final: str) -> None:
-        if name != final:
-            filesystem.mv(name, final)
+    @contextlib.contextmanager
+    def _written(self, url: str) -> Iterator[tuple[Any, str]]:
+        """(file system, the name to write to): in the end, the file has its own name, or there is none."""
+        with _explained(url):
+            filesystem, final = filesystems.open_filesystem(url, self.storage_options)
+            if urls.scheme_of(url) in _WHOLE:
+                yield filesystem, final
+                return
+            name = f"{final}.{secrets.token_hex(4)}.part"
+            try:
+                yield filesystem, name
+                filesystem.mv(name, final)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    filesystem.rm_file(name)
+                raise
 
 
 def local_path(url: str) -> str:
@@ -222,7 +216,7 @@ def local_path(url: str) -> str:
 
 
 def sweep(pattern: ShardPattern) -> None:
-    """Remove part files of a local pattern that nobody is writing: of runs that were killed."""
+    """Remove part files of a local pattern that no process is writing: of runs that were killed."""
     if not urls.is_local(pattern.url(0)):
         return
     directory = os.path.dirname(local_path(pattern.url(0)))
@@ -259,6 +253,6 @@ def _explained(url: str) -> Iterator[None]:
 def _explain(url: str, error: Exception) -> WidsError:
     cause = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ImportError):
-        return WidsError(f"{url}: {cause}; install what this scheme needs (s3: pip install 'wids[s3]')", url=url)
+        return DependencyError(f"{url}: {cause}; install what this scheme needs (s3: pip install 'wids[s3]')", url=url)
     advice = "check the path and its permissions" if urls.is_local(url) else "check the URL, credentials and options"
-    return WidsError(f"{url}: cannot be written ({cause}); {advice}", url=url)
+    return OutputError(f"{url}: cannot be written ({cause}); {advice}", url=url)

@@ -1,7 +1,7 @@
 """One shard while it is written: a part file, and on the way its md5 and its member table.
 
-Rules: nobody sees the shard before it is whole. The part file is locked while it is written, so that an unlocked one is
-garbage, and belongs to one process: a forked one has a copy of the buffer, and must not write it again.
+The shard appears when it is whole. The part file is locked while it is written, so that an unlocked one is garbage, and
+belongs to one process: a forked one has a copy of the buffer, and must not write it again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import WidsError
+from wids.errors import OutputError
 from wids.index import table as tables
 from wids.index import ustar
-from wids.osfiles import atomic, locks, system
+from wids.osfiles import atomic, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,7 @@ class ShardFile:
         """Write the members (name, data) of one sample.
 
         Raises:
-            WidsError: the disk does not take them; the shard is to be discarded.
+            OutputError: the disk does not take them; the shard is to be discarded.
         """
         for name, data in members:
             head = ustar.member_head(name, len(data))
@@ -69,7 +69,7 @@ class ShardFile:
         """Write the end, and close the part file; (what an index says of the shard but its URL, its member table).
 
         Raises:
-            WidsError: as `add`.
+            OutputError: as `add`.
         """
         size = ustar.archive_bytes(self.member_bytes)
         self._put(bytes(size - self.member_bytes))
@@ -94,7 +94,7 @@ class ShardFile:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            locks.unmark(fd)
+            system.unlock(fd)
             os.close(fd)
 
     def _put(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class ShardFile:
             self._flush()
 
     def _flush(self) -> None:
-        # What is large is not copied once more only to be written with what is small.
+        # A large member is not copied once more only to be written with small ones.
         small: list[bytes] = []
         for data in [*self._pending, b""]:
             if data and len(data) < _BUFFER_BYTES:
@@ -125,5 +125,7 @@ class ShardFile:
         try:
             system.write_all(self._fd, data, self._written)
         except OSError as error:
-            raise WidsError(f"{self._url}: cannot be written ({error}); free space, or write elsewhere") from error
+            raise OutputError(
+                f"{self._url}: cannot be written ({error}); free space, or write elsewhere", url=self._url
+            ) from error
         self._written += len(data)

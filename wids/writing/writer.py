@@ -1,7 +1,7 @@
 """ShardWriter: samples, one after the other -> tar shards with an index and member tables.
 
-Rules: a shard appears whole or not at all, and the index last. The bytes of shards and index depend on what was written
-alone. What cannot be read back as it was written (a key that splits elsewhere, two members of one name) is refused.
+A shard appears complete or not at all, and the index last. The bytes of shards and index depend on the samples alone. A
+sample that would not be read back as it was written (a dot in its key, two members of one name) is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.codecs.encoders import encode_field
-from wids.errors import SampleError, WidsError
+from wids.errors import OutputError, OutputExistsError, SampleError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
 from wids.index.pattern import index_json, parse_pattern
@@ -59,7 +59,7 @@ def check_key(key: Any) -> None:
         SampleError: it is none.
     """
     if not isinstance(key, str):
-        raise SampleError(f"a sample's key is {key!r}; it is text, under '__key__'")
+        raise SampleError(f"a sample's key is {key!r}; it must be text, under '__key__'")
     trouble = ""
     try:
         raw = encode_name(key)
@@ -102,22 +102,22 @@ class ShardWriter:
     neither the shard under way nor the index appears, and shards that were full stay.
 
     Attributes:
-        index: URL of the index. shards: what it will say of the shards that are done.
+        index: URL of the index. shards: its entries of the shards that are complete.
         nsamples: samples written so far.
 
     Args:
         pattern: path or URL with one number, as above. The directory is made.
-        samples: per shard, at most; default 10,000 where no ``size`` is given.
-        size: bytes per shard, at most; a sample that is larger has a shard of its own.
+        samples: limit for each shard; default 10,000 where no ``size`` is given.
+        size: limit of each shard in bytes; a larger sample has a shard of its own.
         md5: put each shard's md5 into the index.
         tables: write each shard's member table (``.widx``) beside it.
         name: of the dataset; default from the pattern.
         info: anything that JSON holds, for the index (``{"classes": [...]}``).
-        overwrite: replace what is there of this pattern; otherwise that is an error.
+        overwrite: replace existing shards and index of this pattern; otherwise they are an error.
         storage_options: for fsspec.
 
     Raises:
-        SpecError: the pattern is none. WidsError: there is a dataset already, or the place cannot be written.
+        SpecError: the pattern is not valid. WidsError: there is a dataset already, or the place cannot be written.
         ValueError: ``samples`` or ``size`` is not positive.
     """
 
@@ -222,7 +222,9 @@ class ShardWriter:
     def _check_ours(self, url: str) -> None:
         """Of two writers at once, the later one would replace what the other's index speaks of."""
         if not self._overwrite and self._target.describe(url) is not None:
-            raise WidsError(f"{url}: there since this writer began; does another one write here? Write elsewhere")
+            raise OutputExistsError(
+                f"{url}: exists since this writer began; does another one write here? Write elsewhere", url=url
+            )
 
     def close(self) -> None:
         """End the last shard and write the index; again: do nothing.
@@ -235,7 +237,9 @@ class ShardWriter:
         try:
             self.finish_shard()
             if not self.shards:
-                raise WidsError(f"{self.index}: no sample was written, and there is no index without shards")
+                raise OutputError(
+                    f"{self.index}: no sample was written, and there is no index without shards", url=self.index
+                )
             if self._overwrite:
                 self._target.remove_others(self._pattern, frozenset(range(len(self.shards))))
             text = index_json(self.shards, name=self._name, info=self._info)

@@ -1,7 +1,6 @@
-"""``wids cache``: look at a cache directory, clean it, fill it, keep it bounded.
+"""``wids cache``: list a cache directory, clean it, fill it, keep it below a limit.
 
-Rules: this module is light; what is heavy is imported when a command runs, and torch never. What goes is what the
-cache itself would evict, by its own code.
+Heavy modules are imported when a command runs, and torch never. Cleaning evicts by the code of the cache itself.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from wids.cli.format import parse_range, parse_size
-from wids.cli.options import CacheDir, Index, Json, Shards, StorageOptions  # noqa: TC001 - typer reads the annotations
+from wids.cli.options import CacheDir, Index, Json, RunFlags, Shards, StorageOptions, with_option_groups
 
-cache_app = typer.Typer(help="Look at cache directories, clean, fill and bound them.", invoke_without_command=True)
+cache_app = typer.Typer(help="List, clean, fill and limit cache directories.", invoke_without_command=True)
 
 _Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")
@@ -38,11 +37,11 @@ def _show_help(ctx: typer.Context) -> None:
 
 @cache_app.command("ls")
 def list_cache(directory: _Directory = "", is_json: Json = False) -> None:
-    """List the shards in a cache directory: size, last use, and who needs them.
+    """List the shards in a cache directory: size, last use, and state.
 
-    open: some process has it open, and it stays. kept: a dataset marked it as not to be evicted. in 12 s: a live job
-    comes to it then. Below stand totals, downloads under way, what killed processes left behind, files that are not the
-    cache's, and the free space of the disk.
+    States: "open": a process has the shard open. "kept": a dataset marked it. Neither kind is evicted. "in 12 s": a
+    running job needs it then. Below the table: totals, downloads under way, files left behind by killed processes,
+    files that are not the cache's, and the free space of the disk.
     """
     from wids.cli.cache.show import show_listing
 
@@ -54,33 +53,34 @@ def clean_cache(
     directory: _Directory = "",
     max_size: _MaxSize = None,
     max_files: _MaxFiles = None,
-    is_all: Annotated[bool, typer.Option("--all", help="Delete all that may go.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="Delete every shard that may be evicted.")] = False,
     unkeep: Annotated[
-        bool, typer.Option("--unkeep", help="First remove the marks of datasets that want their shards kept.")
+        bool, typer.Option("--unkeep", help="First remove the marks by which datasets keep their shards.")
     ] = False,
-    is_dry: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Print the deletions and delete nothing.")] = False,
     is_json: Json = False,
 ) -> None:
-    """Delete cached shards until the rest fits, those that were not used for longest first.
+    """Delete cached shards until the rest is below the limit.
 
-    What is being read, marked to be kept, or was not put there by a cache, stays. If the bound cannot be reached, the
-    exit code is 1, and what stays is told.
+    First those that no running job needs, least recently used first; then those that jobs need last. Open shards,
+    shards marked as kept, and files that no cache downloaded are not deleted. If the limit cannot be reached, the exit
+    code is 1, and the reasons are printed.
     """
     if not (is_all or max_size is not None or max_files is not None):
         raise typer.BadParameter(
-            "say what to keep: --max-size 10GB, --max-files 100, or --all to delete all that may go"
+            "say what to keep: --max-size 10GB, --max-files 100, or --all to delete all that can be evicted"
         )
     if is_all and not (max_size is None and max_files is None):
-        raise typer.BadParameter("--all keeps nothing; give it, or --max-size and --max-files")
+        raise typer.BadParameter("--all keeps nothing; give either --all, or --max-size and --max-files")
     if unkeep and is_dry:
         raise typer.BadParameter("--unkeep changes the directory, and --dry-run does not; give one of them")
     from wids.cli.cache.clean import clean_once
 
-    most = 0 if is_all else sys.maxsize
+    default = 0 if is_all else sys.maxsize
     clean_once(
         directory or _default(),
-        max_size=most if max_size is None else max_size,
-        max_files=most if max_files is None else max_files,
+        max_size=default if max_size is None else max_size,
+        max_files=default if max_files is None else max_files,
         unkeep=unkeep,
         is_dry=is_dry,
         is_json=is_json,
@@ -88,30 +88,39 @@ def clean_cache(
 
 
 @cache_app.command("warm")
+@with_option_groups
 def warm_cache(
     index: Index,
+    run: RunFlags,
     cache_dir: CacheDir = "",
     cache_size: Annotated[
-        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes that the directory may hold.")
+        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Limit of the directory. Default: the free space.")
     ] = None,
     shards: Shards = ":",
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Shards to fetch at a time.")] = 8,
+    excluded: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude-node", metavar="NODE", help="Of a Ray cluster: an address, a host or an id; repeatable."
+        ),
+    ] = None,
     storage_options: StorageOptions = None,
     is_json: Json = False,
 ) -> None:
-    """Fetch the shards of an index into the cache, before a job needs them.
+    """Download the shards of an index into the cache, before a job needs them.
 
-    What is there already is checked and not fetched again. Ctrl-C ends it at once; what has arrived whole stays.
+    Shards in the cache are checked and not downloaded again; by default 8 are downloaded at a time. Ctrl-C ends it at
+    once; complete shards stay. With --engine ray each node of the cluster downloads them into its own cache.
     """
     from wids.cli.cache.warm import warm
 
     selected = parse_range(shards, "--shards", "shards")
     warm(
         index,
-        directory=cache_dir or _default(),
+        directory=cache_dir or None,
         cache_size=cache_size,
         selected=selected,
-        jobs=jobs,
+        options=run.options(),
+        excluded=excluded or (),
         storage_options=storage_options,
         is_json=is_json,
     )
@@ -120,25 +129,25 @@ def warm_cache(
 @cache_app.command("daemon")
 def run_daemon(
     pattern: Annotated[
-        str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob of files to delete.")
+        str, typer.Argument(metavar="DIR_OR_PATTERN", help="A cache directory, or a glob pattern of files to delete.")
     ],
     max_size: _MaxSize = None,
     max_files: _MaxFiles = None,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="From one look to the next.")] = 60,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between cleanings.")] = 60,
 ) -> None:
-    """Keep a cache directory bounded: clean now and again and again, in the foreground.
+    """Keep a cache directory below a limit: clean it now and every --every seconds, in the foreground.
 
-    For systemd and the like. Each deletion is a line on stderr. SIGTERM and SIGINT end it, SIGHUP cleans at once. A
-    directory that does not exist yet is waited for; of several on one directory, one cleans and the others wait.
+    For systemd and other supervisors. Each deletion is a line on stderr. SIGTERM and SIGINT end it, SIGHUP cleans at
+    once. The directory need not exist yet. Of several daemons on one directory, one cleans and the others wait.
     """
     if max_size is None and max_files is None:
         raise typer.BadParameter("say what to keep: --max-size 10GB or --max-files 100")
-    from wids.cli.cache.daemon import clean_until_told
+    from wids.cli.cache.daemon import clean_until_signal
 
-    clean_until_told(pattern, max_size=max_size, max_files=max_files, every=every)
+    clean_until_signal(pattern, max_size=max_size, max_files=max_files, every=every)
 
 
 def _default() -> str:
-    from wids.readers.store import default_cache_dir
+    from wids.cache.placement import default_cache_dir
 
     return default_cache_dir()

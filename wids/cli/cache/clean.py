@@ -1,4 +1,4 @@
-"""``wids cache clean``: bound a cache directory once, and say what went, what stays, and why."""
+"""``wids cache clean``: clean a cache directory once, and print the deleted and the remaining shards, with reasons."""
 
 from __future__ import annotations
 
@@ -15,62 +15,62 @@ from wids.cli.format import count_of, format_size, print_json, printable
 from wids.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wids.cache.listing import ListedShard, Listing
 
 
 def clean_once(directory: str, *, max_size: int, max_files: int, unkeep: bool, is_dry: bool, is_json: bool) -> None:
-    """Delete cached shards beyond the bounds, and print what went and what stays.
+    """Delete cached shards beyond the limits, and print the deleted and the remaining ones.
 
     Args:
         directory: a cache directory.
         max_size: bytes to keep at most.
         max_files: shards to keep at most.
-        unkeep: remove the marks that shards be kept, first.
-        is_dry: only say what would go.
+        unkeep: first remove the marks by which datasets keep their shards.
+        is_dry: print the deletions and delete nothing.
         is_json: print JSON.
 
     Raises:
-        CacheError: there is no such directory, it cannot be written, or the bound could not be reached.
+        CacheError: there is no such directory, it cannot be written, or a limit could not be reached.
     """
     before = take_listing(directory)
     directory = before.directory
     has_any = before.shards or before.under_way.files or before.left_behind.files
     unkept = _unkeep(before) if unkeep else 0
-    gone: list[str] = []
-    if has_any:  # in a directory without anything of ours, not even a lock file is made
-        gone = keep_most_recent_files(directory, maxsize=max_size, maxfiles=max_files, dry_run=is_dry)
-    sizes = {os.path.join(directory, shard.name): shard for shard in before.shards}
-    went = [sizes[path] for path in gone if path in sizes]
+    paths: list[str] = []
+    if has_any:  # else the directory is not a cache, and not even a lock file is made in it
+        paths = keep_most_recent_files(directory, maxsize=max_size, maxfiles=max_files, dry_run=is_dry)
+    shards = {os.path.join(directory, shard.name): shard for shard in before.shards}
+    deleted = [shards[path] for path in paths if path in shards]
     after = before if is_dry else take_listing(directory)
-    names = {shard.name for shard in went} if is_dry else set()
-    stays = [shard for shard in after.shards if shard.name not in names]
-    used = after.used_bytes - (sum(shard.size_bytes for shard in went) + before.left_behind.bytes if is_dry else 0)
-    is_reached = used <= max_size and len(stays) <= max_files
-    why = [] if is_reached else _reasons(stays, after)
+    names = {shard.name for shard in deleted} if is_dry else set()
+    remaining = [shard for shard in after.shards if shard.name not in names]
+    used = after.used_bytes - (sum(shard.size_bytes for shard in deleted) + before.left_behind.bytes if is_dry else 0)
+    is_reached = used <= max_size and len(remaining) <= max_files
+    why = [] if is_reached else _reasons(remaining, after)
     if is_json:
         print_json(
             {
                 "directory": directory,
                 "is_dry_run": is_dry,
-                "deleted": [{"name": shard.name, "size_bytes": shard.size_bytes} for shard in went],
+                "deleted": [{"name": shard.name, "size_bytes": shard.size_bytes} for shard in deleted],
                 "swept": {"files": before.left_behind.files, "bytes": before.left_behind.bytes},
                 "unkept": unkept,
-                "stays": {"shards": len(stays), "used_bytes": used},
+                "stays": {"shards": len(remaining), "used_bytes": used},
                 "is_reached": is_reached,
                 "why": why,
             }
         )
     else:
-        _say(before, went, stays, unkept=unkept, is_dry=is_dry)
+        _print(before, deleted, remaining, unkept=unkept, is_dry=is_dry)
     if not is_reached:
-        what = "something" if max_size == max_files == 0 else f"more than {_bound(max_size, max_files)}"
-        raise CacheError(f"{directory}: {what} {'would stay' if is_dry else 'stays'}: {'; '.join(why)}", path=directory)
+        excess = "something" if max_size == max_files == 0 else f"more than {_limits(max_size, max_files)}"
+        raise CacheError(
+            f"{directory}: {excess} {'would stay' if is_dry else 'stays'}: {'; '.join(why)}", path=directory
+        )
 
 
 def _unkeep(listing: Listing) -> int:
-    """Remove the marks that shards be kept; how many."""
+    """Remove the marks by which datasets keep their shards; returns their number."""
     count = 0
     for shard in listing.shards:
         if shard.is_kept:
@@ -85,10 +85,11 @@ def _unkeep(listing: Listing) -> int:
     return count
 
 
-def _say(before: Listing, went: Iterable[ListedShard], stays: list[ListedShard], *, unkept: int, is_dry: bool) -> None:
-    went = list(went)
+def _print(
+    before: Listing, deleted: list[ListedShard], remaining: list[ListedShard], *, unkept: int, is_dry: bool
+) -> None:
     verb = "would delete" if is_dry else "deleted"
-    for shard in went:
+    for shard in deleted:
         note = ", open: stays as long as it is read" if is_dry and shard.is_open else ""
         print(f"{verb} {short_name(shard.name)} ({format_size(shard.size_bytes)}{note})")
     if unkept:
@@ -98,29 +99,29 @@ def _say(before: Listing, went: Iterable[ListedShard], stays: list[ListedShard],
         print(
             f"{verb} {count_of(left.files, 'file')} left behind by processes that are gone ({format_size(left.bytes)})"
         )
-    freed, rest = (format_size(sum(shard.size_bytes for shard in shards)) for shards in (went, stays))
+    freed, rest = (format_size(sum(shard.size_bytes for shard in shards)) for shards in (deleted, remaining))
     print(
-        f"{printable(before.directory)}: {verb} {count_of(len(went), 'shard')} ({freed}); "
-        f"{count_of(len(stays), 'shard')} ({rest}) {'would stay' if is_dry else 'stay'}"
+        f"{printable(before.directory)}: {verb} {count_of(len(deleted), 'shard')} ({freed}); "
+        f"{count_of(len(remaining), 'shard')} ({rest}) {'would stay' if is_dry else 'stay'}"
     )
 
 
-def _bound(max_size: int, max_files: int) -> str:
+def _limits(max_size: int, max_files: int) -> str:
     sizes = [format_size(max_size)] if max_size < sys.maxsize else []
     counts = [count_of(max_files, "shard")] if max_files < sys.maxsize else []
     return " or ".join([*sizes, *counts])
 
 
-def _reasons(stays: list[ListedShard], listing: Listing) -> list[str]:
-    """Why what stays does."""
-    kept = [shard for shard in stays if shard.is_kept]
-    is_open = [shard for shard in stays if shard.is_open and not shard.is_kept]
-    others = [shard for shard in stays if not (shard.is_kept or shard.is_open)]
+def _reasons(remaining: list[ListedShard], listing: Listing) -> list[str]:
+    """Say why each remaining shard was not deleted."""
+    kept = [shard for shard in remaining if shard.is_kept]
+    is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
+    others = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
     reasons = []
     for shards, why in (
         (kept, "marked as kept (--unkeep removes the marks)"),
         (is_open, "open in some process"),
-        (others, "could not be deleted, or came meanwhile"),
+        (others, "could not be deleted, or were added meanwhile"),
     ):
         if shards:
             size = format_size(sum(shard.size_bytes for shard in shards))

@@ -1,7 +1,7 @@
-"""``wids cache daemon``: keep a cache directory bounded from a process of its own, as systemd runs it.
+"""``wids cache daemon``: keep a cache directory below a limit, from a process that systemd may run.
 
-Rules: the loop is `wids.cache.cleanup`'s. SIGTERM and SIGINT end it wherever it is: what is half deleted is garbage
-that the next one sweeps, and its locks end with the process. What was ignored when it started stays ignored.
+The loop is in `wids.cache.cleanup`. SIGTERM and SIGINT end it at any point: the next cleaning removes half-deleted
+files, and the kernel releases the locks of a process that ends. Signals that were ignored at the start stay ignored.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Ended(BaseException):
-    """A signal came that ends the daemon; says which."""
+class _EndSignal(BaseException):
+    """A signal that ends the daemon arrived; the message is its name."""
 
 
-def clean_until_told(pattern: str, *, max_size: int | None, max_files: int | None, every: float) -> None:
-    """Clean now and every so many seconds, until a signal comes.
+def clean_until_signal(pattern: str, *, max_size: int | None, max_files: int | None, every: float) -> None:
+    """Clean now and every ``every`` seconds, until SIGTERM or SIGINT.
 
     Args:
         pattern: a cache directory, or a glob pattern, whose matches may all be deleted.
-        max_size: bytes to keep at most; None: any number.
-        max_files: shards to keep at most; likewise.
-        every: seconds from the start of one round to the next.
+        max_size: bytes to keep at most; None for no limit.
+        max_files: shards to keep at most; None for no limit.
+        every: seconds from the start of one cleaning to the next.
 
     Raises:
-        CacheError: there is a file of that name.
+        CacheError: the pattern is the path of a file.
     """
-    bounds = [format_size(max_size)] if max_size is not None else []
-    bounds += [count_of(max_files, "shard")] if max_files is not None else []
+    limits = [format_size(max_size)] if max_size is not None else []
+    limits += [count_of(max_files, "shard")] if max_files is not None else []
     pattern = os.path.abspath(os.path.expanduser(pattern))
-    if os.path.isfile(pattern):  # a shell made one name of the pattern, and only this shard would ever be looked at
+    if os.path.isfile(pattern):  # a shell expanded the pattern, and later matches would never be deleted
         raise CacheError(f"{pattern}: is a file; name a cache directory, or a pattern in quotes ('DIR/*.tar')")
-    with _Log():
+    with _LogToStderr():
         try:
-            with _Signals() as signals:
+            with _DaemonSignals() as signals:
                 logger.info(
                     "cleanup: keeping %s at %s at most, looking every %g s",
                     pattern,
-                    " and ".join(bounds),
+                    " and ".join(limits),
                     every,
                 )
                 clean_repeatedly(
@@ -63,25 +63,25 @@ def clean_until_told(pattern: str, *, max_size: int | None, max_files: int | Non
                     every=every,
                     wait=signals.wait,
                 )
-        except _Ended as end:
+        except _EndSignal as end:
             logger.info("cleanup: ended by %s", end)
 
 
-class _Line(logging.Formatter):
-    """A line that a file's name can neither break nor forge."""
+class _PrintableFormatter(logging.Formatter):
+    """Escapes line breaks and control characters of file names, which could forge lines of the log."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return printable(super().formatMessage(record))
 
 
-class _Log:
+class _LogToStderr:
     """Within the ``with`` block, the ``wids`` logger writes to stderr."""
 
     def __enter__(self) -> None:
         self._handler = logging.StreamHandler()
         # journald writes the time itself.
         form = "%(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(message)s"
-        self._handler.setFormatter(_Line(form))
+        self._handler.setFormatter(_PrintableFormatter(form))
         self._before = logger.level
         logger.addHandler(self._handler)
         logger.setLevel(logging.DEBUG if os.environ.get("WIDS_DEBUG", "0") not in ("", "0") else logging.INFO)
@@ -93,18 +93,18 @@ class _Log:
         logger.setLevel(self._before)
 
 
-class _Signals:
-    """Within the ``with`` block, SIGTERM and SIGINT raise `_Ended`, and SIGHUP ends a wait."""
+class _DaemonSignals:
+    """Within the ``with`` block, SIGTERM and SIGINT raise `_EndSignal`, and SIGHUP ends a wait."""
 
     def __enter__(self) -> Self:
-        self._ours, self._its = socket.socketpair()
-        for side in (self._ours, self._its):
-            side.setblocking(False)
+        self._reader, self._writer = socket.socketpair()  # the interpreter writes the number of each signal
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
         self._has_terminal = sys.stderr.isatty()
         self._before: dict[int, Any] = {}
-        self._wakeup = signal.set_wakeup_fd(self._its.fileno(), warn_on_full_buffer=False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job is not for its Ctrl-C
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
                 self._before[number] = signal.signal(number, _end)
         if hasattr(signal, "SIGHUP"):
             self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
@@ -116,15 +116,15 @@ class _Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
-        self._ours.close()
-        self._its.close()
+        self._reader.close()
+        self._writer.close()
 
     def wait(self, end: float) -> bool:
-        """Wait until ``end`` (of the monotonic clock), or for SIGHUP, also one that came before."""
-        while select.select([self._ours], [], [], max(end - time.monotonic(), 0.0))[0]:
-            numbers = self._ours.recv(4096)
+        """Wait until ``end`` (of the monotonic clock) or for SIGHUP; a SIGHUP since the last wait ends it at once."""
+        while select.select([self._reader], [], [], max(end - time.monotonic(), 0.0))[0]:
+            numbers = self._reader.recv(4096)
             for number in (signal.SIGTERM, signal.SIGINT):
-                if number in numbers:  # its handler ran where exceptions are lost, in some finalizer
+                if number in numbers:  # the handler's exception was lost, for example in a finalizer
                     _end(number, None)
             if hasattr(signal, "SIGHUP") and signal.SIGHUP in numbers:
                 logger.info("cleanup: SIGHUP, looking now")
@@ -132,12 +132,12 @@ class _Signals:
         return True
 
     def _hang_up(self, number: int, _: Any) -> None:
-        if self._has_terminal and not sys.stderr.isatty():  # its terminal is closed: nobody would see it go on
+        if self._has_terminal and not sys.stderr.isatty():  # the terminal was closed, which ends its processes
             _end(number, None)
 
 
 def _end(number: int, _: Any) -> NoReturn:
-    # A second signal changes nothing: what is left to do is to say so.
+    # A second signal must not interrupt the log line about the first.
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
-    raise _Ended(signal.Signals(number).name)
+    raise _EndSignal(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""``wids cache ls``: what is in a cache directory, as a table or as JSON."""
+"""``wids cache ls``: the contents of a cache directory, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}(?=-)")
 
 
 def show_listing(directory: str, *, is_json: bool) -> None:
-    """Print what is in a cache directory.
+    """Print the contents of a cache directory.
 
     Raises:
-        CacheError: there is none, or it cannot be listed.
+        CacheError: there is no such directory, or it cannot be listed.
     """
     listing = take_listing(directory)
     if is_json:
@@ -47,7 +47,7 @@ def show_listing(directory: str, *, is_json: bool) -> None:
 
 
 def short_name(name: str) -> str:
-    """A shard's name; on a terminal without most of its digest."""
+    """Return a shard's name in the cache; on a terminal the digest is shortened to 8 digits."""
     if sys.stdout.isatty():
         name = _DIGEST.sub(r"\1...", name, count=1) if _DIGEST.match(name) else name
     return printable(name)
@@ -74,17 +74,17 @@ def _totals(listing: Listing) -> list[str]:
         f"{printable(listing.directory)}: {count_of(len(listing.shards), 'shard')}, {format_size(used)}"
         + (f", for {count_of(listing.jobs, 'live job')}" if listing.jobs else "")
     ]
-    for count, noun, what in (
+    for count, noun, note in (
         (listing.under_way, "part file", "under way"),
         (listing.left_behind, "file", "left behind by processes that are gone; the next job or clean deletes them"),
         (listing.strangers, "file", "of others, which no cache command touches"),
     ):
         if count.files:
-            lines.append(f"{count_of(count.files, noun)} {what}, {format_size(count.bytes)}")
+            lines.append(f"{count_of(count.files, noun)} {note}, {format_size(count.bytes)}")
     lines.append(f"{format_size(listing.free_bytes)} of {format_size(listing.disk_bytes)} free on the disk")
     if listing.shards and any(shard.is_open is None for shard in listing.shards):
         why = listing.unknown or "this file system has no locks"
-        lines.append(f"?: whether a shard is open cannot be told ({printable(why)})")
+        lines.append(f"?: it is unknown whether the shard is open ({printable(why)})")
     return lines
 
 

@@ -1,7 +1,7 @@
-"""``wids demo``: the main job from end to end, on drawn shapes.
+"""``wids demo``: distributed training from end to end on one machine, on images of shapes that it draws.
 
-Rules: this module is light; what is heavy is imported when the command runs. Everything is made in one temporary
-directory that is gone at the end, however the end comes: see `wids.cli.signals` and `wids.cli.demo.ranks`.
+Heavy modules are imported when the command runs. All files are in one temporary directory, which is removed at the end,
+after an error or a signal too: see `wids.cli.signals` and `wids.cli.demo.ranks`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.errors import WidsError
+from wids.errors import JobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from wids.cli.demo.train import Job
+    from wids.cli.demo.train import DemoJob
     from wids.cli.signals import Signals
 
 # An odd number, so that equal shares for two ranks take some care.
 TRAIN, TRAIN_SHARDS = 3001, 9
 TEST, TEST_SHARDS = 601, 2
-# What a network that learns reaches with much to spare.
-ENOUGH = 0.95
-# A socket of a rank has 51 more characters than this directory's, and the kernel takes 107.
-_LONGEST_TEMPORARY = 50
+# A network that learns is well above this accuracy.
+MIN_ACCURACY = 0.95
+# A rank's sockets add 51 characters to this directory's path, and the kernel allows 107 in all.
+_MAX_TEMPORARY_LENGTH = 50
 
 
 def run_demo(
@@ -41,23 +41,24 @@ def run_demo(
     workers: Annotated[int, typer.Option(help="DataLoader workers of each rank.", min=0)] = 2,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 6,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of one rank.", min=1)] = 32,
-    seed: Annotated[int, typer.Option(help="Decides drawings, order and first weights.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the drawings, the sample order and the initial weights.", min=0)] = 0,
 ) -> None:
-    """Show the main job on this machine: shards over HTTP, a cache, DDP training with equal ranks.
+    """Show distributed training on this machine: shards over HTTP, a cache, DDP ranks with equal shares.
 
     Draws a small labelled image set, packs it in shards of unequal sizes, serves them on loopback, and trains a small
-    network on 2 processes with 2 DataLoader workers each. Ends with what each rank got and what was learned.
+    network in 2 processes with 2 DataLoader workers each. The closing table has the samples and batches of each rank,
+    and the accuracy.
     """
     from rich.console import Console
 
     from wids.cli.demo import shapes
-    from wids.cli.demo.train import Job
+    from wids.cli.demo.train import DemoJob
     from wids.cli.signals import Signals
     from wids.testing import Server
 
     console = Console(highlight=False)
     with Signals() as signals, contextlib.ExitStack() as stack:
-        directory = stack.enter_context(_workplace(signals))
+        directory = stack.enter_context(_temporary_directory(signals))
         shards, run = (os.path.join(directory, name) for name in ("shards", "run"))
         os.mkdir(shards)
         os.mkdir(run)
@@ -70,7 +71,7 @@ def run_demo(
         with signals.held():
             server = stack.enter_context(Server(shards))
         _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
-        job = Job(
+        job = DemoJob(
             url=server.url,
             directory=run,
             ranks=ranks,
@@ -88,11 +89,11 @@ def run_demo(
 
 
 def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
-    """The closing table: a row for each rank, and one for all.
+    """Make the closing table: a row for each rank, and one for all.
 
     Args:
-        results: what each rank told last; see `wids.cli.demo.train.train`.
-        fetches: path -> how often a shard was asked for.
+        results: the last report of each rank; see `wids.cli.demo.train.train`.
+        fetches: path of a shard -> number of requests for it.
     """
     from rich import box
     from rich.table import Table
@@ -116,61 +117,61 @@ def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
     return table
 
 
-def check(results: list[dict[str, Any]], job: Job) -> None:
-    """Hold what the ranks told against what they were given.
+def check(results: list[dict[str, Any]], job: DemoJob) -> None:
+    """Compare the ranks' reports with the job.
 
     Raises:
-        WidsError: the ranks' counts differ, samples were left out, or too little was learned.
+        JobError: the ranks' counts differ, samples were left out, or the accuracy is too low.
     """
     shares = [(result["samples"], result["steps"]) for result in results]
     if len(set(shares)) > 1:
-        raise WidsError(f"the ranks' shares differ: (samples, batches) are {shares}")
+        raise JobError(f"the ranks' shares differ: (samples, batches) are {shares}")
     trained, tested = sum(samples for samples, _ in shares), results[0]["tested"]
     if trained < TRAIN * job.epochs or tested != TEST:
         counts = f"{trained} of {TRAIN} x {job.epochs} epochs to train on, {tested} of {TEST} to test on"
-        raise WidsError(f"samples were left out: {counts}")
+        raise JobError(f"samples were left out: {counts}")
     accuracy = results[0]["correct"] / tested
-    if accuracy < ENOUGH:
-        raise WidsError(
-            f"too little was learned: {accuracy:.1%} of the held-out shapes were told apart, and {ENOUGH:.0%} is "
-            f"expected; give it more --epochs than {job.epochs}"
+    if accuracy < MIN_ACCURACY:
+        raise JobError(
+            f"too little was learned: the accuracy on held-out shapes is {accuracy:.1%}, and {MIN_ACCURACY:.0%} is "
+            f"expected; take more --epochs than {job.epochs}"
         )
 
 
-def _train(job: Job, signals: Signals, console: Console) -> list[dict[str, Any]]:
-    """Run the ranks to their end and show how far they are; returns what each told last."""
+def _train(job: DemoJob, signals: Signals, console: Console) -> list[dict[str, Any]]:
+    """Run the ranks to their end and show their progress; returns the last report of each."""
     from rich.progress import Progress
 
     from wids.cli.demo.ranks import started, watch
 
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     ended = 0
     with Progress(console=console, transient=True) as bar, started(job, signals) as processes:
         task = bar.add_task("starting the ranks", total=None)
-        for told in watch(job, processes):
-            if not all(told):
+        for reports in watch(job, processes):
+            if not all(reports):
                 continue
-            last = min(told, key=lambda facts: facts["steps"])
-            total = job.epochs * last["batches"]
-            text = f"epoch {last['epoch'] + 1}/{job.epochs}: loss {last['loss']:.3f}"
-            bar.update(task, description=text, total=total, completed=last["steps"])
-            if ended < last["steps"] // last["batches"]:
-                ended = last["steps"] // last["batches"]
-                speed = sum(facts["samples"] / facts["seconds"] for facts in told)
-                _say(console, f"epoch {ended}/{job.epochs}: loss {last['loss']:.3f}, {speed:,.0f} samples/s")
-    return told
+            slowest = min(reports, key=lambda report: report["steps"])
+            total = job.epochs * slowest["batches"]
+            text = f"epoch {slowest['epoch'] + 1}/{job.epochs}: loss {slowest['loss']:.3f}"
+            bar.update(task, description=text, total=total, completed=slowest["steps"])
+            if ended < slowest["steps"] // slowest["batches"]:
+                ended = slowest["steps"] // slowest["batches"]
+                speed = sum(report["samples"] / report["seconds"] for report in reports)
+                _say(console, f"epoch {ended}/{job.epochs}: loss {slowest['loss']:.3f}, {speed:,.0f} samples/s")
+    return reports
 
 
 def _say(console: Console, text: str) -> None:
-    """Print one line, as it is."""
+    """Print a line of text without markup; only a terminal wraps it."""
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 @contextlib.contextmanager
-def _workplace(signals: Signals) -> Iterator[str]:
-    """A temporary directory that is gone afterwards; not in $TMPDIR if that is too long for the sockets in it."""
+def _temporary_directory(signals: Signals) -> Iterator[str]:
+    """A directory for the block, in /tmp if the path of $TMPDIR is too long for the sockets in it."""
     usual = tempfile.gettempdir()
-    parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _LONGEST_TEMPORARY), usual)  # noqa: S108
+    parent = next((name for name in (usual, "/tmp") if len(os.fsencode(name)) <= _MAX_TEMPORARY_LENGTH), usual)  # noqa: S108
     directory = ""
     try:
         with signals.held():

@@ -1,7 +1,7 @@
-"""The demo's ranks: started, watched, and ended together.
+"""Start the demo's ranks, watch them, and end them together.
 
-Rules: each rank has a session of its own, so that Ctrl-C in a terminal reaches the parent alone, and a signal to the
-rank's process group reaches its workers too, even when the rank is dead.
+Each rank has a session of its own, so that Ctrl-C in a terminal reaches the parent alone, and a signal to the rank's
+process group reaches its workers too, even when the rank is dead.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import WidsError
+from wids.errors import JobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.cli.demo.train import Job
+    from wids.cli.demo.train import DemoJob
     from wids.cli.signals import Signals
 
 _POLL_SECONDS = 0.1
@@ -30,16 +30,16 @@ _GRACE_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def started(job: Job, signals: Signals) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of the ranks; all that still run at the end of the block are ended, with their workers."""
+def started(job: DemoJob, signals: Signals) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the ranks; at the end of the block, those that still run are ended, with their workers."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with signals.held():
             for rank in range(job.ranks):
-                processes.append(_start(job, rank))  # noqa: PERF401 - if the next one cannot start, this one is known
+                processes.append(_start(job, rank))  # noqa: PERF401 - if the next rank cannot start, this one is in the list to be ended
         yield processes
     finally:
-        signals.hold()  # what follows must not be interrupted, and takes seconds at most
+        signals.hold()  # the rest must not be interrupted, and takes a few seconds at most
         for number in (signal.SIGTERM, signal.SIGKILL):
             end = time.monotonic() + _GRACE_SECONDS
             groups = [process for process in processes if process.poll() != 0 and _signal_group(process, number)]
@@ -51,11 +51,11 @@ def started(job: Job, signals: Signals) -> Iterator[list[subprocess.Popen[bytes]
                 pass
 
 
-def watch(job: Job, processes: list[subprocess.Popen[bytes]]) -> Iterator[list[dict[str, Any]]]:
-    """What each rank told last (see `train.train`), now and then, and once more when all have ended.
+def watch(job: DemoJob, processes: list[subprocess.Popen[bytes]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the last report of each rank (see `train.train`) every 0.1 s, and once more when all have ended.
 
     Raises:
-        WidsError: a rank failed or was killed.
+        JobError: a rank failed or was killed.
     """
     failed_at = math.inf
     while True:
@@ -63,22 +63,22 @@ def watch(job: Job, processes: list[subprocess.Popen[bytes]]) -> Iterator[list[d
         has_ended = None not in codes
         if any(codes):
             failed_at = min(failed_at, time.monotonic())
-            # Of two ranks that fail one after the other, the one that lost its partner may be seen first.
+            # A rank that failed for losing its partner may be seen before the partner: wait for the other exit codes.
             is_clear = has_ended or any(code is not None and code < 0 for code in codes)
             if is_clear or time.monotonic() - failed_at > _GRACE_SECONDS:
-                raise WidsError(explain(codes, [_last_line(job.log_path(rank)) for rank in range(job.ranks)]))
-        yield [_last_told(job, rank) for rank in range(job.ranks)]
+                raise JobError(explain(codes, [_last_line(job.log_path(rank)) for rank in range(job.ranks)]))
+        yield [_last_report(job, rank) for rank in range(job.ranks)]
         if has_ended:
             return
         time.sleep(_POLL_SECONDS)
 
 
 def explain(codes: list[int | None], last_lines: list[str]) -> str:
-    """Which rank failed first and why, by all exit codes and logs: that of a lost partner follows from the partner's.
+    """Say which rank failed first and why; a rank that failed because it lost its partner is not the cause.
 
     Args:
-        codes: of each rank; None if it still runs, 0 if it ended well.
-        last_lines: what each printed last.
+        codes: the exit code of each rank; None if it still runs, 0 if it succeeded.
+        last_lines: the last line of each rank's log.
     """
     failed = [rank for rank, code in enumerate(codes) if code]
     rank = min(failed, key=lambda rank: ((codes[rank] or 0) > 0, "by peer" in last_lines[rank]))
@@ -88,23 +88,23 @@ def explain(codes: list[int | None], last_lines: list[str]) -> str:
     return f"rank {rank} failed: {last_lines[rank] or f'exit code {code}'}"
 
 
-def _start(job: Job, rank: int) -> subprocess.Popen[bytes]:
-    # With our sys.path: it may begin with another directory than the current one, which -c puts first.
+def _start(job: DemoJob, rank: int) -> subprocess.Popen[bytes]:
+    # With this process's sys.path: python -c would put the current directory first.
     code = f"import sys; sys.path[:] = {sys.path!r}; from wids.cli.demo.train import main; main()"
     with open(job.log_path(rank), "ab") as log:
-        return subprocess.Popen(  # noqa: S603 - our own program, without a shell
+        return subprocess.Popen(  # noqa: S603 - a fixed program, without a shell
             [sys.executable, "-c", code, json.dumps(asdict(job)), str(rank)],
-            stdin=subprocess.PIPE,  # its end tells the rank that this process has gone
-            stdout=log,  # gloo prints there as it likes
+            stdin=subprocess.PIPE,  # it is closed when this process ends, and so ends the rank
+            stdout=log,  # gloo prints to it
             stderr=log,
-            env={**os.environ, "TMPDIR": job.directory},  # a killed rank would leave its sockets
+            env={**os.environ, "TMPDIR": job.directory},  # where a killed rank leaves its sockets, to be removed
             start_new_session=True,
         )
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Signal a rank and its workers, also those that outlived it; returns whether there was one."""
-    process.poll()  # a dead one that was not waited for would count
+    """Signal a rank's process group, with workers that outlived the rank; returns whether it has any process."""
+    process.poll()  # else a zombie would count as a process of the group
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):
@@ -112,7 +112,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
     return True
 
 
-def _last_told(job: Job, rank: int) -> dict[str, Any]:
+def _last_report(job: DemoJob, rank: int) -> dict[str, Any]:
     try:
         with open(job.progress_path(rank), encoding="utf-8") as file:
             whole_lines = file.read().split("\n")[:-1]

@@ -1,8 +1,8 @@
-"""What the demo trains on: images of drawn shapes, labelled, packed in tar shards with an index.
+"""The demo's data: labelled images of drawn shapes, packed in tar shards with an index.
 
-Rules: a drawing is a function of (seed, split, index) alone. Shards are plain ustar files as any tool writes them, of
-deliberately unequal sizes, and their bytes depend on the drawings alone. URLs in the index are relative, so that it
-serves over HTTP and from its directory alike.
+Rules: a drawing is a function of (seed, split, index) alone. Shards are plain ustar files of deliberately unequal
+sizes, and their bytes depend on the drawings alone. URLs in the index are relative, so that it works over HTTP and from
+its directory alike.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from wids.writing.writer import ShardWriter
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 SIZE_PX = 48
-# Drawn this many times larger and scaled down, which smooths the edges.
+# Shapes are drawn this many times larger and scaled down, which smooths the edges.
 _OVERSAMPLING = 2
-# Shards hold samples in this proportion, over and over: no two neighbours are alike, the largest is 13 x the smallest.
+# Relative sizes of the shards, repeated: neighbours differ, and the largest is 13 times the smallest.
 _PROPORTIONS = (5, 1, 3, 9, 2, 13, 4, 7, 6)
 _MIN_CONTRAST = 70.0
 # The corners of polygons: their angles in turns, and their distances from the centre in radii.
@@ -33,9 +33,9 @@ _CORNERS = {
 
 
 def draw(index: int, *, seed: int, split: str) -> tuple[Image.Image, int]:
-    """Draw sample ``index`` of a split: (48 x 48 RGB, position of its shape in `SHAPES`).
+    """Draw sample ``index`` of a split; returns (48 x 48 RGB image, position of its shape in `SHAPES`).
 
-    Any six consecutive ones, from a multiple of six on, show all six shapes.
+    Samples 6 k to 6 k + 5 show all six shapes, for every k.
     """
     rng = np.random.default_rng([seed, *split.encode(), index])
     block, place = divmod(index, len(SHAPES))
@@ -90,7 +90,7 @@ def _sample(index: int, *, seed: int, split: str) -> dict[str, Any]:
 
 
 def _colours(rng: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A background and a colour that stands out against it."""
+    """Draw a background and a colour with enough contrast to it."""
     weights = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
     background = rng.integers(0, 256, 3)
     while True:

@@ -1,7 +1,8 @@
 """One rank of the demo: an ordinary DDP training loop on a `wids` dataset and sampler, in a process of its own.
 
 Rules: torch is imported here and nowhere else in the demo. A rank leads a process group that its DataLoader workers
-belong to, and kills it when its parent has gone. It prints to its log, and tells its progress in a file.
+belong to, and kills the group when its parent process has ended. It prints to a log file, and writes its progress to
+another file.
 """
 
 from __future__ import annotations
@@ -27,8 +28,18 @@ _LEARNING_RATE = 4e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What all ranks have in common: where the indexes are, the sizes of things, and a directory to work in."""
+class DemoJob:
+    """The parameters that all ranks share, and a directory for their files.
+
+    Attributes:
+        url: of the directory with the indexes.
+        directory: for logs, progress files, the cache and sockets.
+        ranks: training processes.
+        workers: DataLoader workers of each rank.
+        epochs: passes over the training samples.
+        batch_size: samples in a batch of one rank.
+        seed: of the sample order and the initial weights.
+    """
 
     url: str
     directory: str
@@ -39,41 +50,41 @@ class Job:
     seed: int
 
     def progress_path(self, rank: int) -> str:
-        """A file of JSON lines; the last one tells how far the rank is."""
+        """The file of a rank's reports, a JSON object on each line; see `train`."""
         return os.path.join(self.directory, f"rank-{rank}.jsonl")
 
     def log_path(self, rank: int) -> str:
-        """What the rank and its workers print."""
+        """The file for the output of a rank and its workers."""
         return os.path.join(self.directory, f"rank-{rank}.log")
 
 
 def main() -> None:
-    """Train as the rank of ``sys.argv``, which has a job as JSON and a rank; the parent keeps stdin open."""
-    job, rank = Job(**json.loads(sys.argv[1])), int(sys.argv[2])
-    signal.signal(signal.SIGTERM, _leave)
+    """Train as one rank. ``sys.argv`` has the job as JSON and the rank; the parent process keeps stdin open."""
+    job, rank = DemoJob(**json.loads(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 0
     try:
         with open(job.progress_path(rank), "a", buffering=1, encoding="utf-8") as file:
             train(job, rank, lambda facts: print(json.dumps(facts), file=file))
-    except Exception:  # noqa: BLE001 - the edge of the process: the parent tells the last line of the log
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again, in the middle of this
+    except Exception:  # noqa: BLE001 - the last line of the traceback is the parent's error message
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise while the traceback is printed
         traceback.print_exc()
         code = 1
     except SystemExit:
         code = 128 + signal.SIGTERM
     sys.stderr.flush()
-    os._exit(code)  # all that matters is in files, and torch's way out of the interpreter takes seconds
+    os._exit(code)  # all files are written, and torch would take seconds to shut down
 
 
-def train(job: Job, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+def train(job: DemoJob, rank: int, report: Callable[[dict[str, Any]], None]) -> None:
     """Train and test as rank ``rank`` of ``job.ranks``; all of them must run, each in a process of its own.
 
     Args:
-        job: see there.
+        job: the parameters.
         rank: from 0.
-        tell: called after each batch with epoch (from 0), batch (from 1) and batches (of an epoch), loss, and samples,
-            steps and seconds so far; at last also with device, tested and correct (samples, of all ranks).
+        report: called after each batch with epoch (from 0), batch (from 1), batches (in an epoch), loss, and samples,
+            steps and seconds so far; the last call adds device, tested and correct (samples of all ranks).
     """
     import torch
     import torch.distributed as dist
@@ -92,7 +103,7 @@ def train(job: Job, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
     sampler = wids.DistributedChunkedSampler(train_set, chunksize=_CHUNKSIZE, shuffle=True, seed=job.seed)
     loader = _load(train_set, sampler, job)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=_LEARNING_RATE)
-    end = job.epochs * len(loader) + 1  # the learning rate rises and falls along half a sine
+    end = job.epochs * len(loader) + 1  # the learning rate follows half a sine wave
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: math.sin(math.pi * (step + 1) / (end + 1)))
     facts: dict[str, Any] = {"batches": len(loader), "samples": 0, "steps": 0}
     begin = time.monotonic()
@@ -107,17 +118,17 @@ def train(job: Job, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
             facts["samples"] += len(labels)
             facts["steps"] += 1
             facts["loss"] = 0.9 * facts.get("loss", loss.item()) + 0.1 * loss.item()
-            tell({**facts, "epoch": epoch, "batch": batch, "seconds": time.monotonic() - begin})
+            report({**facts, "epoch": epoch, "batch": batch, "seconds": time.monotonic() - begin})
     facts["seconds"] = time.monotonic() - begin
     tested, correct = _test(job, rank, network, test_set, device)
-    tell({**facts, "epoch": epoch, "batch": batch, "device": device.type, "tested": tested, "correct": correct})
+    report({**facts, "epoch": epoch, "batch": batch, "device": device.type, "tested": tested, "correct": correct})
     dist.destroy_process_group()
 
 
 def build_network(classes: int) -> Any:
-    """A small convolutional network for RGB images of any size, (n, 3, h, w) -> (n, classes).
+    """Build a small convolutional network for RGB images of any size, (n, 3, h, w) -> (n, classes).
 
-    GroupNorm, because the running statistics of BatchNorm would differ between ranks, and so their answers.
+    With GroupNorm, because the running statistics of BatchNorm differ between ranks, and each rank tests a part.
     """
     from torch import nn
 
@@ -130,15 +141,15 @@ def build_network(classes: int) -> Any:
 
 
 def make_sample(sample: dict[str, Any]) -> tuple[Any, int]:
-    """(image, class): a uint8 tensor of shape (3, height, width), and the number of the sample's class."""
+    """Return (image, class): a uint8 tensor of shape (3, height, width), and the number of the sample's class."""
     import numpy as np
     import torch
 
     return torch.from_numpy(np.array(sample[".jpg"])).permute(2, 0, 1).contiguous(), sample[".cls"]
 
 
-def _join(job: Job, rank: int) -> Any:
-    """Join the process group, over loopback alone; returns this rank's device."""
+def _join(job: DemoJob, rank: int) -> Any:
+    """Join the process group, over the loopback interface only; returns this rank's device."""
     import torch
     import torch.distributed as dist
 
@@ -157,14 +168,14 @@ def _join(job: Job, rank: int) -> Any:
     return torch.device("cuda", rank) if has_gpus else torch.device("cpu")
 
 
-def _open(url: str, job: Job) -> Any:
+def _open(url: str, job: DemoJob) -> Any:
     import wids
 
     cache = os.path.join(job.directory, "cache")
     return wids.ShardListDataset(url, cache_dir=cache, fields=(".jpg", ".cls"), transformations=["PIL", make_sample])
 
 
-def _load(dataset: Any, sampler: Any, job: Job) -> Any:
+def _load(dataset: Any, sampler: Any, job: DemoJob) -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(
@@ -177,8 +188,8 @@ def _load(dataset: Any, sampler: Any, job: Job) -> Any:
     )
 
 
-def _test(job: Job, rank: int, network: Any, dataset: Any, device: Any) -> tuple[int, int]:
-    """Test on a range of the held-out samples that no other rank has; returns (tested, correct) of all ranks."""
+def _test(job: DemoJob, rank: int, network: Any, dataset: Any, device: Any) -> tuple[int, int]:
+    """Test on this rank's range of the held-out samples; returns (tested, correct) summed over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -190,23 +201,24 @@ def _test(job: Job, rank: int, network: Any, dataset: Any, device: Any) -> tuple
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in loader:
-            answers = network(images.to(device) / 255).argmax(dim=1)
-            counts += torch.stack([torch.tensor(len(labels), device=device), (answers == labels.to(device)).sum()])
+            predictions = network(images.to(device) / 255).argmax(dim=1)
+            counts += torch.stack([torch.tensor(len(labels), device=device), (predictions == labels.to(device)).sum()])
     dist.all_reduce(counts)
     tested, correct = counts.tolist()
     return tested, correct
 
 
-def _leave(*_: Any) -> None:
-    """End by an exception, and not within a call that makes shared memory: a killed process would leave it."""
+def _exit(*_: Any) -> None:
+    """Handle SIGTERM with an exception, which lets torch free its shared memory; a killed process would leave it."""
     raise SystemExit
 
 
 def _init_worker(_: int) -> None:
-    signal.signal(signal.SIGTERM, _leave)  # torch has set one of its own
+    signal.signal(signal.SIGTERM, _exit)  # in place of torch's handler
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process ends, which closes stdin; then kill the process group."""
     while os.read(0, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)

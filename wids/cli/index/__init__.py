@@ -1,44 +1,47 @@
 """``wids index``: make the index of a dataset from its shards, keep it up to date, merge, split and move it.
 
-Rules: this module is light; what is heavy is imported when a command runs, and torch never. What is done is done by
+This module is light; heavy ones are imported when a command runs, and torch never. The work is done by
 `wids.jobs.index_create` and `wids.jobs.index_edit`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from wids.cli.options import Json, StorageOptions  # noqa: TC001 - typer reads the annotations
+from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
 
 index_app = typer.Typer(help="Make indexes of shards; update, merge, split and move them.", invoke_without_command=True)
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
-_Md5 = Annotated[bool, typer.Option("--md5", help="With checksums. All bytes are read then, of remote shards too.")]
-_Members = Annotated[
-    bool,
-    typer.Option(
-        "--members",
-        help="Publish each shard's member table beside it (SHARD.widx), or beside the index where that cannot be "
-        "written. With it, a remote sample can be read without fetching its shard.",
-    ),
-]
-_Skip = Annotated[bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and tell which.")]
-_Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, max=1024, metavar="N", help="Shards at a time.", show_default=False)
-]
-_EngineName = Literal["auto", "threads", "processes", "ray"]
-_Engine = Annotated[_EngineName, typer.Option("--engine", help="What reads the shards.")]
-_RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS", help="auto, HOST:PORT or ray://HOST:PORT. Default: $RAY_ADDRESS, else this machine."
-    ),
-]
 _Name = Annotated[
     str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
 ]
+
+
+@dataclass(frozen=True)
+class ScanFlags:
+    """How shards are read."""
+
+    has_md5: Annotated[
+        bool, typer.Option("--md5", help="With checksums. All bytes are read then, of remote shards too.")
+    ] = False
+    has_tables: Annotated[
+        bool,
+        typer.Option(
+            "--members",
+            help="Publish each shard's member table beside it (SHARD.widx), or beside the index where that cannot be "
+            "written. With it, a remote sample can be read without fetching its shard.",
+        ),
+    ] = False
+    is_skipping: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
+    ] = False
+    storage_options: StorageOptions = None
+
+
 _Index = Annotated[str, typer.Argument(metavar="INDEX", help="The index: a path or URL.")]
 
 
@@ -49,6 +52,7 @@ def _show_help(ctx: typer.Context) -> None:
 
 
 @index_app.command("create")
+@with_option_groups
 def create_index(
     sources: Annotated[
         list[str],
@@ -56,6 +60,8 @@ def create_index(
             metavar="SOURCE", help="Tars, directories, globs, brace patterns, URLs, prefixes; - reads a list."
         ),
     ],
+    flags: ScanFlags,
+    run: RunFlags,
     output: _Output = "shardindex.json",
     name: _Name = None,
     info: Annotated[
@@ -65,13 +71,6 @@ def create_index(
         str | None,
         typer.Option("--base", "-b", metavar="URL", help="Where the shards will be read from.", show_default=False),
     ] = None,
-    has_md5: _Md5 = False,
-    has_tables: _Members = False,
-    is_skipping: _Skip = False,
-    jobs: _Jobs = None,
-    engine: _Engine = "auto",
-    ray_address: _RayAddress = None,
-    storage_options: StorageOptions = None,
     is_json: Json = False,
 ) -> None:
     """Write the index of a dataset's shards.
@@ -93,14 +92,18 @@ def create_index(
         name=name,
         info=info,
         base=base,
-        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address, storage_options),
+        flags=flags,
+        options=run.options(),
         is_json=is_json,
     )
 
 
 @index_app.command("update")
+@with_option_groups
 def update_index(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local file.")],
+    flags: ScanFlags,
+    run: RunFlags,
     add: Annotated[
         list[str] | None, typer.Option("--add", metavar="SOURCE", help="More shards, as for create; repeatable.")
     ] = None,
@@ -111,13 +114,6 @@ def update_index(
     is_dropping_missing: Annotated[
         bool, typer.Option("--drop-missing", help="Shards that are not there any more go, too.")
     ] = False,
-    has_md5: _Md5 = False,
-    has_tables: _Members = False,
-    is_skipping: _Skip = False,
-    jobs: _Jobs = None,
-    engine: _Engine = "auto",
-    ray_address: _RayAddress = None,
-    storage_options: StorageOptions = None,
     is_json: Json = False,
 ) -> None:
     """Bring an index up to date: read again what changed, drop and add shards.
@@ -133,7 +129,8 @@ def update_index(
         add=add or [],
         drop=drop or [],
         is_dropping_missing=is_dropping_missing,
-        wanted=_wanted(has_md5, has_tables, is_skipping, jobs, engine, ray_address, storage_options),
+        flags=flags,
+        options=run.options(),
         is_json=is_json,
     )
 
@@ -203,27 +200,3 @@ def rebase_index(
     from wids.cli.index.arrange import rebase
 
     rebase(index, base, output=output, is_json=is_json)
-
-
-def _wanted(
-    has_md5: bool,
-    has_tables: bool,
-    is_skipping: bool,
-    jobs: int | None,
-    engine: _EngineName,
-    ray_address: str | None,
-    storage_options: dict[str, Any] | None,
-) -> object:
-    if ray_address is not None and engine != "ray":
-        raise typer.BadParameter("--ray-address goes with --engine ray")
-    from wids.jobs.index_create import Wanted
-
-    return Wanted(
-        has_md5=has_md5,
-        has_tables=has_tables,
-        is_skipping=is_skipping,
-        jobs=jobs,
-        engine=engine,
-        ray_address=ray_address,
-        storage_options=storage_options,
-    )

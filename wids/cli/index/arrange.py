@@ -1,4 +1,4 @@
-"""``wids index merge``, ``split`` and ``rebase``: no shard is read, and one line tells what was written."""
+"""``wids index merge``, ``split`` and ``rebase``: no shard is read, and one line names the index that was written."""
 
 from __future__ import annotations
 

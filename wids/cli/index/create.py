@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
-from wids.cli.format import complain_each, count_of, format_size, print_json, shown_path
-from wids.cli.progress import progress, quiet
-from wids.cli.signals import Signals
+from wids.cli.format import count_of, format_size, print_errors, print_json, shown_path
+from wids.cli.progress import job_bar
 from wids.index.writing import stem_of
-from wids.jobs.index_create import create_index
+from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import update_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from wids.jobs.index_create import Outcome, Wanted
+    from wids.cli.index import ScanFlags
+    from wids.jobs.index_create import IndexOutcome
+    from wids.jobs.outcome import JobProgress
+    from wids.jobs.runner import RunOptions
 
 
 def create(
@@ -31,25 +33,27 @@ def create(
     name: str | None,
     info: str | None,
     base: str | None,
-    wanted: Any,
+    flags: ScanFlags,
+    options: RunOptions,
     is_json: bool,
 ) -> None:
-    """Write an index, and tell what is in it.
+    """Write an index, and print its counts.
 
     Raises:
         WidsError: see `wids.jobs.index_create.create_index`.
     """
-    with Signals(), quiet(), _shown(wanted, is_json=is_json) as show:
+    with _bar(flags, is_json=is_json) as show:
         outcome = create_index(
             list(_with_stdin(sources)),
             output,
             name=stem_of(output) if name is None else name or None,
             info=_text_of(info),
             base=base or None,
-            wanted=wanted,
+            settings=_settings(flags),
+            options=options,
             show=show,
         )
-    _tell(outcome, is_json=is_json)
+    _report(outcome, is_json=is_json)
 
 
 def update(
@@ -58,24 +62,25 @@ def update(
     add: Sequence[str],
     drop: Sequence[str],
     is_dropping_missing: bool,
-    wanted: Any,
+    flags: ScanFlags,
+    options: RunOptions,
     is_json: bool,
 ) -> None:
-    """Bring an index up to date, and tell what changed.
+    """Bring an index up to date, and print what changed.
 
     Raises:
         WidsError: see `wids.jobs.index_edit.update_index`.
     """
-    with Signals(), quiet(), _shown(wanted, is_json=is_json) as show:
+    with _bar(flags, is_json=is_json) as show:
         outcome = update_index(
             index,
             add=list(_with_stdin(add)),
             drop=drop,
-            is_dropping_missing=is_dropping_missing,
-            wanted=wanted,
+            settings=_settings(flags, is_dropping_missing=is_dropping_missing),
+            options=options,
             show=show,
         )
-    _tell(outcome, is_json=is_json)
+    _report(outcome, is_json=is_json)
 
 
 def _with_stdin(sources: Sequence[str]) -> Iterator[str]:
@@ -92,37 +97,34 @@ def _with_stdin(sources: Sequence[str]) -> Iterator[str]:
 
 
 def _text_of(info: str | None) -> str | None:
-    """A text as it is; a file's name stands for what is in it."""
+    """A text as it is; a file's name stands for the text in it."""
     if info and os.path.isfile(info):
         with open(info, encoding="utf-8", errors="replace") as file:
             return file.read()
     return info
 
 
-@contextlib.contextmanager
-def _shown(wanted: Wanted, *, is_json: bool) -> Iterator[Callable[[Outcome, int], None]]:
-    """What shows how far it is: shards, and bytes of shards a second."""
-    start = time.monotonic()
-    verb = "summing" if wanted.has_md5 else "indexing"
-    with progress("items", is_shown=not is_json) as bar:
-
-        def show(outcome: Outcome, total: int) -> None:
-            if not bar.is_shown:
-                return
-            rate = format_size(outcome.bytes / max(time.monotonic() - start, 1e-3))
-            words = f"{verb} {rate}/s" + (f", {len(outcome.failed):,} failed" if outcome.failed else "")
-            bar.update(outcome.surveyed + outcome.unchanged + len(outcome.failed), total=total, words=words)
-
-        yield show
+def _settings(flags: ScanFlags, *, is_dropping_missing: bool = False) -> IndexSettings:
+    return IndexSettings(
+        has_md5=flags.has_md5,
+        has_tables=flags.has_tables,
+        is_skipping=flags.is_skipping,
+        is_dropping_missing=is_dropping_missing,
+        storage_options=flags.storage_options,
+    )
 
 
-def _tell(outcome: Outcome, *, is_json: bool) -> None:
-    complain_each([f"left out: {why}" for why in outcome.failed.values()])
+def _bar(flags: ScanFlags, *, is_json: bool) -> AbstractContextManager[Callable[[JobProgress], None]]:
+    return job_bar("summing" if flags.has_md5 else "indexing", is_shown=not is_json)
+
+
+def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
+    print_errors([f"left out: {why}" for why in outcome.failed.values()])
     if is_json:
         print_json(msgspec.to_builtins(outcome))
         return
-    told = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
-    print(f"{shown_path(outcome.output)}: {', '.join(told)}")
+    sums = [count_of(outcome.shards, "shard"), count_of(outcome.samples, "sample"), format_size(outcome.bytes)]
+    print(f"{shown_path(outcome.output)}: {', '.join(sums)}")
     counts = {
         "read": outcome.surveyed,
         "unchanged": outcome.unchanged,

@@ -1,44 +1,38 @@
-"""``wids info``: what an index says of its dataset, and the fields of the first sample."""
+"""``wids info``: the facts that an index states about its dataset, and the fields of the first sample."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.format import complain, count_of, format_size, print_json, print_table, printable, shown_url
+from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
 from wids.cli.look.listed import Listed
-from wids.errors import WidsError
-from wids.index import urls
+from wids.errors import JobError, ShardError, SpecError, WidsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MOST_PARTS = 20
+    from wids.cli.options import ReadFlags
+
+_MAX_DATASETS = 20
 
 
-def show(
-    indexes: list[str],
-    *,
-    cache_dir: str,
-    may_fetch: bool,
-    storage_options: dict[str, Any] | None = None,
-    is_json: bool,
-) -> None:
-    """Print what is in one dataset, or a table of several.
+def show(indexes: list[str], flags: ReadFlags, *, is_json: bool) -> None:
+    """Print a summary of one dataset, or a table of several.
 
     Raises:
-        WidsError: an index cannot be read, or the first shard is not what the index says.
+        WidsError: an index cannot be read, or the first shard contradicts the index.
     """
     found, failed = [], 0
     for index in indexes:
         try:
-            listed = Listed(index, cache_dir=cache_dir, storage_options=storage_options)
-            found.append(_describe(listed, may_fetch=may_fetch))
+            found.append(_describe(Listed(index, flags), may_fetch=flags.may_fetch))
         except WidsError as error:
             if len(indexes) == 1:
                 raise
             failed += 1
-            complain(str(error))
+            print_error(str(error))
     if is_json:
         print_json(found[0] if len(indexes) == 1 else found)
     elif len(indexes) == 1:
@@ -47,9 +41,9 @@ def show(
         _print_several(found)
     wrong = [f"{described['index']}: {described['first_sample']['error']}" for described in found if _error(described)]
     if wrong:
-        raise WidsError("; ".join(wrong))
+        raise ShardError("; ".join(wrong))
     if failed:
-        raise WidsError(f"{failed} of {count_of(len(indexes), 'index').replace('indexs', 'indexes')} cannot be read")
+        raise JobError(f"{failed} of {count_of(len(indexes), 'index', 'indexes')} cannot be read")
 
 
 def _error(described: dict[str, Any]) -> Any:
@@ -57,11 +51,10 @@ def _error(described: dict[str, Any]) -> Any:
 
 
 def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
-    """All that is known, for JSON."""
+    """Return the summary of a dataset, as ``--json`` prints it."""
     shards = listed.shards
-    local = [k for k, count in enumerate(shards.nsamples) if count < 0 and urls.is_local(shards.urls[k])]
-    if len(local) == sum(count < 0 for count in shards.nsamples):
-        listed.count()
+    with contextlib.suppress(SpecError):  # remote ones
+        listed.count(may_fetch=False)
     samples, uncounted = _sum(shards.nsamples)
     size, unsized = _sum(shards.filesizes)
     count = len(shards)
@@ -87,18 +80,18 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
 
 
 def _sum(column: Iterable[int]) -> tuple[int, int]:
-    """(the sum of what is known, how many are not)."""
+    """Return (the sum of the known numbers, the count of unknown ones, which are -1)."""
     known = [number for number in column if number >= 0]
     return sum(known), sum(number < 0 for number in column)
 
 
 def _datasets(listed: Listed) -> list[dict[str, Any]]:
-    """The sub-datasets, in order; none if the index has no such parts."""
+    """Return the sub-datasets in order; an empty list if the index has none."""
     parts: dict[Any, dict[str, Any]] = {}
     shards = listed.shards
     for k in range(len(shards)):
         name = shards.dataset_of(k)
-        if not (name is None or isinstance(name, str)):  # a shard's own, which nobody checked
+        if not (name is None or isinstance(name, str)):  # a shard entry's own value, of any JSON type
             name = json.dumps(name)
         part = parts.get(name)
         if part is None:
@@ -112,7 +105,7 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
 
 
 def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
-    """Key and fields of sample 0; None: there is no sample, or its table is not at hand."""
+    """Return key and fields of sample 0; None if the dataset is empty or the member table needs a download."""
     if not len(listed):
         return None
     k, row = listed.locate(0)
@@ -130,12 +123,14 @@ def _print_one(found: dict[str, Any]) -> None:
     lines += [(key, _text(found[key])) for key in ("name", "info", "base") if found[key] is not None]
     shards, samples, size = found["shards"], found["samples"], found["bytes"]
     lines.append(("shards", f"{shards:,}"))
-    counted = f"known of {found['counted']:,} of {count_of(shards, 'shard')}"
-    lines.append(("samples", counted if samples is None else f"{samples:,}{_each(found, 'samples_per_shard')}"))
+    counted = f"known for {found['counted']:,} of {count_of(shards, 'shard')}"
+    lines.append(("samples", counted if samples is None else f"{samples:,}{_average(found, 'samples_per_shard')}"))
     if size is not None:
         words = format_size(size) + (f" ({size:,})" if size >= 1000 else "")
         means = [
-            f"{format_size(found[f'bytes_per_{what}'])} a {what}" for what in ("shard", "sample") if _has(found, what)
+            f"{format_size(found[f'bytes_per_{noun}'])} a {noun}"
+            for noun in ("shard", "sample")
+            if found[f"bytes_per_{noun}"] is not None
         ]
         lines.append(("bytes", f"{words}, on average {', '.join(means)}" if means else words))
     lines.append(("sizes", _coverage(found["with_filesize"], shards)))
@@ -151,11 +146,11 @@ def _print_one(found: dict[str, Any]) -> None:
         print()
         rows = [
             (_text(part["name"]), _count(part["shards"]), _count(part["samples"]), _size(part["bytes"]))
-            for part in found["datasets"][:_MOST_PARTS]
+            for part in found["datasets"][:_MAX_DATASETS]
         ]
         print_table(("sub-dataset", ">shards", ">samples", ">size"), rows)
-        if len(found["datasets"]) > _MOST_PARTS:
-            print(f"and {len(found['datasets']) - _MOST_PARTS:,} more (--json lists them all)")
+        if len(found["datasets"]) > _MAX_DATASETS:
+            print(f"and {len(found['datasets']) - _MAX_DATASETS:,} more (--json lists them all)")
 
 
 def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -163,9 +158,9 @@ def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if not found["samples"]:
         return []
     if first is None:
-        return [("sample 0", "not looked at: its shard is remote and not in the cache (--fetch brings it)")]
+        return [("sample 0", "not read: its shard is remote and not in the cache (--fetch downloads it)")]
     if "error" in first:
-        return [("sample 0", "cannot be looked at")]
+        return [("sample 0", "cannot be read")]
     fields = ", ".join(f"{printable(name)} ({format_size(size)})" for name, size in first["fields"].items())
     return [("sample 0", f"{printable(first['key'])}: {fields}")]
 
@@ -187,11 +182,7 @@ def _print_several(found: list[dict[str, Any]]) -> None:
     print_table(("index", "name", ">shards", ">samples", ">size", ">a sample", "sizes", "md5"), rows)
 
 
-def _has(found: dict[str, Any], what: str) -> bool:
-    return found[f"bytes_per_{what}"] is not None
-
-
-def _each(found: dict[str, Any], key: str) -> str:
+def _average(found: dict[str, Any], key: str) -> str:
     return f", on average {found[key]:,.5g} a shard" if found[key] is not None else ""
 
 

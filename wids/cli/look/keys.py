@@ -1,18 +1,19 @@
-"""Keys in member tables: where they are, and which ones are near to one that is nowhere.
+"""Look up keys in member tables, with suggestions for misspelt keys.
 
-Rules: a table's keys are one text, and it is searched as such: no key is taken out of it that is not of use. A search
-reads each table once, and ends where nothing more is looked for.
+A table holds its keys as one string. It is searched as one string, because making a string of each key would take many
+times longer. A search reads each table once, and stops as soon as every key is found.
 """
 
 from __future__ import annotations
 
 import difflib
 from bisect import bisect_right
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import printable
 from wids.cli.progress import progress
-from wids.errors import WidsError
+from wids.errors import SelectionError
 from wids.index.keys import encode_name
 
 if TYPE_CHECKING:
@@ -22,32 +23,33 @@ if TYPE_CHECKING:
     from wids.index.table import MemberTable
 
 _SUGGESTIONS = 3
-# A bar for fewer of them would be gone before it is seen.
-_QUICK_SHARDS = 50
+_MAX_MESSAGES = 10
+# Fewer shards are searched before a progress bar could be read.
+_MIN_SHARDS_FOR_BAR = 50
 
 
 def rows_of(table: MemberTable, key: str) -> Iterator[int]:
-    """The samples of a table that have a key, in order."""
+    """Yield the rows of a table that have a key, in order."""
     ends = table.key_ends
-    for row, at in _hits(table, key):
-        if at == ends[row] and ends[row + 1] - at == len(_coded(table, key)):
+    for row, at in _find_part(table, key):
+        if at == ends[row] and ends[row + 1] - at == len(_encode(table, key)):
             yield row
 
 
 def near_keys(table: MemberTable, key: str) -> set[str]:
-    """A few keys of a table that begin or end as ``key`` does, as far as any of them does."""
+    """Return a few keys that share the longest possible beginning with ``key``, and a few with its longest ending."""
     found: set[str] = set()
     for is_begin in (True, False):
-        lo, hi = 0, len(key)  # the longest part that occurs is lo .. hi long
+        lo, hi = 0, len(key)  # a binary search for the length of the longest part that occurs
         while lo < hi:
             middle = (lo + hi + 1) // 2
-            if next(_hits(table, _part(key, middle, is_begin=is_begin)), None) is None:
+            if next(_find_part(table, _part(key, middle, is_begin=is_begin)), None) is None:
                 hi = middle - 1
             else:
                 lo = middle
         if lo:
-            rows = zip(range(2 * _SUGGESTIONS), _hits(table, _part(key, lo, is_begin=is_begin)), strict=False)
-            found.update(table.key(row) for _, (row, _) in rows)
+            hits = islice(_find_part(table, _part(key, lo, is_begin=is_begin)), 2 * _SUGGESTIONS)
+            found.update(table.key(row) for row, _ in hits)
     return found
 
 
@@ -55,14 +57,15 @@ def _part(key: str, length: int, *, is_begin: bool) -> str:
     return key[:length] if is_begin else key[len(key) - length :]
 
 
-def _coded(table: MemberTable, key: str) -> Any:
+def _encode(table: MemberTable, key: str) -> Any:
+    """A key in the form of the table's keys: text, or bytes."""
     return key if isinstance(table.key_text, str) else encode_name(key)
 
 
-def _hits(table: MemberTable, part: str) -> Iterator[tuple[int, int]]:
-    """(row, where in the table's keys) of each key that holds ``part``, or in which it begins."""
+def _find_part(table: MemberTable, part: str) -> Iterator[tuple[int, int]]:
+    """Yield (row, position in the keys' string) of each occurrence of ``part``; it may run on into the next key."""
     text, ends = table.key_text, table.key_ends
-    part = _coded(table, part)
+    part = _encode(table, part)
     at = text.find(part)  # type: ignore[arg-type]  # both are text, or both bytes
     while at >= 0:
         row = bisect_right(ends, at) - 1
@@ -71,12 +74,12 @@ def _hits(table: MemberTable, part: str) -> Iterator[tuple[int, int]]:
 
 
 class Search:
-    """A search for keys through the tables of an index.
+    """A search for keys in the member tables of an index.
 
     Args:
         listed: the index.
-        keys: which; each counts once.
-        is_first: the first sample with a key will do.
+        keys: the keys; repeats are ignored.
+        is_first: stop at the first sample of each key.
 
     Attributes:
         found: key -> the indices of the samples that have it, in order.
@@ -88,13 +91,13 @@ class Search:
         self._near: dict[str, set[str]] = {key: set() for key in keys}
 
     def run(self) -> None:
-        """Look for all of them.
+        """Search for all keys.
 
         Raises:
-            WidsError: a table cannot be had.
+            WidsError: a member table cannot be read.
         """
         ends, start = self.listed.ends, 0
-        with progress(is_shown=len(ends) > _QUICK_SHARDS) as bar:
+        with progress(is_shown=len(ends) > _MIN_SHARDS_FOR_BAR) as bar:
             self.listed.has_bar = bar.is_shown
             for k, end in enumerate(ends):
                 if end > start:
@@ -105,22 +108,22 @@ class Search:
                 bar.update(k + 1, total=len(ends), words="searching shards")
 
     def nearest(self, key: str) -> list[str]:
-        """The keys that are most like one that was not found; best first."""
+        """Return the keys that are most similar to one that was not found; best first."""
         return difflib.get_close_matches(key, sorted(self._near[key]), n=_SUGGESTIONS, cutoff=0.5)
 
     def check(self) -> None:
-        """See to it that all were found.
+        """Raise unless all keys were found.
 
         Raises:
-            WidsError: one was not; names what is near.
+            SelectionError: a key was not found; suggests similar keys.
         """
         missing = [key for key, indices in self.found.items() if not indices]
         if missing:
-            told = "; ".join(self._complaint(key) for key in missing[:10])
-            more = f"; and {len(missing) - 10:,} more" if len(missing) > 10 else ""
-            raise WidsError(f"{self.listed.name}: {told}{more}")
+            messages = "; ".join(self._message(key) for key in missing[:_MAX_MESSAGES])
+            more = f"; and {len(missing) - _MAX_MESSAGES:,} more" if len(missing) > _MAX_MESSAGES else ""
+            raise SelectionError(f"{self.listed.name}: {messages}{more}")
 
-    def _complaint(self, key: str) -> str:
+    def _message(self, key: str) -> str:
         near = ", ".join(repr(printable(name)) for name in self.nearest(key))
         return f"no sample has the key {printable(key)!r}" + (f" (near: {near})" if near else "")
 

@@ -1,18 +1,17 @@
 """``wids ls``: the samples or the shards of an index, a line for each.
 
-Rules: lines are written as tables are read, so that the first ones are there at once whatever the size of the dataset,
-and a reader that has seen enough ends it. Widths are known before: nothing is held back to line up columns.
+Lines are printed as member tables are read: the first ones appear at once, however large the dataset is, and ``| head``
+ends the command. Column widths are known beforehand, so no line waits for the ones after it.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from wids.cli.format import format_size, printable, shown_url, to_json
-from wids.errors import WidsError
+from wids.cli.format import format_size, parse_range, printable, shown_url, to_json
+from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +25,8 @@ def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) ->
     """Print the samples of an index, of one of its shards, or in a range.
 
     Raises:
-        WidsError: there is no such shard or range, or a table cannot be had.
+        SelectionError: there is no such shard or range.
+        WidsError: a member table cannot be read.
     """
     lo, hi = 0, len(listed)
     if shard is not None:
@@ -56,7 +56,7 @@ def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> It
 
 
 def _rows(listed: Listed, lo: int, hi: int) -> Iterator[dict[str, Any]]:
-    """The samples ``lo .. hi``, each as a dict."""
+    """Yield the samples ``lo .. hi``, each as a dict."""
     while lo < hi:
         k, row = listed.locate(lo)
         table, url = listed.table(k), listed.shards.urls[k]
@@ -72,7 +72,7 @@ def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) 
     """Print the shards of an index, one of them, or those that hold a range of samples.
 
     Raises:
-        WidsError: there is no such shard or range.
+        SelectionError: there is no such shard or range.
     """
     first, last = 0, len(listed.shards)
     if shard is not None:
@@ -106,28 +106,18 @@ def _parse_span(text: str, n: int, *, of: str) -> tuple[int, int]:
     """``A:B``, ``A:``, ``:B`` of ``0 .. n``, half-open; negative numbers count from the end.
 
     Raises:
-        typer.BadParameter: it is none of these. WidsError: it is empty, or reaches outside.
+        typer.BadParameter: it is not a range. SelectionError: the range is empty, or reaches outside.
     """
-    first, colon, end = text.partition(":")
-    try:
-        lo, hi = int(first) if first.strip() else 0, int(end) if end.strip() else n
-    except ValueError:
-        colon = ""
-    if not colon:
-        raise typer.BadParameter(f"--range {text!r} is no range of samples; write it like 0:100, 100: or -10:")
+    span = parse_range(text, "--range", "samples")
+    lo, hi = span.start or 0, n if span.stop is None else span.stop
     lo, hi = (lo + n if lo < 0 else lo), (hi + n if hi < 0 else hi)
     if not 0 <= lo < min(hi, n):
-        raise WidsError(f"{of} {text}; indices are 0 to {n - 1}" if n else f"{of} at all")
+        raise SelectionError(f"{of} {text}; indices are 0 to {n - 1}" if n else f"{of} at all")
     return lo, min(hi, n)
 
 
 def _write(lines: Iterable[str]) -> None:
     """Write lines, many at a time: a call for each would take most of the time."""
-    waiting: list[str] = []
-    for line in lines:
-        waiting.append(line)
-        if len(waiting) >= _LINES_AT_A_TIME:
-            sys.stdout.write("\n".join(waiting) + "\n")
-            waiting.clear()
-    if waiting:
-        sys.stdout.write("\n".join(waiting) + "\n")
+    rest = iter(lines)
+    while chunk := list(islice(rest, _LINES_AT_A_TIME)):
+        sys.stdout.write("\n".join(chunk) + "\n")

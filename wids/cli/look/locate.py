@@ -1,8 +1,8 @@
-"""``wids locate``: where samples are, by their keys."""
+"""``wids locate``: index, shard and row of samples, found by their keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wids.cli.format import print_json, print_table, printable, shown_url
 from wids.cli.look.keys import Search
@@ -17,11 +17,11 @@ def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
     """Print all samples that have one of the keys.
 
     Raises:
-        WidsError: a key was not found; those that were are printed. A table cannot be had.
+        WidsError: a key was not found (the found ones are printed), or a member table cannot be read.
     """
     search = Search(listed, list(keys), is_first=False)
     search.run()
-    found = {key: [_place(listed, index) for index in indices] for key, indices in search.found.items()}
+    found = {key: [listed.place(index) for index in indices] for key, indices in search.found.items()}
     if is_json:
         print_json(
             [
@@ -37,8 +37,3 @@ def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
         ]
         print_table(("key", ">index", ">shard", ">row", "url"), rows)
     search.check()
-
-
-def _place(listed: Listed, index: int) -> dict[str, Any]:
-    k, row = listed.locate(index)
-    return {"index": index, "shard": k, "row": row, "url": listed.shards.urls[k]}

@@ -1,4 +1,4 @@
-"""Images in the terminal: two pixels in each character, the upper half block in one colour on another."""
+"""Draw images in a terminal: each character shows two pixels, as an upper half block on a background colour."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 _COLUMNS, _ROWS = 64, 20
 _HALF = "\u2580"
-# What shines through: neither black nor white, or line art would vanish.
-_GROUND = (128, 128, 128)
+# Behind transparent pixels: on black or white, line art of the same colour would vanish.
+_BACKGROUND = (128, 128, 128)
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a console has what it takes: a terminal, colours, the character."""
+    """Whether a console is a terminal with colours that can print the half block."""
     try:
         _HALF.encode(console.encoding)
     except (LookupError, UnicodeEncodeError):
@@ -25,7 +25,7 @@ def can_draw(console: Console) -> bool:
 
 
 def draw(image: Any, console: Console) -> Text:
-    """A PIL image, no larger than it is and than fits, as lines of half blocks."""
+    """Return a PIL image as lines of half blocks, scaled down to the console but never up."""
     from rich.text import Text
 
     pixels = _fit(_to_rgb(image), max(min(console.width - 1, _COLUMNS), 1), 2 * _ROWS)
@@ -54,12 +54,12 @@ def _to_rgb(image: Any) -> Any:
     from PIL import Image
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # Of more than eight bits, PIL would cut off what is above 255: depth maps would be white.
+        # PIL would clip values above 255, and 16-bit depth maps would be white.
         low, high = image.convert("F").getextrema()
         scale = 255 / (high - low) if high > low else 0
         return image.convert("F").point(lambda value: value * scale - low * scale).convert("L").convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (*_GROUND, 255))
+        ground = Image.new("RGBA", image.size, (*_BACKGROUND, 255))
         return Image.alpha_composite(ground, image).convert("RGB")
     return image.convert("RGB")

@@ -6,8 +6,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.format import complain, count_of, format_size, print_json, print_table, printable, shown_url
-from wids.errors import WidsError
+from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
+from wids.errors import DecodeError, OutputError, SelectionError
 
 if TYPE_CHECKING:
     from wids.cli.look.describe import Field
@@ -15,67 +15,67 @@ if TYPE_CHECKING:
 
 
 def show(listed: Listed, sample: str, *, is_key: bool, is_preview: bool, is_json: bool) -> None:
-    """Print what a sample is made of.
+    """Print a sample's fields.
 
     Raises:
-        WidsError: there is no such sample, its shard cannot be had or read, or a field of it is damaged.
+        WidsError: there is no such sample, its shard cannot be downloaded or read, or a field is damaged.
     """
     from wids.cli.look.describe import describe
 
-    index = _one(listed, sample, is_key=is_key)
+    index = _resolve(listed, sample, is_key=is_key)
     k, row = listed.locate(index)
     url = listed.shards.urls[k]
     with contextlib.closing(listed.open(k)) as reader:
         members = reader.read(row)
     key = members.pop("__key__")
     fields = [describe(name, stream.getvalue(), key=key, shard=url) for name, stream in members.items()]
-    place = {"index": index, "key": key, "shard": k, "row": row, "url": url, "dataset": listed.shards.dataset_of(k)}
+    place = {**listed.place(index), "key": key, "dataset": listed.shards.dataset_of(k)}
     if is_json:
         print_json({**place, "fields": [field.as_json() for field in fields]})
     else:
         _print(place, fields, is_preview=is_preview)
     damaged = [field.name for field in fields if field.kind == "damaged"]
     if damaged:
-        raise WidsError(f"sample {index} ({printable(key)!r}) in {url}: {', '.join(damaged)} cannot be decoded")
+        raise DecodeError(f"sample {index} ({printable(key)!r}) in {url}: {', '.join(damaged)} cannot be decoded")
 
 
 def write_field(listed: Listed, sample: str, field: str, *, is_key: bool, is_forced: bool) -> None:
     """Write the bytes of a field to stdout.
 
     Raises:
-        WidsError: there is no such sample or field, its shard cannot be had or read, or stdout is a terminal and the
-            bytes are no text.
+        WidsError: there is no such sample or field, the shard cannot be downloaded or read, or stdout is a terminal and
+            the bytes are not text.
     """
-    index = _one(listed, sample, is_key=is_key)
+    index = _resolve(listed, sample, is_key=is_key)
     k, row = listed.locate(index)
     name = field if field.startswith(".") else f".{field}"
     with contextlib.closing(listed.open(k)) as reader:
         names = [known for known, _, _ in reader.table.members(row)]
         if name not in names:
-            raise WidsError(
+            raise SelectionError(
                 f"sample {index} ({printable(reader.table.key(row))!r}) has no field {printable(name)}; it has "
                 f"{', '.join(map(printable, names))}"
             )
-        data: bytes = reader.read_fields(row, (name,))[name].getvalue()
+        data: bytes = reader.read(row, (name,))[name].getvalue()
     is_shown = sys.stdout.isatty()
     if is_shown and not is_forced and not _is_text(data):
-        raise WidsError(
+        raise OutputError(
             f"{name} of sample {index} is binary ({format_size(len(data))}), and stdout is a terminal; write it to a "
             f"file (> x{name}), or add --force"
         )
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     if is_shown and data and not data.endswith(b"\n"):
-        sys.stdout.buffer.write(b"\n")  # or the prompt would stand behind it
+        sys.stdout.buffer.write(b"\n")  # so that the prompt begins on a line of its own
     sys.stdout.buffer.flush()
 
 
-def _one(listed: Listed, sample: str, *, is_key: bool) -> int:
+def _resolve(listed: Listed, sample: str, *, is_key: bool) -> int:
     return listed.resolve([sample], is_key=is_key, is_first=True)[0][0]
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether a terminal shows the bytes and does not obey them."""
+    """Whether the bytes are text without control characters, which a terminal would obey."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -105,8 +105,8 @@ def _print_images(fields: list[Field]) -> None:
         if field.image is not None and can_draw(console):
             try:
                 drawn = draw(field.image, console)
-            except (OSError, ValueError) as error:  # a mode that PIL cannot convert; it is a picture only
-                complain(f"{field.name} cannot be drawn ({error})")
+            except (OSError, ValueError) as error:  # a mode that PIL cannot convert; the fields are printed already
+                print_error(f"{field.name} cannot be drawn ({error})")
                 continue
             console.print()
             console.print(f"{printable(field.name)}:", markup=False)

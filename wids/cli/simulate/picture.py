@@ -1,47 +1,96 @@
-"""The curves of a simulation as a picture; needs matplotlib."""
+"""The curves of a simulation, drawn by matplotlib: all in one picture file, or each as SVG for a page."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
-from typing import TYPE_CHECKING
+import re
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
 
-from wids.errors import WidsError
+from wids.errors import DependencyError, OutputError
 from wids.osfiles.atomic import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from wids.cli.simulate.report import Report
 
-MOST_NAMED = 8
+# More nodes than this have no name in the legend.
+_MAX_NAMED = 8
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b98000", "#3d9bd0", "#7a5195", "#555555")
+# A bound that is further above all lines would press them flat.
+_NEAR = 4
 
 
-def panels(report: Report) -> list[tuple[str, list[list[float]], float | None]]:
-    """(what, a line for each node, a bound or None) of each panel, in units that are easily read."""
-    found, limit = report.curves, report.job.cache_size
+class Panel(NamedTuple):
+    """One quantity over steps.
+
+    Attributes:
+        name: the quantity, with its unit. note: what it is, in words.
+        lines: for each node, a value for each step of the curves.
+        bound: of the quantity, if there is one that is not far above; option: the one that gave it.
+    """
+
+    name: str
+    note: str
+    lines: list[list[float]]
+    bound: float | None = None
+    option: str = ""
+
+    @property
+    def bound_words(self) -> str:
+        """What the dashed line is."""
+        return f"{self.option}: {self.bound:,.4g} {self.name.partition(', ')[2]}"
+
+
+def panels(report: Report) -> list[Panel]:
+    """The curves, in units that are easily read."""
+    found, steps, nodes = report.curves, report.curves.steps, report.job.nodes
+    is_thinned = bool(steps) and steps[-1] > len(steps)
+    stretch = f"each stretch of {-(-steps[-1] // len(steps)):,} steps" if is_thinned else "each step"
+    each = f" A line for each of {nodes:,} nodes." if nodes > _MAX_NAMED else ""
     used = [[value / 1e9 for value in line] for line in found.used_bytes]
     rate = [[value / 1e6 for value in line] for line in found.bandwidth]
+    stalls = [list(line) for line in found.stall_seconds]
+    limit = None if report.job.cache_size is None else report.job.cache_size / 1e9
+    held = f"Bytes that a node's cache holds at the end of {stretch}, with those of downloads under way.{each}"
+    carried = f"What a node's link carries, the mean of {stretch}.{each}"
+    waited = f"For how long steps wait for a node's shards, the sum of {stretch}.{each}"
     return [
-        ("cache, GB", used, None if limit is None else limit / 1e9),
-        ("bandwidth, MB/s", rate, report.job.bandwidth / 1e6),
-        ("stalls, s", [list(line) for line in found.stall_seconds], None),
+        Panel("cache, GB", held, used, _near(limit, used), "--cache-size"),
+        Panel("bandwidth, MB/s", carried, rate, _near(report.job.bandwidth / 1e6, rate), "--bandwidth"),
+        Panel("stalls, s", waited, stalls),
     ]
 
 
+def _near(bound: float | None, lines: list[list[float]]) -> float | None:
+    highest = max(map(max, filter(None, lines)), default=0.0)
+    return bound if bound is not None and bound <= _NEAR * highest else None
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def check_picture(path: str) -> None:
-    """See to it that there is matplotlib, and that it draws such a picture.
+    """Check that matplotlib is installed, and that it draws such a picture.
 
     Raises:
-        WidsError: it cannot be drawn.
+        DependencyError: it is not. OutputError: it does not.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        raise WidsError("--plot needs matplotlib; install wids[bench], or write a page with --html") from error
+        raise DependencyError("--plot needs matplotlib; install it with: pip install 'wids[bench]'") from error
     ending, known = _ending(path), FigureCanvasAgg.get_supported_filetypes()
     if ending not in known:
-        raise WidsError(
+        raise OutputError(
             f"{path}: the picture cannot be written as {ending}; choose another file, like job.png, or one of "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known))}",
+            path=path,
         )
 
 
@@ -49,33 +98,59 @@ def save(report: Report, path: str) -> None:
     """Write the picture; the file's ending says of which kind.
 
     Raises:
-        WidsError: as `check_picture`, or the file cannot be written. OSError: likewise.
+        DependencyError, OutputError: as `check_picture`. CacheError: the file cannot be written.
     """
     check_picture(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(3, 1, sharex=True)
-    for axis, (name, lines, bound) in zip(axes, panels(report), strict=True):
-        for number, line in enumerate(lines):
-            steps, values = [0, *report.curves.steps], [*line[:1], *line]
-            axis.plot(steps, values, linewidth=1.2, label=f"node {number}", drawstyle="steps-pre")
-        if bound is not None:
-            axis.axhline(bound, color="0.4", linewidth=0.8, linestyle="--")
-        axis.set_ylabel(name)
-        axis.set_ylim(bottom=0)
-        axis.grid(visible=True, alpha=0.25)
-    axes[-1].set_xlabel("step")
+    for axis, panel in zip(axes, panels(report), strict=True):
+        _draw(axis, panel, report)
+        axis.set_ylabel(panel.name)
+    axes[-1].set_xlabel("step, over all epochs")
     axes[0].set_title(report.title, fontsize=9, wrap=True)
-    if 1 < report.job.nodes <= MOST_NAMED:
-        axes[0].legend(loc="best", fontsize=8, ncols=min(report.job.nodes, 4))
     data = io.BytesIO()
     figure.savefig(data, dpi=120, format=_ending(path))
     write_atomically(os.path.abspath(path), data.getvalue())
 
 
+def draw_svg(report: Report, panel: Panel) -> str:
+    """One panel as an element of a page, which scales with it; without ids or addresses that only a file needs."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.4), layout="constrained")
+    axis = figure.subplots()
+    _draw(axis, panel, report)
+    axis.set_xlabel("step, over all epochs")
+    data = io.StringIO()
+    # Text stays text. The salt makes equal reports equal pages, and ids of clip paths differ between panels.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": panel.name}):
+        unwanted = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(data, format="svg", transparent=True, metadata=unwanted)
+    drawn = data.getvalue()
+    [box] = re.findall(r'viewBox="([^"]*)"', drawn)
+    inside = drawn[drawn.index(">", drawn.index("<svg")) + 1 :].replace("xlink:href", "href")
+    inside = re.sub(r'<g id="[^"]*"', "<g", inside)
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(panel.name)} over steps">{inside.strip()}'
+
+
+def _draw(axis: Axes, panel: Panel, report: Report) -> None:
+    """Lines over steps, each constant up to its step, and a dashed bound."""
+    steps = [0, *report.curves.steps]
+    is_named = 1 < report.job.nodes <= _MAX_NAMED
+    for number, line in enumerate(panel.lines):
+        colour = _COLOURS[number % len(_COLOURS)]
+        label = f"node {number}" if is_named else None
+        axis.plot(steps, [*line[:1], *line], color=colour, linewidth=1.2, label=label, drawstyle="steps-pre")
+    if panel.bound is not None:
+        axis.axhline(panel.bound, color="0.4", linewidth=0.8, linestyle="--", label=panel.bound_words)
+    axis.set_ylim(bottom=0)
+    axis.grid(visible=True, alpha=0.25)
+    if is_named or panel.bound is not None:
+        axis.legend(loc="best", fontsize=8, ncols=4)
+
+
 def _ending(path: str) -> str:
-    """What kind of picture a file's name asks for."""
     return os.path.splitext(path)[1].removeprefix(".").lower() or "png"

@@ -1,4 +1,4 @@
-"""What ``wids simulate`` says: built from a simulation, and printed as tables or as JSON."""
+"""The report of ``wids simulate``: built from a simulation, and printed as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import numpy as np
 from wids.cli.format import count_of, format_size, print_json, print_table, printable
 from wids.cli.progress import progress
 from wids.simulate import curves, figures
-from wids.simulate.job import MOST_EXACT, is_exact, read_epochs
+from wids.simulate.job import MAX_EXACT, is_exact, read_epochs
 from wids.simulate.run import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.simulate.job import Epoch, Job
-    from wids.simulate.outcome import Outcome
+    from wids.simulate.job import Epoch, TrainingJob
+    from wids.simulate.outcome import SimulationResult
 
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 _OPEN_POINTS = 8
 
 
 @dataclass(frozen=True)
 class Report:
-    """A job, and what became of it.
+    """A job, and its figures.
 
     Attributes:
         values: everything for programs, by name.
         lines: (what, how much) for people.
     """
 
-    job: Job
+    job: TrainingJob
     title: str
-    found: Outcome
+    found: SimulationResult
     curves: curves.Curves
     values: dict[str, Any]
     lines: list[tuple[str, str]]
@@ -46,7 +46,7 @@ class Report:
         return bool(self.values["ranks_are_equal"])
 
 
-def build(job: Job, *, name: str | None) -> Report:
+def build(job: TrainingJob, *, name: str | None) -> Report:
     """Simulate a job.
 
     Raises:
@@ -56,7 +56,7 @@ def build(job: Job, *, name: str | None) -> Report:
     epochs = read_epochs(job, courses)
     total = sum(max(epoch.steps) for epoch in epochs)
     with progress() as bar:
-        found = Simulation(job, epochs, tell=lambda step: bar.update(step, total=total, words="steps")).run()
+        found = Simulation(job, epochs, on_step=lambda step: bar.update(step, total=total, words="steps")).run()
     counts = figures.count_samples(job, courses)
     splits = figures.find_splits(job, epochs)
     mixing = figures.measure_mixing(job, courses, epochs)
@@ -106,7 +106,7 @@ def build(job: Job, *, name: str | None) -> Report:
     return Report(job, title, found, curves.draw(found), values, _lines(job, values, epochs), notes)
 
 
-def _lines(job: Job, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[str, str]]:
+def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[str, str]]:
     counts, splits, mixing, cache = (values[name] for name in ("samples", "splits", "mixing", "cache"))
     totals = sorted({sum(own) for own in values["batches"]})
     equal = (
@@ -160,7 +160,7 @@ def _lines(job: Job, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[
     return lines
 
 
-def _how_often(job: Job, counts: dict[str, int]) -> str:
+def _how_often(job: TrainingJob, counts: dict[str, int]) -> str:
     """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
     least, more = divmod(counts["read"], max(counts["samples"], 1))
     if least and (job.passes > 1 or job.nbatches is not None):
@@ -168,13 +168,13 @@ def _how_often(job: Job, counts: dict[str, int]) -> str:
     return f"left out {counts['left_out']:,}, repeated {counts['repeated']:,}"
 
 
-def _notes(job: Job, found: Outcome, *, needed: int) -> list[str]:
+def _notes(job: TrainingJob, found: SimulationResult, *, needed: int) -> list[str]:
     notes = [
         "a node's link carries one shard at a time, in turn for its ranks; nothing fails",
         "all steps take the same time",
     ]
     if not is_exact(job):
-        notes.append(f"beyond {MOST_EXACT:,} samples a shard counts as read for as long as its window of chunks is")
+        notes.append(f"beyond {MAX_EXACT:,} samples a shard counts as read for as long as the slots of its chunk last")
     if found.stopped_at is not None or (job.cache_size is not None and job.cache_size < needed):
         notes.append(
             "shards go while they are read: how often they come again depends on moments that are not modelled"
@@ -198,7 +198,7 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
     if has_splits:
         rows = [(k, ", ".join(map(str, ranks))) for k, ranks in report.values["splits"]["shards"].items()]
         if rows:
-            print_table((">shard", "ranks"), rows[:_MOST_ROWS])
+            print_table((">shard", "ranks"), rows[:_MAX_ROWS])
             _say_more(rows, "shards")
         else:
             print("No shard is read by several ranks.")
@@ -207,19 +207,19 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
         table = [(str(rank), *map(str, own)) for rank, own in enumerate(open_by_rank)]
         steps = np.linspace(0, max(report.values["steps"] - 1, 0), _OPEN_POINTS + 1).astype(int)[1:]
         count = max((len(row) - 1 for row in table), default=0)
-        print_table((">rank", *(f">to step {step:,}" for step in steps[:count])), table[:_MOST_ROWS])
+        print_table((">rank", *(f">to step {step:,}" for step in steps[:count])), table[:_MAX_ROWS])
         _say_more(table, "ranks")
     print(f"Approximated: {'; '.join(report.notes)}.")
 
 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of what nodes fetched, epoch by epoch; nodes together where there are too many."""
+    """Columns and rows of the nodes' downloads, epoch by epoch; nodes together where there are too many."""
     columns = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted", ">waited for")
     epochs, nodes = len(report.found.traffic), report.job.nodes
     rows: list[tuple[str, ...]] = []
     for epoch in range(epochs):
         own = report.values["traffic"][epoch]
-        if epochs * nodes > _MOST_ROWS:
+        if epochs * nodes > _MAX_ROWS:
             own = [{name: sum(of_node[name] for of_node in own) for name in own[0]}]
         for number, traffic in enumerate(own):
             rows.append(
@@ -238,8 +238,8 @@ def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def _say_more(rows: Sequence[object], noun: str) -> None:
-    if len(rows) > _MOST_ROWS:
-        print(f"and {len(rows) - _MOST_ROWS:,} more {noun}; --json lists them all")
+    if len(rows) > _MAX_ROWS:
+        print(f"and {len(rows) - _MAX_ROWS:,} more {noun}; --json lists them all")
 
 
 def _thin(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:

@@ -1,6 +1,6 @@
 """Folders as sources: images by class, and files whose names say which sample they belong to.
 
-Rules: order is that of the keys' bytes, whatever the file system says. Hidden files are no part of anything. Links are
+Rules: order is that of the keys' bytes, not that of the file system. Hidden files are no part of anything. Links are
 followed, but not in circles.
 """
 
@@ -10,9 +10,9 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from wids.errors import SampleError, WidsError
+from wids.errors import InputError, SampleError
 from wids.index.keys import decode_name, encode_name, first_dot
-from wids.writing.pack.listing import FileReader, Given, InFile, Listing, Problem, Sample
+from wids.writing.pack.listing import FileReader, Given, InFile, Sample, SampleProblem, SourceListing
 from wids.writing.writer import check_key
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ IMAGES = frozenset(
 )
 
 
-def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], None]) -> Listing:
+def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], None]) -> SourceListing:
     """Images by class, ``cat/x.jpg``: its key is ``cat/x``, with fields ``.jpg`` and ``.cls``.
 
     The class is the first folder's name; its number counts the sorted names of all folders with images in them, and the
@@ -36,23 +36,25 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
         tell: called with the number of files found now and then.
 
     Raises:
-        WidsError: it cannot be listed, or has no images by class.
+        InputError: it cannot be listed, or has no images by class.
     """
-    listing = Listing(items=[], reader=FileReader(), places=[directory])
+    listing = SourceListing(items=[], reader=FileReader(), places=[directory])
     found: list[tuple[bytes, str, InFile | None, str]] = []
     for name, path, field, trouble in _files(directory, tell):
         stem, dot, extension = name.rpartition(".")
         if not dot or extension.lower() not in IMAGES:
             listing.ignored += 1
         elif "/" not in name:
-            why = "is in no class folder; put it into one, or pack all as --format files"
-            listing.problems.append(Problem(path, f"{path}: {why}"))
+            why = "is in no class folder; put it into one, or pack all files by their names"
+            listing.problems.append(SampleProblem(path, f"{path}: {why}"))
         else:
             image = field and field._replace(extension=f".{extension.lower()}")
             found.append((encode_name(stem), path, image, trouble))
     if not found:
-        raise WidsError(
-            f"{directory}: there are no images in class folders (class/x.jpg) in it; for other files use --format files"
+        raise InputError(
+            f"{directory}: there are no images in class folders (class/x.jpg) in it",
+            path=directory,
+            hint="format_files",
         )
     found.sort(key=lambda item: (item[0], item[1]))
     classes = sorted({decode_name(stem).partition("/")[0] for stem, *_ in found}, key=encode_name)
@@ -63,9 +65,9 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
         key = decode_name(raw)
         why = trouble or ("" if numbers_keys else _find_trouble(key, path))
         if not (why or numbers_keys) and key == before[0]:
-            why = f"{path}: has the key {key!r}, as {before[1]} has; rename one, or give --number-keys"
+            why = f"{path}: has the key {key!r}, as {before[1]} has; rename one, or number the keys"
         if image is None or why:
-            listing.problems.append(Problem(path, why))
+            listing.problems.append(SampleProblem(path, why))
         else:
             before = key, path
             items.append(Sample(key, (image, labels[key.partition("/")[0]])))
@@ -75,7 +77,7 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
 
 def list_files(
     directory: str, *, numbers_keys: bool, keep_fields: frozenset[str] | None, tell: Callable[[int], None]
-) -> Listing:
+) -> SourceListing:
     """Files ``key.ext``: those with one key (the path up to the first dot of the basename) are one sample.
 
     Args:
@@ -85,17 +87,17 @@ def list_files(
         tell: called with the number of files found now and then.
 
     Raises:
-        WidsError: it cannot be listed, or has no such files.
+        InputError: it cannot be listed, or has no such files.
     """
-    listing = Listing(items=[], reader=FileReader(), places=[directory])
+    listing = SourceListing(items=[], reader=FileReader(), places=[directory])
     samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
-    broken: dict[bytes, Problem] = {}
+    broken: dict[bytes, SampleProblem] = {}
     for name, path, field, trouble in _files(directory, tell):
         parts = first_dot(encode_name(name))
         if parts is None or (keep_fields is not None and decode_name(parts[1]) not in keep_fields):
             listing.ignored += 1
         elif field is None:
-            broken.setdefault(parts[0], Problem(path, trouble))
+            broken.setdefault(parts[0], SampleProblem(path, trouble))
         else:
             extension = decode_name(parts[1])
             samples.setdefault(parts[0], []).append((parts[1], field._replace(extension=extension)))
@@ -107,11 +109,11 @@ def list_files(
         if raw in broken:  # half a sample is none
             listing.problems.append(broken[raw])
         elif trouble:
-            listing.problems.append(Problem(path, trouble))
+            listing.problems.append(SampleProblem(path, trouble))
         else:
             items.append(Sample(key, tuple(field for _, field in sorted(samples[raw]))))
     if not items and not listing.problems:
-        raise WidsError(f"{directory}: there are no files like key.ext in it to be packed")
+        raise InputError(f"{directory}: there are no files like key.ext in it to be packed", path=directory)
     listing.items = items
     return listing
 
@@ -120,7 +122,7 @@ def guess_format(directory: str) -> str:
     """``folder`` if nine files in ten are images in folders; ``dataset`` if all are tars; ``files`` otherwise.
 
     Raises:
-        WidsError: it cannot be listed, is empty, or holds tars among other files.
+        InputError: it cannot be listed, is empty, or holds tars among other files.
     """
     count = images = tars = 0
     has_image_above = has_other = False
@@ -133,27 +135,29 @@ def guess_format(directory: str) -> str:
         has_image_above = has_image_above or (is_above and extension in IMAGES)
         has_other = has_other or not (is_above and extension in ("tar", "widx", "json"))
     if not count:
-        raise WidsError(f"{directory}: there are no files in it")
+        raise InputError(f"{directory}: there are no files in it", path=directory)
     if tars and not has_other:
         return "dataset"
-    if tars:  # nobody wants tars in tars
-        raise WidsError(
-            f"{directory}: holds tars and other files; name the tars by a brace pattern, or say --format files"
+    if tars:  # tars in tars are hardly wanted
+        raise InputError(
+            f"{directory}: holds tars and other files; name the tars by a brace pattern",
+            path=directory,
+            hint="format_files_too",
         )
     return "folder" if images >= 0.9 * count and not has_image_above else "files"
 
 
 def _find_trouble(key: str, path: str) -> str:
-    """What is wrong with a key; "" if nothing is."""
+    """Why a key cannot be used; "" if it can."""
     try:
         check_key(key)
     except SampleError as error:
-        return f"{path}: {error}; rename it, or give --number-keys"
+        return f"{path}: {error}; rename it, or number the keys"
     return ""
 
 
 def _files(directory: str, tell: Callable[[int], None]) -> Iterator[tuple[str, str, InFile | None, str]]:
-    """(path within the directory, path, the file or None, what is wrong with it), in any order."""
+    """(path within the directory, path, the file or None, its fault), in any order."""
     for count, (name, path, entry) in enumerate(_names(directory), 1):
         if count % 1000 == 0:
             tell(count)
@@ -186,4 +190,4 @@ def _names(directory: str) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     else:
                         yield prefix + entry.name, entry.path, entry
         except OSError as error:
-            raise WidsError(f"{place}: cannot be listed ({error.strerror or error})", path=place) from error
+            raise InputError(f"{place}: cannot be listed ({error.strerror or error})", path=place) from error

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from wids.errors import SampleError, WidsError
+from wids.errors import InputError, SampleError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name
 from wids.osfiles import atomic
-from wids.transport.retrying import read_bytes
+from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +49,14 @@ class Sample(NamedTuple):
     fields: tuple[InFile | Given, ...]
 
 
-class Problem(NamedTuple):
+class SampleProblem(NamedTuple):
     """A sample that cannot be packed: where it is, and why."""
 
     place: str
     why: str
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """Reads the items of one source; pickled into the processes that do."""
 
     def read(self, item: Any) -> tuple[str, Fields]:
@@ -72,7 +72,7 @@ class Reader(Protocol):
         """A digest of what these items are made from: the same one, the same shard."""
 
 
-class Listing(msgspec.Struct, kw_only=True):
+class SourceListing(msgspec.Struct, kw_only=True):
     """The samples of a source, in order.
 
     Attributes:
@@ -86,8 +86,8 @@ class Listing(msgspec.Struct, kw_only=True):
     """
 
     items: Sequence[Any]
-    reader: Reader
-    problems: list[Problem] = msgspec.field(default_factory=list)
+    reader: SourceReader
+    problems: list[SampleProblem] = msgspec.field(default_factory=list)
     ignored: int = 0
     unmatched: int = 0
     info: dict[str, Any] | None = None
@@ -142,15 +142,15 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes that a sample takes in an archive.
 
         Raises:
-            WidsError: the size of a remote file is not known.
+            InputError: the size of a remote file is not known.
         """
         total = 0
         for field in item.fields:
             size = len(field.data) if isinstance(field, Given) else field.size
             if size == UNKNOWN:
-                raise WidsError(
-                    f"{field.path if isinstance(field, InFile) else item.key}: the size of a remote file is not known "
-                    "before it is read; cut shards by --samples"
+                name = field.path if isinstance(field, InFile) else item.key
+                raise InputError(
+                    f"{name}: the size of a remote file is not known before it is read", url=name, hint="samples"
                 )
             total += ustar.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
         return total

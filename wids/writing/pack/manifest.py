@@ -1,6 +1,6 @@
 """Manifests as sources: one sample a row, of CSV, TSV, JSON lines or Parquet.
 
-Rules: a column is named by the user, and is there in each row, or that is told with the row's place. Rows are read
+Rules: a column is named by the user, and is there in each row, or an error names the row. Rows are read
 once; what a field of text or numbers holds is taken from them, what any other field holds is the file that they name.
 """
 
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.codecs.encoders import encode_field
-from wids.errors import SampleError, WidsError
+from wids.errors import DependencyError, InputError, SampleError
 from wids.index import urls
-from wids.transport.retrying import read_bytes
-from wids.writing.pack.listing import FileReader, Given, InFile, Listing, Problem, Sample, describe_file
+from wids.transport.download import read_bytes
+from wids.writing.pack.listing import FileReader, Given, InFile, Sample, SampleProblem, SourceListing, describe_file
 from wids.writing.writer import check_extension, check_key
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def parse_field(text: str) -> FieldRule:
     """``.jpg=path`` (a file), ``.cls=label``, ``.json=a,b`` (values); ``.txt=@path`` is a file in any case.
 
     Raises:
-        SampleError: it is none of these.
+        InputError: it is none of these.
     """
     extension, equals, names = text.partition("=")
     extension = extension if extension.startswith(".") else f".{extension}"
@@ -65,10 +65,13 @@ def parse_field(text: str) -> FieldRule:
     kind = extension.rpartition(".")[2].lower()
     is_file = names.startswith("@") or kind not in _VALUES
     if not equals or not all(columns):
-        raise SampleError(f"--field {text!r} does not say which column it comes from; write it like .jpg=path")
-    check_extension(extension, "of --field")
+        raise InputError(f"field {text!r} does not say which column it comes from; write it like .jpg=path")
+    try:
+        check_extension(extension, "")
+    except SampleError as error:
+        raise InputError(f"field {text!r}: {extension!r} is no extension; write it like .jpg=path") from error
     if len(columns) > 1 and kind != "json":
-        raise SampleError(f"--field {text!r}: only .json holds several columns; give one")
+        raise InputError(f"field {text!r}: only .json holds several columns; give one")
     return FieldRule(extension=extension, columns=columns, is_file=is_file)
 
 
@@ -81,7 +84,7 @@ def list_rows(
     numbers_keys: bool,
     storage_options: dict[str, Any] | None,
     tell: Callable[[int], None],
-) -> Listing:
+) -> SourceListing:
     """The rows of a manifest.
 
     Args:
@@ -94,9 +97,9 @@ def list_rows(
         tell: called with the number of rows now and then.
 
     Raises:
-        WidsError: it cannot be read, or lacks a column.
+        InputError: it cannot be read, or lacks a column.
     """
-    listing = Listing(items=[], reader=FileReader(storage_options=_options(manifest, base, storage_options)))
+    listing = SourceListing(items=[], reader=FileReader(storage_options=_options(manifest, base, storage_options)))
     names = {name for rule in fields for name in rule.columns} | ({key} if key else set())
     rows = _open_rows(manifest, sorted(names), storage_options)
     _check_columns(manifest, rows, names)
@@ -116,9 +119,9 @@ def list_rows(
                 seen[name] = place
             items.append(Sample(name, tuple(_make_field(rule, row, home, numbers) for rule in fields)))
         except SampleError as error:
-            listing.problems.append(Problem(place, f"{manifest}, {place}: {error}"))
+            listing.problems.append(SampleProblem(place, f"{manifest}, {place}: {error}"))
     if not rows:
-        raise WidsError(f"{manifest}: has no rows")
+        raise InputError(f"{manifest}: has no rows", url=manifest)
     listing.items = items
     return listing
 
@@ -126,7 +129,7 @@ def list_rows(
 def _check_new(key: str, seen: dict[str, str]) -> None:
     check_key(key)
     if key in seen:
-        raise SampleError(f"key {key!r} is that of {seen[key]}, too; keys are unique, or give --number-keys", key=key)
+        raise SampleError(f"key {key!r} is that of {seen[key]}, too; keys are unique, or samples are numbered", key=key)
 
 
 def _make_field(
@@ -145,7 +148,9 @@ def _make_field(
     if rule.is_file:
         path = urls.join(home.base, _text(value, rule.columns[0]))
         if home.is_guarded and urls.reaches_local(path):
-            raise SampleError(f"{path}: a manifest from a remote place may not name local files; give --base")
+            raise SampleError(
+                f"{path}: a manifest from a remote place may not name local files, unless a base says where they are"
+            )
         return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
     if rule.extension in numbers:
         value = numbers[rule.extension].get(_text(value, rule.columns[0]))
@@ -186,8 +191,9 @@ def _check_columns(manifest: str, rows: list[tuple[str, dict[str, Any]]], names:
         there |= set(row)
     missing = sorted(names - there)
     if missing:
-        raise WidsError(
-            f"{manifest}: there is no column {missing[0]!r}; it has {', '.join(map(str, sorted(there, key=str)))}"
+        raise InputError(
+            f"{manifest}: there is no column {missing[0]!r}; it has {', '.join(map(str, sorted(there, key=str)))}",
+            url=manifest,
         )
 
 
@@ -211,10 +217,10 @@ def _open_rows(
         if suffix in (".jsonl", ".ndjson"):
             return list(_json_rows(text))
         return list(_csv_rows(text, "\t" if suffix == ".tsv" else ","))
-    except WidsError as error:
-        raise WidsError(f"{manifest}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{manifest}: {error}", url=manifest) from error
     except (ValueError, csv.Error) as error:  # also of UTF-8
-        raise WidsError(f"{manifest}: is no {suffix[1:]} that can be read ({error})") from error
+        raise InputError(f"{manifest}: is no {suffix[1:]} that can be read ({error})", url=manifest) from error
 
 
 def _csv_rows(text: str, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -230,9 +236,9 @@ def _json_rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise WidsError(f"line {number} is not JSON ({error})") from error
+            raise InputError(f"line {number} is not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise WidsError(f"line {number} is a JSON {type(row).__name__}; it is an object")
+            raise InputError(f"line {number} is a JSON {type(row).__name__}; it is an object")
         yield f"line {number}", row
 
 
@@ -241,11 +247,11 @@ def _parquet_rows(data: bytes, names: list[str]) -> Iterator[tuple[str, dict[str
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise WidsError("reading Parquet takes pyarrow; install it: pip install 'wids[parquet]'") from error
+        raise DependencyError("reading Parquet takes pyarrow; install it: pip install 'wids[parquet]'") from error
     try:
         file = pq.ParquetFile(io.BytesIO(data))
     except pa.ArrowException as error:
-        raise WidsError(f"is no Parquet that can be read ({error})") from error
+        raise InputError(f"is no Parquet that can be read ({error})") from error
     there = [name for name in file.schema_arrow.names if name in names]
     if len(there) < len(names):  # one row that shows what there is
         yield "row 0", dict.fromkeys(file.schema_arrow.names)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class PackTask(msgspec.Struct, frozen=True, kw_only=True):
     """One shard to write.
 
     Attributes:

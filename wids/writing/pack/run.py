@@ -1,7 +1,7 @@
-"""A whole run: listing -> plan -> shards -> index.
+"""A whole run of packing: listing -> plan -> shards -> index.
 
-Rules: shards that an earlier run finished are kept when all that they are made from is the same, and they are as they
-were left. The index appears when all shards are whole, and not before.
+Shards that an earlier run finished are kept when all that they are made from is the same, and they are as they were
+left. The index appears when all shards are whole, and not before.
 """
 
 from __future__ import annotations
@@ -10,103 +10,81 @@ import contextlib
 import hashlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import WidsError
+from wids.errors import InputError, JobError, OutputError, SampleError, WidsError, WorkerError
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
-from wids.index.table import SUFFIX
+from wids.index.table import SUFFIX as TABLE_SUFFIX
+from wids.jobs.journal import JobJournal
+from wids.jobs.outcome import JobOutcome, JobProgress, reason_of
+from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import permutation
-from wids.osfiles import tempdirs
 from wids.transport.upload import Target, local_path, sweep
-from wids.writing.pack.journal import Journal
-from wids.writing.pack.listing import Problem  # noqa: TC001 - msgspec reads the annotations
-from wids.writing.pack.plan import Task, cut, number_key
-from wids.writing.pack.shard import Done, Job
-from wids.writing.pack.workers import write_shards
+from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
+from wids.writing.pack.plan import PackTask, cut, number_key
+from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, write_shard
 from wids.writing.writer import DEFAULT_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wids.index.pattern import ShardPattern
-    from wids.writing.pack.listing import Listing
+    from wids.jobs.runner import TaskResult
+    from wids.writing.pack.listing import SourceListing
 
 _STREAM = 4  # of permutations; 1 to 3 are those of `wids.order.permutation`
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
+_MAX_JOBS, _RAY_JOBS = 8, 64
+SUFFIX = ".packing"
+_HEADER = b'{"what": "shards that wids pack has finished; run it again to go on"}'
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class PackOutcome(JobOutcome, kw_only=True):
     """What a run did.
 
     Attributes:
         index: its URL.
-        shards, samples, bytes: what is there now.
+        samples, bytes: in the ``shards`` that are there now.
         kept: of the shards, those that an earlier run had finished.
         removed: shards of an earlier dataset that were in the way.
         ignored: files that are no part of any sample.
         unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
-        seconds: that it took.
     """
 
     index: str
-    shards: int = 0
     samples: int = 0
     bytes: int = 0
     kept: int = 0
     removed: int = 0
     ignored: int = 0
     unmatched: int = 0
-    skipped: list[Problem] = msgspec.field(default_factory=list)
-    seconds: float = 0.0
+    skipped: list[SampleProblem] = msgspec.field(default_factory=list)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to pack.
+def pack(
+    listing: SourceListing,
+    settings: PackSettings,
+    *,
+    options: RunOptions = RunOptions(jobs=1),  # noqa: B008 - frozen
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> PackOutcome:
+    """Pack a source.
 
-    Attributes:
-        output: the pattern, ``out/train-%06d.tar``.
-        samples, size: bounds of a shard, as for `wids.writing.writer.ShardWriter`.
-        selected: which samples of the listing.
-        seed: shuffle with it; None: the listing's order.
-        numbers_keys: call samples by their number.
-        skips_errors: leave out what cannot be read.
-        jobs: processes.
-        md5, tables, name, overwrite, storage_options: as for `wids.writing.writer.ShardWriter`.
-    """
-
-    output: str
-    samples: int | None = None
-    size: int | None = None
-    selected: slice = slice(None)
-    seed: int | None = None
-    numbers_keys: bool = False
-    skips_errors: bool = False
-    jobs: int = 1
-    md5: bool = True
-    tables: bool = True
-    name: str | None = None
-    overwrite: bool = False
-    storage_options: dict[str, Any] | None = None
-
-
-class Progress(msgspec.Struct):
-    """How far a run is: samples and bytes that were written, of so many samples."""
-
-    total: int = 0
-    samples: int = 0
-    bytes: int = 0
-
-
-def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
-    """Pack a source; ``show`` is called now and then.
+    Args:
+        listing: of the source.
+        settings: how.
+        options: what runs it: processes, or for one job this thread. ``jobs=None``: one for each CPU, 8 at most.
+        show: called now and then.
 
     Raises:
         SpecError: the output is no pattern. SampleError: a sample cannot be packed, and is not to be skipped.
-        WidsError: the output is taken or cannot be written; what was finished is kept for the next run.
+        OutputError: the output is taken or cannot be written; finished shards are kept for the next run.
+        WidsError: the source cannot be read.
     """
     start = time.monotonic()
     pattern = parse_pattern(settings.output)
@@ -116,15 +94,15 @@ def pack(listing: Listing, settings: Settings, show: Callable[[Progress], None] 
     items = _select(listing, settings)
     target = Target(settings.storage_options)
     target.make_directory(pattern.index_url)
-    journal = Journal(target, pattern.index_url)
+    journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer="wids pack", target=target, header=_HEADER)
     try:
-        if not _Run(listing, settings, pattern, target, journal).is_finished(items):
+        packing = _Packing(listing, items, settings, pattern, target, journal)
+        if not packing.is_finished():
             target.check_free(pattern, allows_shards=journal.was_there, overwrite=settings.overwrite)
         journal.begin()
         sweep(pattern)
-        outcome = _Run(listing, settings, pattern, target, journal).write(items, show)
-        outcome.skipped = [*listing.problems, *outcome.skipped]
-        outcome.ignored, outcome.unmatched = listing.ignored, listing.unmatched
+        packing.write_shards(options, show)
+        outcome = packing.write_index()
         journal.remove()
     except BaseException:
         # Without a journal, a shard that was published and not yet written down would be taken for a stranger's.
@@ -147,8 +125,9 @@ def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
             pattern.number_of(urls.basename_of(place)) is not None and _real(urls.directory_of(place)) == directory
         )
         if is_within or is_shard or _real(place) == index:
-            raise WidsError(
-                f"{pattern.url(0)}: would be written into, or over, what is to be packed ({place}); write elsewhere"
+            raise OutputError(
+                f"{pattern.url(0)}: would be written into, or over, what is to be packed ({place}); write elsewhere",
+                url=pattern.url(0),
             )
 
 
@@ -157,42 +136,50 @@ def _real(url: str) -> str:
         return url
     try:
         return os.path.realpath(local_path(url))
-    except ValueError:  # no file can have this name; whoever reads it says so
+    except ValueError:  # no file can have this name, as reading it will say
         return local_path(url)
 
 
-def _of_problems(problems: Sequence[Problem]) -> WidsError:
+def _of_problems(problems: Sequence[SampleProblem]) -> SampleError:
     rest = f" ({len(problems) - 1:,} more samples cannot be packed)" if len(problems) > 1 else ""
-    return WidsError(f"{problems[0].why}{rest}; --skip-errors leaves out what cannot be packed")
+    return SampleError(f"{problems[0].why}{rest}", hint="skip_errors")
 
 
-def _select(listing: Listing, settings: Settings) -> Sequence[Any]:
+def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
     items = listing.items[settings.selected]
     if not items:
-        raise WidsError("there are no samples to pack" + (" in this range" if listing.items else ""))
+        raise InputError("there are no samples to pack" + (" in this range" if listing.items else ""))
     if settings.seed is not None:
         order = permutation(len(items), seed=settings.seed, epoch=0, stream=_STREAM)
         items = [items[k] for k in order.tolist()]
     return items
 
 
-class _Run:
-    """One run.
+class _Packing:
+    """Shards on their way into one dataset.
 
     Attributes:
-        done: shards that are there, by number. kept: of them, those of an earlier run. progress: of the others.
+        done: shards that are there, by number. kept: of them, those of an earlier run.
     """
 
     def __init__(
-        self, listing: Listing, settings: Settings, pattern: ShardPattern, target: Target, journal: Journal
+        self,
+        listing: SourceListing,
+        items: Sequence[Any],
+        settings: PackSettings,
+        pattern: ShardPattern,
+        target: Target,
+        journal: JobJournal[PackedShard],
     ) -> None:
-        self.listing, self.settings, self.pattern = listing, settings, pattern
+        self.listing, self.items, self.settings, self.pattern = listing, items, settings, pattern
         self.target, self.journal = target, journal
-        self.done: dict[int, Done] = {}
+        self.before = {packed.k: packed for packed in journal.before}
+        samples = DEFAULT_SAMPLES if settings.samples is None and settings.size is None else settings.samples
+        self.cuts = cut(len(items), samples=samples, sizes=self.sizes(), size=settings.size)
+        self.done: dict[int, PackedShard] = {}
         self.kept = 0
-        self.progress = Progress()
 
-    def is_finished(self, items: Sequence[Any]) -> bool:
+    def is_finished(self) -> bool:
         """Whether an earlier run wrote all of these shards and the index, and was killed before its journal went.
 
         The journal of one that wrote others goes now: there is nothing to go on with.
@@ -203,75 +190,116 @@ class _Run:
             or self.target.describe(self.pattern.index_url) is None
         ):
             return False
-        has_all = next(self.tasks(items, self.cut(items)), None) is None
-        is_same = has_all and self.target.find_shards(self.pattern).keys() == self.done.keys()
+        kept = {task.k for task in self.tasks() if self.find_kept(task) is not None}
+        is_same = len(kept) == len(self.cuts) and self.target.find_shards(self.pattern).keys() == kept
         if not is_same:
             self.journal.remove()
+            self.before.clear()
         return is_same
 
-    def write(self, items: Sequence[Any], show: Callable[[Progress], None]) -> Outcome:
-        """Write all shards that are not there yet, remove what is in the way, and write the index."""
-        self.progress.total = len(items)
+    def write_shards(self, options: RunOptions, show: Callable[[JobProgress], None]) -> None:
+        """Write all shards that are not there yet."""
+        progress = JobProgress(shards=len(self.cuts), total=len(self.items))
+        given: list[PackTask] = []
+        counted: dict[int, tuple[int, int]] = {}  # (samples, bytes) of the shards under way
 
-        def tell(samples: int, size: int) -> None:
-            self.progress.samples += samples
-            self.progress.bytes += size
-            show(self.progress)
+        def advance(k: int, samples: int, size: int) -> None:
+            before = counted.get(k, (0, 0))
+            counted[k] = samples, size
+            progress.done += samples - before[0]
+            progress.bytes += size - before[1]
 
-        show(self.progress)
-        cuts = self.cut(items)
-        jobs = min(self.settings.jobs, len(cuts))
-        if urls.scheme_of(self.pattern.url(0)) == "memory":
-            jobs = 1  # it is this process's own
-        with (
-            self.job() as job,
-            contextlib.closing(write_shards(job, self.tasks(items, cuts), jobs=jobs, tell=tell)) as written,
-        ):
-            for done in written:
-                self.done[done.k] = done
-                if not done.skipped:  # what could not be read may be there the next time
-                    self.journal.add(done)
-        self.check_inputs(items, cuts)
-        shards = [done for _, done in sorted(self.done.items())]
-        skipped = [problem for done in shards for problem in done.skipped]
-        entries = [done.entry for done in shards if done.entry is not None]
+        def unfinished() -> Iterator[PackTask]:
+            for task in self.tasks():
+                kept = self.find_kept(task)
+                if kept is None:
+                    given.append(task)
+                    yield task
+                    continue
+                self.done[task.k] = kept
+                self.kept += 1
+                progress.shards -= 1
+                progress.total = (progress.total or 0) - len(task.items)
+
+        show(progress)
+        function = partial(write_shard, PackJob(self.listing.reader, self.pattern, self.settings))
+        results = run(function, unfinished(), self.resolve(options), tick=lambda: show(progress), on_report=advance)
+        try:
+            with contextlib.closing(results):
+                for result in results:
+                    task = given[result.k]
+                    packed = self.take(result, self.pattern.url(task.k))
+                    self.done[packed.k] = packed
+                    if not packed.skipped:  # what could not be read may be there the next time
+                        self.journal.add(packed)
+                    progress.ended += 1
+                    advance(result.k, len(task.items), (packed.entry or {}).get("filesize", 0))
+                    del counted[result.k]
+        finally:
+            sweep(self.pattern)  # part files of processes that were killed
+        self.check_inputs()
+
+    def take(self, result: TaskResult[PackedShard], url: str) -> PackedShard:
+        """The shard that was written to ``url``."""
+        error = result.error
+        if isinstance(error, WorkerError):
+            raise JobError(
+                f"{url}: the process that wrote it ended with exit code {error.found}; is there memory for all of "
+                "them? Run it again, with fewer jobs: what is done stays",
+                url=url,
+                hint="jobs",
+            ) from error
+        if error is None or isinstance(error, WidsError):
+            return result.get()
+        raise JobError(reason_of(url, error), url=url) from error
+
+    def write_index(self) -> PackOutcome:
+        """Remove older shards, and write the index.
+
+        Raises:
+            SampleError: there is nothing to be in it. OutputError: it cannot be written.
+        """
+        shards = [packed for _, packed in sorted(self.done.items())]
+        skipped = [problem for packed in shards for problem in packed.skipped]
+        entries = [packed.entry for packed in shards if packed.entry is not None]
         if not entries:
             raise _of_problems(skipped)
-        outcome = Outcome(index=self.pattern.index_url, skipped=skipped, shards=len(entries), kept=self.kept)
-        outcome.samples = sum(entry["nsamples"] for entry in entries)
-        outcome.bytes = sum(entry["filesize"] for entry in entries)
+        outcome = PackOutcome(
+            index=self.pattern.index_url,
+            shards=len(entries),
+            samples=sum(entry["nsamples"] for entry in entries),
+            bytes=sum(entry["filesize"] for entry in entries),
+            kept=self.kept,
+            ignored=self.listing.ignored,
+            unmatched=self.listing.unmatched,
+            skipped=[*self.listing.problems, *skipped],
+        )
         if self.settings.overwrite or self.journal.was_there:
-            there = frozenset(done.k for done in shards if done.entry is not None)
+            there = frozenset(packed.k for packed in shards if packed.entry is not None)
             outcome.removed = self.target.remove_others(self.pattern, there)
         name = self.pattern.name if self.settings.name is None else self.settings.name
         text = index_json(entries, name=name, info=self.listing.info)
         self.target.put_bytes(text.encode(), self.pattern.index_url)
         return outcome
 
-    def cut(self, items: Sequence[Any]) -> list[tuple[int, int]]:
-        """Ranges of ``items``, one for each shard."""
-        settings = self.settings
-        samples = DEFAULT_SAMPLES if settings.samples is None and settings.size is None else settings.samples
-        return cut(len(items), samples=samples, sizes=self.sizes(items), size=settings.size)
+    def resolve(self, options: RunOptions) -> RunOptions:
+        """What runs it: a remote place that is this process's own memory is written by this process."""
+        if urls.scheme_of(self.pattern.url(0)) == "memory":
+            return RunOptions().resolve("here", 1)
+        jobs = min(options.jobs or (_RAY_JOBS if options.is_ray else _default_jobs()), len(self.cuts))
+        return msgspec.structs.replace(options, jobs=jobs).resolve("processes" if jobs > 1 else "here", jobs)
 
-    def sizes(self, items: Sequence[Any]) -> Iterator[int]:
+    def sizes(self) -> Iterator[int]:
         """What each sample takes in an archive; asked for only where shards are cut by size."""
-        for position, item in enumerate(items):
+        for position, item in enumerate(self.items):
             key = number_key(position) if self.settings.numbers_keys else None
             yield self.listing.reader.measure(item, key)
 
-    def tasks(self, items: Sequence[Any], cuts: list[tuple[int, int]]) -> Iterator[Task]:
-        """The shards that are still to be written."""
-        for k, (first, last) in enumerate(cuts):
-            own = items[first:last]
-            inputs = self.inputs(own, first)
-            before = self.journal.before.get(k)
-            if before is not None and before.inputs == inputs and self.is_there(before):
-                self.done[k] = before
-                self.kept += 1
-                self.progress.total -= len(own)
-            else:
-                yield Task(k=k, first=first, items=own, inputs=inputs)
+    def tasks(self) -> Iterator[PackTask]:
+        """All shards, as their sources are now."""
+        for k, (first, last) in enumerate(self.cuts):
+            own = self.items[first:last]
+            yield PackTask(k=k, first=first, items=own, inputs=self.inputs(own, first))
 
     def inputs(self, own: Sequence[Any], first: int) -> str:
         """A digest of all that a shard's bytes depend on, as it is now; ``first``: the position of its first sample."""
@@ -280,40 +308,31 @@ class _Run:
         facts = (how, first if settings.numbers_keys else 0, self.listing.reader.identify(own))
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    def check_inputs(self, items: Sequence[Any], cuts: list[tuple[int, int]]) -> None:
-        """Raise WidsError if a source was replaced meanwhile: some samples could be there twice, or not at all."""
-        for k, (first, last) in enumerate(cuts):
-            if self.inputs(items[first:last], first) != self.done[k].inputs:
-                raise WidsError(
-                    f"{self.pattern.url(k)}: what it is made from was written to in the meantime; run it again, which "
-                    "keeps the shards whose sources stayed as they were"
+    def check_inputs(self) -> None:
+        """Refuse a source that was replaced meanwhile: some samples could be there twice, or not at all.
+
+        Raises:
+            InputError: it was.
+        """
+        for task in self.tasks():
+            if task.inputs != self.done[task.k].inputs:
+                url = self.pattern.url(task.k)
+                raise InputError(
+                    f"{url}: what it is made from was written to in the meantime; run it again, which keeps the shards "
+                    "whose sources stayed as they were",
+                    url=url,
                 )
 
-    def is_there(self, done: Done) -> bool:
-        """Whether a shard of an earlier run is as that left it."""
-        if done.entry is None:
-            return False
-        url = self.pattern.url(done.k)
-        if self.settings.tables and self.target.describe(url + SUFFIX) is None:
-            return False
-        found = self.target.describe(url)
-        return found == (done.entry["filesize"], done.mtime_ns)
+    def find_kept(self, task: PackTask) -> PackedShard | None:
+        """The shard as an earlier run left it, if it is made from the same and is still so."""
+        packed = self.before.get(task.k)
+        if packed is None or packed.entry is None or packed.inputs != task.inputs:
+            return None
+        url = self.pattern.url(packed.k)
+        if self.settings.tables and self.target.describe(url + TABLE_SUFFIX) is None:
+            return None
+        return packed if self.target.describe(url) == (packed.entry["filesize"], packed.mtime_ns) else None
 
-    @contextlib.contextmanager
-    def job(self) -> Iterator[Job]:
-        """What the processes are told; for a remote place, with a directory for shards under way."""
-        settings = self.settings
-        with contextlib.ExitStack() as stack:
-            directory = None
-            if not urls.is_local(self.pattern.url(0)):
-                directory = stack.enter_context(tempdirs.directory("pack"))
-            yield Job(
-                reader=self.listing.reader,
-                pattern=self.pattern,
-                directory=directory,
-                numbers_keys=settings.numbers_keys,
-                skips_errors=settings.skips_errors,
-                md5=settings.md5,
-                tables=settings.tables,
-                storage_options=settings.storage_options,
-            )
+
+def _default_jobs() -> int:
+    return min(os.cpu_count() or 1, _MAX_JOBS)

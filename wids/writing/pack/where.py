@@ -2,7 +2,7 @@
 
 Rules: a condition is text, ``.cls=3``, read once. It looks at a sample as the source has it, before anything is packed,
 and reads the fields that it names and no others. A sample that lacks what a condition names does not meet it,
-whatever the comparison is.
+with any comparison.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import SampleError, WidsError
-from wids.writing.pack.listing import Problem
+from wids.errors import InputError, SampleError, WidsError
+from wids.writing.pack.listing import SampleProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.writing.pack.listing import Listing
+    from wids.writing.pack.listing import SourceListing
 
 _FORM = re.compile(r"([^:=!~<>]+)(?::([^=!~<>]+))?(?:(==?|!=|~|!~|<=|>=|<|>)(.*))?", re.DOTALL)
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -74,7 +74,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return self.field != _KEY and bool(self.comparison or self.names)
 
     def _text_of(self, key: str, data: bytes) -> str | None:
-        """What is to be compared; None: the JSON has no such name."""
+        """The value to compare; None: the JSON has no such name."""
         try:
             if not self.names:
                 return data.decode("utf-8").strip()
@@ -82,7 +82,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         except (ValueError, RecursionError) as error:
             what = "JSON" if self.names else "text"
             raise SampleError(
-                f"{self.field} of {key!r} is no {what} ({error}); --where {self.text!r} takes it for that"
+                f"{self.field} of {key!r} is no {what} ({error}), which the condition {self.text!r} takes it for"
             ) from error
         for name in self.names:
             if isinstance(value, dict) and name in value:
@@ -120,12 +120,12 @@ def parse_condition(text: str) -> Condition:
     """``.cls=3``, ``.json:meta.width>=512``, ``.txt~cat``, ``key!~^test``, ``.jpg``.
 
     Raises:
-        SampleError: it is none of these.
+        InputError: it is none of these.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None or (found[1].strip() == _KEY and (found[2] or not found[3])):
-        raise SampleError(
-            f"--where {text!r} is no condition; write it like .cls=3, .json:caption~cat, .json:width>=512, key~^n01, "
+        raise InputError(
+            f"{text!r} is no condition; write it like .cls=3, .json:caption~cat, .json:width>=512, key~^n01, "
             "or .jpg for samples that have one"
         )
     field, names, comparison, value = (part.strip() if part else "" for part in found.groups())
@@ -137,17 +137,17 @@ def parse_condition(text: str) -> Condition:
         value=value,
     )
     if comparison in _ORDERS and _number(value) is None:
-        raise SampleError(f"--where {text!r}: {comparison} compares numbers, and {value!r} is none")
+        raise InputError(f"{text!r}: {comparison} compares numbers, and {value!r} is none")
     if comparison in ("~", "!~"):
         try:
             re.compile(value)
         except (re.error, OverflowError, RecursionError) as error:
-            raise SampleError(f"--where {text!r}: {value!r} is no regular expression ({error})") from None
+            raise InputError(f"{text!r}: {value!r} is no regular expression ({error})") from None
     return condition
 
 
 def keep_matching(
-    listing: Listing, conditions: Sequence[Condition], *, skips_errors: bool, tell: Callable[[int], None]
+    listing: SourceListing, conditions: Sequence[Condition], *, skips_errors: bool, tell: Callable[[int], None]
 ) -> None:
     """Leave in a listing only the samples that meet all conditions.
 
@@ -176,16 +176,14 @@ def keep_matching(
         except WidsError as error:
             if not skips_errors:
                 raise
-            listing.problems.append(Problem(f"sample {number}", str(error)))
+            listing.problems.append(SampleProblem(f"sample {number}", str(error)))
             listing.unmatched -= 1
     if not kept:
         for condition in conditions:
             if condition.field not in (*seen, _KEY):
                 there = ", ".join(sorted(seen)) or "none"
-                raise WidsError(
-                    f"--where {condition.text!r}: no sample has a field {condition.field}; there are {there}"
-                )
-        told = " and ".join(f"--where {condition.text!r}" for condition in conditions)
-        raise WidsError(f"of {count:,} samples none meets {told}")
+                raise InputError(f"{condition.text!r}: no sample has a field {condition.field}; there are {there}")
+        words = " and ".join(repr(condition.text) for condition in conditions)
+        raise InputError(f"of {count:,} samples none meets {words}")
     listing.items = kept
     listing.unmatched += count - len(kept)

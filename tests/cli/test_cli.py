@@ -1,0 +1,298 @@
+"""The command line as a whole: help, version, exit codes, errors in one line, and what it must not import."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import wids
+from tests.support import paths
+from tests.support.cli import PATIENCE_SECONDS, run, run_apart, run_ok, spawn
+from tests.support.shards import serve, write_index
+from wids import cli
+from wids.errors import FetchError
+
+ROOT = str(paths.ROOT)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Commands that fail in every way are there, too."""
+
+    def fetch():
+        raise FetchError("http://h/x.tar: gone\nfor good")
+
+    def stop():
+        raise KeyboardInterrupt
+
+    def leave():
+        raise SystemExit(143)
+
+    def show():
+        print("h\xe9ron" + "\udcff")  # noqa: T201 - as commands do
+
+    monkeypatch.setattr(cli.app, "registered_commands", cli.app.registered_commands[:])
+    for command in (fetch, stop, leave, show):
+        cli.app.command()(command)
+
+
+def test_version():
+    """`wids --version` prints the package's version and nothing else."""
+    assert run("--version") == (0, f"wids {wids.__version__}\n", "")
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",)])
+def test_help_lists_the_commands(args):
+    """`wids` alone, --help and -h show the same help with every command, and succeed."""
+    shown = run_ok(*args)
+    assert "Usage: wids" in shown
+    assert "demo" in shown
+    assert "--debug" in shown
+
+
+def test_help_is_light():
+    """The command line and its help bring in neither torch nor numpy nor PIL nor fsspec."""
+    heavy = "{'torch', 'numpy', 'PIL', 'fsspec', 'aiohttp'} & set(sys.modules)"
+    before = f"import atexit, sys; atexit.register(lambda: print('heavy:', {heavy}))"
+    code, out, err = run_apart("--help", before=before)
+    assert (code, out.splitlines()[-1], err) == (0, "heavy: set()", "")
+
+
+def test_unknown_command_is_wrong_usage():
+    """A misspelt command is exit code 2 and names itself."""
+    code, _, err = run("demmo")
+    assert code == 2
+    assert "demmo" in err
+
+
+def test_error_is_one_line(failing):
+    """A WidsError becomes one line on stderr and exit code 1, without a traceback."""
+    assert run("fetch") == (1, "", "wids: http://h/x.tar: gone for good\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "env"), [(("--debug", "fetch"), {}), (("fetch", "--debug"), {}), (("fetch",), {"WIDS_DEBUG": "1"})]
+)
+def test_debug_shows_the_traceback(args, env, failing):
+    """--debug before or behind the command, or $WIDS_DEBUG, lets the traceback through."""
+    code, _, err = run(*args, env=env, has_traceback=True)
+    assert code == 1
+    assert "in fetch" in err
+
+
+def test_interrupt_is_130(failing):
+    """Ctrl-C in any command is exit code 130 and one line."""
+    assert run("stop") == (130, "", "wids: interrupted\n")
+
+
+def test_an_interrupt_before_the_command_runs(monkeypatch):
+    """Ctrl-C while the commands' options are made ends as it does in a command: a line, no traceback."""
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert run() == (130, "", "wids: interrupted\n")
+
+
+# Says so when the commands are loaded: a signal before that is Python's own, while it starts.
+STARTED = "import os, sys; from wids.cli import main; os.write(int(sys.argv.pop(1)), b'x')"
+# Command -> its arguments; {source} is a directory with an index, {url} the same behind HTTP.
+COMMANDS = {
+    "create": "index create {source} -o {out}/i.json",
+    "create remote": "index create {url}/s0.tar {url}/s1.tar -o {out}/i.json --members",
+    "update": "index update {out}/copy/index.json --add {source}/s1.tar",
+    "merge": "index merge {source}/index.json {source}/index.json -o {out}/m.json",
+    "split": "index split {source}/index.json --by 1 -o {out}/part-{{}}.json",
+    "rebase": "index rebase {out}/copy/index.json -b gs://x/",
+    "info": "info {url}/index.json --fetch",
+    "ls": "ls {url}/index.json --fetch",
+    "show": "show {url}/index.json 5",
+    "cat": "cat {url}/index.json 5 txt",
+    "locate": "locate {source}/index.json 5",
+    "at": "at {source}/index.json --step 1",
+    "when": "when {source}/index.json 5",
+    "verify": "verify {source}/index.json --decode",
+    "simulate": "simulate {source}/index.json",
+    "pack": "pack {source}/index.json -o {out}/p-%d.tar --samples 1 --jobs 2",
+    "warm": "cache warm {url}/index.json",
+    "clean": "cache clean {out}/copy --all",
+    "cache ls": "cache ls {out}/copy",
+    "daemon": "cache daemon {out}/copy --max-size 1GB",
+}
+
+
+def living(mark):
+    """The command lines of the processes that have this in their environment, zombies aside."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            place = Path("/proc", number)
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark.encode() in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="sees processes through /proc")
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        *((name, 1) for name in ("create remote", "ls", "verify", "pack", "warm", "daemon")),
+        *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS),
+    ],
+)
+def test_a_signal_at_any_moment(tmp_path, name, rounds):
+    """SIGINT and SIGTERM end a command soon, without a traceback, half a file, or a process that goes on."""
+    seed = random.randrange(10**9)
+    random_ = random.Random(seed)
+    write_index(tmp_path / "source", (9,) * 6)
+    with serve(tmp_path / "source") as server:
+        for round_ in range(rounds):
+            place, mark = tmp_path / str(round_), f"mark-{seed}-{round_}"
+            for directory in ("out", "tmp", "cache"):
+                (place / directory).mkdir(parents=True)
+            shutil.copytree(tmp_path / "source", place / "out/copy")
+            given = {"source": tmp_path / "source", "out": place / "out", "url": server.url}
+            args = [part.format(**given) for part in COMMANDS[name].split()]
+            seen, told = os.pipe()
+            env = {"WIDS_CACHE": str(place / "cache"), "TMPDIR": str(place / "tmp"), "MARK": mark}
+            with spawn(told, *args, before=STARTED, env=env, pass_fds=[told]) as process:
+                os.close(told)
+                os.read(seen, 1)
+                os.close(seen)
+                number = random_.choice([signal.SIGINT, signal.SIGTERM])
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(random_.random() * 1.5)
+                process.send_signal(number)
+                out, err = process.communicate(timeout=PATIENCE_SECONDS)
+            # It may have been done; or Python was starting to run it, or had begun to end, and died of the signal.
+            assert process.returncode in (0, 128 + number, -number), (seed, round_, out, err)
+            assert not [word for word in ("Traceback", "Exception ignored") if word in err], (seed, round_, err)
+            end = time.monotonic() + 30
+            while (left := living(mark)) and time.monotonic() < end:  # who was left alone notices, and ends
+                time.sleep(0.05)
+            assert left == [], (seed, round_)
+            assert os.listdir(place / "tmp") == [], (seed, round_)
+            names = [file.name for file in place.rglob("*")]
+            assert not [file for file in names if file.endswith((".part", ".tmp"))], (seed, round_)
+            for file in place.rglob("*.json"):
+                json.loads(file.read_text())
+
+
+def test_names_that_stdout_cannot_show(failing):
+    """A file name that the encoding of stdout lacks is shown escaped, and the command goes on."""
+    assert run("show", env={"PYTHONIOENCODING": "ascii"}) == (0, "h\\xe9ron\\udcff\n", "")
+
+
+def test_exit_code_of_a_command_stands(failing):
+    """A command that leaves by SystemExit keeps its exit code."""
+    assert run("leave").code == 143
+
+
+# Source the script that the command line shows, and complete a line whose last word the cursor is on, as bash does.
+COMPLETE = """
+script="$(wids --show-completion)" || exit 3
+eval "$script"
+complete -p wids || exit 4
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_wids_completion wids
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A directory with the program ``wids``, for $PATH."""
+    path = tmp_path / "bin" / "wids"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.cli "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path.parent)
+
+
+def shell(script, *words, path, **env):
+    """Run a script of bash, with ``wids`` in its $PATH; its arguments are words."""
+    return subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT, "PATH": f"{path}:{os.environ['PATH']}", **env},
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("wids ind", ["index"]),
+        ("wids index cr", ["create"]),
+        ("wids verify --no-d", ["--no-digest"]),
+        ("wids show train.json 7 --pre", ["--preview"]),
+        ("wids show train.json -1 --pre", ["--preview"]),
+        ("wids index create x.tar --engine th", ["threads"]),
+        ("wids pack photos --format f", ["folder", "files"]),
+        ("wids verify --key-rule last", ["last-dot"]),
+        ("wids cache clean --max-size much --dry", ["--dry-run"]),
+        ("wids --version ve", ["verify"]),
+        ("wids verify tr", []),
+    ],
+)
+def test_words_that_complete_a_line(line, offered):
+    """Commands, options and choices are offered, whatever stands before."""
+    asked = {"_WIDS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert run_ok(env={**asked, "WIDS_STORAGE_OPTIONS": "not JSON"}).split() == offered
+
+
+@pytest.mark.parametrize(("line", "offered"), [("wids verify --no-d", ["--no-digest"]), ("wids verify tr", [])])
+def test_bash_completes(line, offered, program):
+    """Bash sources the script, and offers what the program does; where that is nothing, files."""
+    done = shell(COMPLETE, *line.split(), path=program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n", 1)[0] == "complete -o default -F _wids_completion wids"
+    assert done.stdout.split()[6:] == offered
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "files"),
+    [
+        ("zsh", """_arguments '*: :(("create":"Write the index of a dataset''s shards."))'""", "_files"),
+        ("fish", "create\tWrite the index of a dataset's shards.", ""),
+    ],
+)
+def test_other_shells_complete(name, answer, files):
+    """Scripts for zsh and fish call the program, and what it answers to them is theirs."""
+    shown = run_ok("--show-completion", name, env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert f"_WIDS_COMPLETE=complete_{name}" in shown
+    asked = {"_WIDS_COMPLETE": f"complete_{name}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert run(env={**asked, "_TYPER_COMPLETE_ARGS": "wids index cr"}).out.strip() == answer
+    assert run(env={**asked, "_TYPER_COMPLETE_ARGS": "wids info "}).out.strip() == files
+
+
+def test_completion_is_installed(program, tmp_path):
+    """--install-completion puts the script where the shell finds it, and a new shell completes."""
+    home = {"HOME": str(tmp_path), "path": program}
+    done = shell("wids --install-completion; echo $?", **home)
+    assert (done.stdout.split()[-1], done.stderr) == ("0", "")
+    again = 'source ~/.bashrc; COMP_WORDS=(wids ver) COMP_CWORD=1; _wids_completion wids; echo "${COMPREPLY[@]}"'
+    assert shell(again, **home).stdout == "verify\n"
+
+
+def test_completion_that_cannot_be_installed(program, tmp_path):
+    """It is one line, and exit code 1."""
+    (tmp_path / ".bashrc").mkdir()
+    done = shell("wids --install-completion; exit $?", path=program, HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("wids: ")

@@ -1,0 +1,265 @@
+"""``wids index`` as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache_shards import pack
+from tests.support.cli import PATIENCE_SECONDS, run, run_on_terminal, spawn
+from tests.support.servers import status, whole
+from tests.support.shards import write_index, write_json, write_shard, write_shards
+from wids import ShardListDataset
+from wids.jobs.index_create import IndexSettings, create_index
+
+
+def run_index(*args, **options):
+    """Run ``wids index``."""
+    return run("index", *args, **options)
+
+
+def read(path):
+    """The JSON in a file."""
+    return json.loads(Path(path).read_text())
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Commands run in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_create_tells_what_it_wrote():
+    """Two lines on stdout, nothing on stderr in a pipe, and an index that a dataset reads."""
+    write_shards("d", (3, 4))
+    code, out, err = run_index("create", "d", "-o", "d/train.json")
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    assert first.endswith("d/train.json: 2 shards, 7 samples, 40.9 kB") or "2 shards, 7 samples" in first
+    assert second.startswith("2 read in ")
+    written = read("d/train.json")
+    assert (written["name"], [entry["url"] for entry in written["shardlist"]]) == ("train", ["s0.tar", "s1.tar"])
+    assert len(ShardListDataset("d/train.json")) == 7
+    code, out, _ = run_index("create", "d", "-o", "d/train.json", "--md5", "--members", "--name", "", "--json")
+    told = json.loads(out)
+    assert (code, told["shards"], told["samples"], told["surveyed"], told["failed"]) == (0, 2, 7, 2, {})
+    assert "md5sum" in read("d/train.json")["shardlist"][0]
+    assert "name" not in read("d/train.json")
+    assert os.path.exists("d/s0.tar.widx")
+
+
+def test_create_of_a_list_on_stdin():
+    """- stands for the lines of stdin; --info takes a file's text; --base says where shards will be."""
+    shards = write_shards("d", (1, 1))
+    Path("about.txt").write_text("words")
+    given = "".join(f"{shard['url']}\n" for shard in shards) + "\n"
+    code, out, err = run_index("create", "-", "-o", "i.json", "-i", "about.txt", "-b", "gs://b/x", given=given)
+    assert (code, err) == (0, ""), out
+    written = read("i.json")
+    assert (written["info"], written["base"], [e["url"] for e in written["shardlist"]]) == (
+        "words",
+        "gs://b/x",
+        ["s0.tar", "s1.tar"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["create", "nowhere.tar"], 1, "nowhere.tar: there is no file"),
+        (["create", "empty"], 1, "no .tar files in this directory"),
+        (["create", "junk.tar"], 1, "not a tar header"),
+        (["create", "d", "-o", "no/i.json"], 1, "make it first"),
+        (["create", "d", "-o", "empty"], 1, "is a directory"),
+        (["create", "-"], 1, "no shards to index"),
+        (["create", "d", "--engine", "slow"], 2, "is not one of"),
+        (["create", "d", "--ray-address", "auto"], 2, "goes with --engine ray"),
+        (["create"], 2, "SOURCE"),
+        (["update", "junk.tar"], 1, "name of a shard"),
+        (["update", "broken.json"], 1, "not valid JSON"),
+        (["merge", "broken.json", "-o", "x.json"], 1, "broken.json: not valid JSON"),
+        (["split", "broken.json"], 2, "say how"),
+        (["split", "broken.json", "--fractions", "a"], 2, "are no numbers"),
+        (["rebase", "none.json", "--base", "x"], 1, "none.json"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(args, code, words):
+    """On stderr, with the exit code of its kind, and nothing is written."""
+    Path("junk.tar").write_bytes(b"x" * 2000)
+    Path("broken.json").write_text("{")
+    Path("empty").mkdir()
+    write_shards("d", (1,))
+    before = sorted(os.listdir())
+    done, out, err = run_index(*args, given="")
+    assert (done, out) == (code, "")
+    assert words in " ".join(err.replace("│", " ").split())
+    assert code == 2 or len(err.splitlines()) == 1
+    assert sorted(os.listdir()) == before
+
+
+def test_skipped_errors_are_told():
+    """Each on a line of stderr with its shard; the index has the others, and the exit code is 0."""
+    write_shards("d", (1, 2))
+    Path("d/s2.tar").write_bytes(b"x" * 2000)
+    code, out, err = run_index("create", "d", "-o", "i.json", "--skip-errors")
+    assert (code, out.splitlines()[1][:19]) == (0, "2 read, 1 left out ")
+    assert err.startswith("wids: left out: ")
+    assert "s2.tar" in err
+
+
+def test_update_merge_split_rebase(tmp_path):
+    """Each tells in a line what it wrote; --json tells it to programs."""
+    write_index("a", (3, 4), name="a.json")
+    write_index("b", (2,), name="b.json")
+    write_shard("a/s2.tar", 5)
+    code, out, err = run_index("update", "a/a.json", "--add", "a/s2.tar", "--drop", "s0.tar")
+    assert (code, err) == (0, "")
+    assert "2 shards, 9 samples" in out
+    assert "2 read, 1 added, 1 dropped" in out
+    assert run_index("merge", "a/a.json", "b/b.json", "-o", "c.json") == (0, "c.json: 3 shards, 11 samples\n", "")
+    parts = "c-0.json: 2 shards, 9 samples\nc-1.json: 1 shard, 2 samples\n"
+    assert run_index("split", "c.json", "--by", "2") == (0, parts, "")
+    code, out, _ = run_index("split", "c.json", "--fractions", "0.8,0.2", "-o", "t.json", "-o", "v.json", "--json")
+    assert [part["samples"] for part in json.loads(out)] == [9, 2]
+    assert run_index("rebase", "a/a.json", "--base", "https://h/d") == (0, "a/a.json: 2 shards, 9 samples\n", "")
+    assert read("a/a.json")["base"] == "https://h/d"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_old_index(server, number, code):
+    """What was read is in the journal, no half index is there, and the next run reads the rest."""
+    server.has_ranges = True
+    gate = server.gate()
+    urls = [server.add("/a.tar", pack([("a.txt", b"1")])), server.add("/b.tar", pack([("b.txt", b"1")]), gate)]
+    Path("i.json").write_text("old")
+    with spawn("index", "create", *urls, "-o", "i.json", "--jobs", 2) as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        while not (os.path.exists("i.json.journal") and os.stat("i.json.journal").st_size):
+            assert process.poll() is None
+        process.send_signal(number)
+        gate.go.set()
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert Path("i.json").read_text() == "old"
+    assert sorted(os.listdir()) == ["i.json", "i.json.journal"]
+    server.faults.clear()
+    told = create_index(urls, "i.json", settings=IndexSettings())
+    assert (told.surveyed, told.unchanged) == (1, 1)
+    assert sorted(os.listdir()) == ["i.json", "i.json.state"]
+
+
+def test_a_terminal_sees_a_bar(server):
+    """On stderr, which is a terminal; stdout stays clean for a pipe. Tries that failed draw no lines into it."""
+    server.has_ranges = True
+    url = server.add("/a.tar", pack([("a.txt", b"1")]), status(503), whole)
+    with open("out", "w+b") as pipe:
+        code, shown = run_on_terminal("index", "create", url, "-o", "i.json", stdout=pipe)
+    out = Path("out").read_text()
+    assert code == 0
+    assert "1/1" in shown
+    assert "Retried" not in shown
+    assert "\x1b" not in out
+    assert "1 shard, 1 sample" in out
+
+
+def test_help_teaches():
+    """Each command's help has an example of it."""
+    for command in ("create", "update", "merge", "split", "rebase"):
+        code, out, _ = run_index(command, "--help")
+        assert code == 0
+        assert f"wids index {command} " in out.replace("│", "")
+
+
+def test_a_killed_run_leaves_nothing_for_long(tmp_path, server, monkeypatch):
+    """What a run that was killed had in the temporary directory goes with the next run that needs one."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    gate = server.gate()
+    url = server.add("/x.tar", pack([("a.txt", b"x" * 5000)]), whole, gate, whole)
+    with spawn("index", "create", url, "-o", "i.json") as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        process.kill()
+        process.communicate(timeout=PATIENCE_SECONDS)
+    gate.go.set()
+    assert len(os.listdir(scratch)) == 2
+    assert run_index("create", url, "-o", "i.json")[0] == 0
+    assert os.listdir(scratch) == []
+    assert sorted(os.listdir()) == ["i.json", "i.json.state", "scratch"]
+
+
+def test_two_runs_for_one_index(server):
+    """While one makes an index, another one for it is refused, and the first one's journal stays."""
+    gate = server.gate()
+    url = server.add("/x.tar", pack([("a.txt", b"x" * 5000)]), whole, gate, whole)
+    with spawn("index", "create", url, "-o", "i.json") as process:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        code, out, err = run_index("create", url, "-o", "i.json")
+        assert (code, out) == (1, "")
+        assert err.endswith("i.json.journal: another wids index is writing there; wait for it, or write elsewhere\n")
+        gate.go.set()
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert sorted(os.listdir()) == ["i.json", "i.json.state"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("index", "path"),
+    [
+        ('{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1, "x": {"y": [0, N]}}]}', "[0].x.y[1]"),
+        ('{"wids_version": 1, "note": N, "shardlist": [{"url": "a.tar", "nsamples": 1}]}', "note"),
+    ],
+)
+def test_numbers_that_json_does_not_have(index, path, number):
+    """An index with infinity or NaN in it is not written on: the error says where it stands, and nothing is there."""
+    Path("i.json").write_text(index.replace("N", number))
+    for command in (
+        ["split", "i.json", "--by", "1"],
+        ["rebase", "i.json", "-b", "x", "-o", "o.json"],
+        ["update", "i.json"],
+    ):
+        code, out, err = run_index(*command)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"{path} is {float(number)}, a number that JSON does not have" in err
+        assert "i.json: " in err
+    code, _, err = run_index("merge", "i.json", "-o", "o.json")
+    assert (code, path in err) == ((0, False) if path == "note" else (1, True))
+    assert sorted(os.listdir()) == (["i.json", "o.json"] if path == "note" else ["i.json"])
+
+
+def test_more_samples_than_can_be_counted():
+    """No command writes such an index on."""
+    entries = [{"url": f"{k}.tar", "nsamples": (1 << 63) - 1} for k in range(2)]
+    write_json("i.json", {"wids_version": 1, "shardlist": entries})
+    for command in (
+        ["split", "i.json", "--by", "1"],
+        ["rebase", "i.json", "-b", "x"],
+        ["merge", "i.json", "-o", "o.json"],
+    ):
+        code, out, err = run_index(*command)
+        assert (code, out) == (1, "")
+        assert "more than can be counted" in err
+    assert os.listdir() == ["i.json"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_ray_that_is_not_there(address):
+    """An address where nobody listens is one sentence, long before Ray itself gives up."""
+    write_shards("d", (1,))
+    code, out, err = run_index("create", "d", "-o", "i.json", "--engine", "ray", "--ray-address", address)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"no Ray cluster at {address} " in err
+    assert sorted(os.listdir()) == ["d"]
+
+
+def test_write_json_is_an_index(tmp_path):
+    """An index with sub-datasets alone cannot be rebased, and says so."""
+    write_json("i.json", {"wids_version": 1, "shardlist": [], "datasets": [{"source_url": "x.json"}]})
+    code, _, err = run_index("rebase", "i.json", "--base", "x")
+    assert (code, "sub-datasets" in err) == (1, True)

@@ -1,0 +1,294 @@
+"""`wids at` and `wids when`: which samples made up a batch, and when a sample is read; against samplers and loaders."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from tests.support.cli import complaint, run, run_apart, run_ok
+from tests.support.examples import examples
+from tests.support.shards import serve, write_index, write_json
+from wids import DistributedChunkedSampler, ShardListDataset
+from wids.cli.look.schedule import show_batch, show_readings
+from wids.order.epoch import Plan
+from wids.order.layout import ShardCounts
+from wids.order.schedule import Reading, Timetable
+
+
+class Numbers(Dataset):
+    """Samples that are (their index, the worker that read them)."""
+
+    def __init__(self, lengths):
+        """Of shards with these counts."""
+        self.lengths = lengths
+
+    def __len__(self):
+        """How many."""
+        return sum(self.lengths)
+
+    def __getitem__(self, index):
+        """The index, and the worker."""
+        worker = get_worker_info()
+        return index, -1 if worker is None else worker.id
+
+
+def timetable(lengths, *, world, batch_size=1, epoch=0, samples=None, tail="pad", lanes=None, **options):
+    """The timetable of a sampler with these arguments."""
+    counts = ShardCounts(lengths)
+    lo, hi = samples or (0, len(counts))
+    reshuffle = options.pop("reshuffle", "fixed")
+    plan = Plan(
+        lo=lo,
+        hi=hi,
+        boundaries=counts.boundaries(lo, hi),
+        chunksize=options.pop("chunksize", 10_000),
+        window=options.pop("window", 4),
+        lanes=lanes or world,
+        is_shuffled=options.pop("shuffle", True),
+        is_dealt=reshuffle == "epoch",
+        seed=options.pop("seed", 0),
+    )
+    assert not options
+    return Timetable(plan, epoch=epoch, world=world, batch_size=batch_size, tail=tail)
+
+
+def batches_of(lengths, rank, *, world, batch_size=1, epoch=0, samples=None, workers=0, **options):
+    """What a DataLoader of a rank yields in an epoch: a list of (indices, workers) for each batch."""
+    dataset = Numbers(lengths)
+    sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, num_samples=samples, **options)
+    sampler.set_epoch(epoch)
+    loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=workers)
+    return [(indices.tolist(), workers.tolist()) for indices, workers in loader]
+
+
+ORDERS = st.fixed_dictionaries(
+    {
+        "world": st.integers(1, 7),
+        "batch_size": st.integers(1, 5),
+        "epoch": st.integers(0, 3),
+        "seed": st.integers(0, 3),
+        "chunksize": st.sampled_from([1, 3, 7, 10_000]),
+        "window": st.integers(1, 4),
+        "lanes": st.none() | st.integers(1, 9),
+        "tail": st.sampled_from(["pad", "drop"]),
+        "shuffle": st.booleans(),
+        "reshuffle": st.sampled_from(["fixed", "epoch"]),
+    }
+)
+
+
+@settings(max_examples=examples(60))
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(sum), options=ORDERS, data=st.data())
+def test_batches_are_the_loaders(lengths, options, data):
+    """Every batch of every rank holds what a DataLoader over the sampler yields there, for whatever settings."""
+    lo = data.draw(st.integers(0, sum(lengths) - 1))
+    samples = data.draw(st.none() | st.tuples(st.just(lo), st.integers(lo + 1, sum(lengths))))
+    table = timetable(lengths, samples=samples, **options)
+    for rank in range(options["world"]):
+        expected = [indices for indices, _ in batches_of(lengths, rank, samples=samples, **options)]
+        assert table.steps == len(expected)
+        assert [table.batch(rank, step)[0].tolist() for step in range(table.steps)] == expected
+
+
+@settings(max_examples=examples(60))
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(sum), options=ORDERS)
+def test_finding_is_the_inverse(lengths, options):
+    """Each sample is found exactly where the batches hold it, repeats marked as the batches mark them."""
+    table = timetable(lengths, **options)
+    expected = {index: [] for index in range(sum(lengths))}
+    for rank, step in itertools.product(range(options["world"]), range(table.steps)):
+        indices, marks = table.batch(rank, step)
+        for place, (index, is_repeated) in enumerate(zip(indices.tolist(), marks, strict=True)):
+            expected[index].append(Reading(rank, step, place, is_repeated))
+    together = table.find(range(sum(lengths)))
+    assert {index: sorted(found) for index, found in together.items()} == {
+        index: sorted(found) for index, found in expected.items()
+    }
+    one = sum(lengths) // 2
+    assert table.find([one]) == {one: together[one]}
+
+
+def test_repeats_are_those_that_a_masking_sampler_marks():
+    """What is said to be repeated is what comes with `__valid__` False under tail="mask"."""
+
+    class Marked(Numbers):
+        takes_marked_indices = True
+
+    for rank in range(4):
+        sampler = DistributedChunkedSampler(Marked([5, 5]), num_replicas=4, rank=rank, tail="mask", chunksize=3)
+        expected = [(int(index), not index.is_valid) for index in sampler]
+        indices, marks = timetable([5, 5], world=4, batch_size=9, tail="mask", chunksize=3).batch(rank, 0)
+        assert list(zip(indices.tolist(), marks, strict=True)) == expected
+
+
+def test_a_billion_samples_are_not_iterated():
+    """A batch of 1e9 samples in 1e5 shards is found from a few windows; so is the lane of a sample among 4,096."""
+    table = timetable([10_000] * 100_000, world=64, batch_size=32, epoch=3)
+    indices, _ = table.batch(7, 400_000)
+    assert len(indices) == 32
+    many = timetable([10_000] * 100_000, world=4096, batch_size=32, epoch=3)
+    found = many.find([123_456_789])[123_456_789]
+    assert [many.batch(rank, step)[0][place] for rank, step, place, _ in found] == [123_456_789]
+
+
+def test_an_empty_epoch():
+    """Nothing is read of no samples."""
+    table = timetable([0, 0], world=2)
+    assert (table.samples, table.steps, table.find([0])) == (0, 0, {0: []})
+
+
+# --- the commands
+
+
+def run_json(*args, **options):
+    """What a command prints as JSON, which succeeds."""
+    return json.loads(run_ok(*args, "--json", **options))
+
+
+@pytest.fixture
+def big(tmp_path):
+    """An index of 1,003 samples in shards that are nowhere."""
+    shards = [{"url": f"s{k}.tar", "nsamples": count} for k, count in enumerate([300, 0, 303, 400])]
+    return write_json(tmp_path / "big.json", {"wids_version": 1, "shardlist": shards})
+
+
+LENGTHS = [300, 0, 303, 400]
+
+
+def test_at_tells_what_a_loader_with_workers_read(big):
+    """`wids at` names the samples, and the worker, of batches of a real loader, on every rank, the last batch too."""
+    for rank, step in ((0, 3), (1, 10), (2, 33)):
+        batches = batches_of(LENGTHS, rank, world=3, batch_size=10, epoch=2, seed=7, chunksize=50, workers=2)
+        order = ["--world-size", 3, "--batch-size", 10, "--epoch", 2, "--seed", 7, "--chunksize", 50, "--workers", 2]
+        told = run_json("at", big, "--rank", rank, "--step", step, *order)
+        assert [sample["index"] for sample in told["samples"]] == batches[step][0]
+        assert {told["worker"]} == set(batches[step][1])
+        assert (told["steps"], told["rank"], told["step"]) == (len(batches), rank, step)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ((), {}),
+        (("--tail", "drop", "--window", "2", "--chunksize", "7"), {"tail": "drop", "window": 2, "chunksize": 7}),
+        (
+            ("--lanes", "4", "--no-shuffle", "--num-samples", "100:900"),
+            {"lanes": 4, "shuffle": False, "samples": (100, 900)},
+        ),
+        (("--reshuffle", "epoch", "--num-samples", "57"), {"reshuffle": "epoch", "samples": (0, 57)}),
+    ],
+)
+def test_at_and_when_agree_with_samplers(big, flags, options):
+    """Every setting of the sampler has an option of its name; without any, the defaults are the sampler's."""
+    order = ["--world-size", 2, "--batch-size", 5, *flags]
+    batches = batches_of(LENGTHS, 1, world=2, batch_size=5, **options)
+    told = run_json("at", big, "--rank", 1, "--step", -1, *order)
+    assert [sample["index"] for sample in told["samples"]] == batches[-1][0]
+    asked = batches[-1][0][0]
+    [found] = run_json("when", big, asked, *order)["samples"]
+    assert {"rank": 1, "step": len(batches) - 1, "place": 0, "is_repeated": False, "worker": None} in found["readings"]
+
+
+def test_keys_are_those_of_the_dataset(tmp_path):
+    """The indices and keys told for a step are those of the samples that the dataset's own loader yields there."""
+    parts = [{"name": "a", "source_url": "a/a.json"}, {"name": "b", "source_url": "b/b.json"}]
+    write_index(tmp_path / "a", (3, 4, 2), name="a.json")
+    write_index(tmp_path / "b", (5, 6), name="b.json")
+    index = write_json(tmp_path / "all.json", {"wids_version": 1, "datasets": parts})
+    dataset = ShardListDataset(index, transformations=[], fields=())
+    sampler = DistributedChunkedSampler(dataset, num_replicas=2, rank=1, chunksize=3, seed=5)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=list)
+    expected = [[(sample["__index__"], sample["__key__"]) for sample in batch] for batch in loader][1]
+    order = ["--world-size", 2, "--rank", 1, "--batch-size", 4, "--chunksize", 3, "--seed", 5]
+    told = run_json("at", index, "--step", 1, "--keys", *order)
+    assert [(sample["index"], sample["key"]) for sample in told["samples"]] == expected
+
+
+def test_defaults_are_the_samplers():
+    """The options' defaults are those of DistributedChunkedSampler, and DataLoader's batch size."""
+    sampler = inspect.signature(DistributedChunkedSampler).parameters
+    for command in (show_batch, show_readings):
+        ours = inspect.signature(command).parameters
+        for name in ("chunksize", "window", "seed", "lanes", "shuffle", "reshuffle"):
+            assert ours[name].default == sampler[name].default
+        assert sampler["tail"].default is None
+        assert DistributedChunkedSampler(range(3), num_replicas=1).tail == ours["tail"].default
+        assert ours["batch_size"].default == inspect.signature(DataLoader).parameters["batch_size"].default
+
+
+def test_when_says_what_is_repeated_and_what_is_left_out(big):
+    """A sample that fills up the tail is read twice; one that is dropped, or outside num_samples, is not read."""
+    order = ["--world-size", 4, "--batch-size", 8]
+    pad = {sample["index"]: sample["readings"] for sample in run_json("when", big, *range(1003), *order)["samples"]}
+    assert sorted(map(len, pad.values()))[-2:] == [1, 2]  # 1,003 samples, 4 ranks
+    twice = next(index for index, readings in pad.items() if len(readings) == 2)
+    assert [reading["is_repeated"] for reading in pad[twice]] == [False, True]
+    drop = run_json("when", big, *range(1003), *order, "--tail", "drop")["samples"]
+    dropped = [sample["index"] for sample in drop if not sample["readings"]]
+    assert len(dropped) == 3
+    code, out, _ = run("when", big, dropped[0], twice, *order, "--tail", "drop")
+    assert code == 0
+    assert re.search(rf"\n{dropped[0]} .* not read in this epoch", out)
+    code, out, _ = run("when", big, twice, *order)
+    assert out.count("repeated, to fill up the tail") == 1
+
+
+def test_words(big):
+    """For people: which step of how many, which worker, the shard and row of each sample; a short last batch."""
+    code, out, _ = run("at", big, "--world-size", 2, "--rank", 1, "--step", -1, "--batch-size", 100, "--workers", 4)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "epoch 0, step 5 of 6, rank 1 of 2: 2 samples, by worker 1 of 4"
+    assert lines[1] == "the last batch, which a loader with drop_last=True leaves out"
+    assert lines[3].split() == ["index", "shard", "row", "url"]
+    assert len(lines) == 6
+    code, out, _ = run("when", big, "0", "-1", "--world-size", 2, "--workers", 4)
+    lines = out.splitlines()
+    assert lines[0] == "epoch 0: 502 steps on each of 2 ranks, batch size 1"
+    assert lines[2].split() == ["sample", "index", "rank", "step", "place", "worker"]
+    assert [line.split()[:2] for line in lines[3:]] == [["0", "0"], ["-1", "1002"]]
+
+
+def test_nothing_is_fetched_without_keys(tmp_path):
+    """Of a remote index nothing but itself is read; --keys takes the tables."""
+    write_index(tmp_path / "data", (3, 4, 2))
+    with serve(tmp_path / "data") as server:
+        url, cache = f"{server.url}/index.json", {"WIDS_CACHE": str(tmp_path / "cache")}
+        told = run_json("at", url, "--step", 0, "--batch-size", 9, env=cache)
+        assert len(told["samples"]) == 9
+        assert "key" not in told["samples"][0]
+        run_json("when", url, 5, env=cache)
+        assert set(server.requests) == {"/index.json"}
+        assert "--fetch" in run("at", url, "--step", 0, "--batch-size", 9, "--keys", env=cache)[2]
+        told = run_json("at", url, "--step", 0, "--batch-size", 9, "--keys", "--fetch", env=cache)
+        keys = {sample["index"]: sample["key"] for sample in told["samples"]}
+        assert [keys[index] for index in (0, 3, 8)] == ["s0-000", "s1-000", "s2-001"]
+        [found] = run_json("when", url, "s1-001", env=cache)["samples"]
+        assert (found["sample"], found["index"], found["shard"], found["row"]) == ("s1-001", 4, 1, 1)
+
+
+def test_what_is_not_there(big):
+    """A step, a rank, a sample or a range that is not there is told with what there is."""
+    told = complaint(1, "at", big, "--step", 1003)
+    assert "there is no step 1003" in told
+    assert "steps are 0 to 1002" in told
+    assert "the last one is 1" in complaint(2, "at", big, "--step", 0, "--rank", 2, "--world-size", 2)
+    assert "--rank is missing" in complaint(2, "at", big, "--step", 0, "--world-size", 2)
+    assert "indices are 0 to 1002" in complaint(1, "when", big, "1003")
+    assert "which has 1,003 samples" in complaint(1, "when", big, "0", "--num-samples", "1004")
+    assert "neither a number nor a range" in complaint(2, "when", big, "0", "--num-samples", "all")
+    assert "it has none" in complaint(1, "at", big, "--step", 0, "--num-samples", "0")
+
+
+def test_the_order_needs_no_torch(big):
+    """`wids when` answers without torch, which takes seconds to import."""
+    before = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
+    code, out, _ = run_apart("when", big, "7", before=before)
+    assert (code, out.splitlines()[-1]) == (0, "False")

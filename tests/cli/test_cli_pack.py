@@ -1,0 +1,867 @@
+"""wids pack: each kind of source, the same bytes however it runs, and going on after it was killed."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wids
+from tests.support import backends
+from tests.support.cli import PATIENCE_SECONDS, in_one_line, run, run_apart, spawn
+from tests.support.shards import write_index, write_json, write_shard, write_tar
+from wids.cli.advice import with_advice
+from wids.errors import InputError, SampleError, WidsError
+from wids.index.table import parse_table
+from wids.jobs.runner import RunOptions
+from wids.testing import Server
+from wids.writing.pack import datasets, folders, manifest
+from wids.writing.pack.plan import cut
+from wids.writing.pack.run import SUFFIX, pack
+from wids.writing.pack.shard import PackSettings
+
+
+def run_pack(*args, **options):
+    """Run ``wids pack``."""
+    return run("pack", *args, **options)
+
+
+def put(directory, files):
+    """Write files, a dict of names to bytes or text."""
+    for name, data in files.items():
+        path = os.path.join(directory, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+    return str(directory)
+
+
+def photos(directory, count=10):
+    """Images by class, as far as their names go: seven of cats to three of dogs."""
+    return put(
+        directory, {f"{'dog' if k % 3 == 0 else 'cat'}/v.1/{k:03d}.JPG": f"photo {k}" * 90 for k in range(count)}
+    )
+
+
+def shown(index, **options):
+    """Keys and undecoded fields of all samples of a dataset."""
+    dataset = wids.ShardListDataset(str(index), transformations="raw", **options)
+    return [
+        (sample["__key__"], {name: value for name, value in sample.items() if name.startswith(".")})
+        for sample in dataset
+    ]
+
+
+def content(directory):
+    """All files of a dataset: bytes by name; tables without the time of their shard."""
+    found = {}
+    for name in sorted(os.listdir(directory)):
+        with open(os.path.join(directory, name), "rb") as file:
+            data = file.read()
+        if name.endswith(".widx"):
+            table = parse_table(data, shard=name)
+            data = table.with_identity(
+                type(table.identity)(size=table.identity.size, md5=table.identity.md5)
+            ).to_bytes()
+        found[name] = data
+    return found
+
+
+def pack_files(source, output, **settings):
+    """Pack a folder of files in this process."""
+    listing = folders.list_files(str(source), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    return pack(listing, PackSettings(output=str(output), **settings))
+
+
+def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, **settings):
+    """Pack a manifest in this process."""
+    listing = manifest.list_rows(
+        str(path),
+        fields=[manifest.parse_field(field) for field in fields],
+        key=key,
+        base=base,
+        numbers_keys=numbers_keys,
+        storage_options=None,
+        tell=lambda _: None,
+    )
+    return pack(listing, PackSettings(output=str(output), numbers_keys=numbers_keys, **settings))
+
+
+def pack_dataset(source, output, *, keep_fields=None, cache_dir="nowhere", **settings):
+    """Pack a dataset in this process."""
+    listing = datasets.list_dataset(
+        source, cache_dir=str(cache_dir), keep_fields=keep_fields, storage_options=None, tell=lambda _: None
+    )
+    return pack(listing, PackSettings(output=str(output), **settings))
+
+
+def test_folder_of_images(tmp_path):
+    """Images by class become samples in order of their names, labels count the sorted classes, and info has these."""
+    photos(tmp_path / "photos", 10)
+    put(tmp_path / "photos", {"cat/readme.txt": "x", ".hidden/a.jpg": "x"})
+    code, out, err = run_pack(tmp_path / "photos", "-o", tmp_path / "out/p-%03d.tar", "--samples", 4)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{tmp_path}/photos, taken as images by class: 10 samples in 3 shards, ")
+    assert out.endswith(f"; 1 file ignored: {tmp_path}/out/p.json\n")
+    found = shown(tmp_path / "out/p.json")
+    assert [key for key, _ in found[:7]] == [f"cat/v.1/{k:03d}" for k in (1, 2, 4, 5, 7, 8)] + ["dog/v.1/000"]
+    assert found[0][1] == {".jpg": b"photo 1" * 90, ".cls": b"0"}
+    assert found[9][1] == {".jpg": b"photo 9" * 90, ".cls": b"1"}
+    with open(tmp_path / "out/p.json") as file:
+        assert json.load(file)["info"] == {"classes": ["cat", "dog"]}
+
+
+def test_same_bytes_whatever_the_jobs(tmp_path):
+    """One process and three write the same shards, index and tables, by samples and by size, shuffled too."""
+    photos(tmp_path / "photos", 40)
+    for jobs in (1, 3):
+        options = ("--jobs", jobs, "--shuffle", 5, "--size", "20kB", "--json")
+        code, out, err = run_pack(tmp_path / "photos", "-o", tmp_path / f"{jobs}/p-%d.tar", *options)
+        assert (code, err) == (0, "")
+        outcome = json.loads(out)
+        assert (outcome["samples"], outcome["skipped"], outcome["kept"]) == (40, [], 0)
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    sizes = [len(data) for name, data in content(tmp_path / "1").items() if name.endswith(".tar")]
+    assert len(sizes) > 3
+    assert max(sizes) <= 20_480
+    keys = [key for key, _ in shown(tmp_path / "1/p.json")]
+    assert len({*keys}) == 40
+    assert keys != sorted(keys)
+
+
+def test_files(tmp_path):
+    """Files of one key are one sample, in order of keys and extensions; hidden ones, and such without one, not."""
+    put(
+        tmp_path / "in",
+        {"b.txt": "1", "a/x.seg.png": "2", "a/x.txt": "3", "a.1/y.txt": "4", ".z.txt": "5", "README": "6"},
+    )
+    outcome = pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar")
+    assert shown(outcome.index) == [
+        ("a.1/y", {".txt": b"4"}),
+        ("a/x", {".seg.png": b"2", ".txt": b"3"}),
+        ("b", {".txt": b"1"}),
+    ]
+    assert (outcome.samples, outcome.ignored) == (3, 1)
+
+
+def test_only_some_fields_of_files(tmp_path):
+    """With --keep-fields, other files are not packed, and not read."""
+    put(tmp_path / "in", {"a.txt": "1", "a.jpg": "2", "b.jpg": "3"})
+    os.chmod(tmp_path / "in/a.jpg", 0)
+    code, out, _ = run_pack(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", "--keep-fields", "txt", "--json")
+    assert code == 0
+    assert json.loads(out)["ignored"] == 2
+    assert shown(tmp_path / "out/f.json") == [("a", {".txt": b"1"})]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_manifests(tmp_path, kind):
+    """Rows of every format become the same samples: files by path, labels by number, columns as JSON."""
+    put(tmp_path / "in", {f"img/{k}.png": f"png {k}" for k in range(3)})
+    rows = [{"path": f"img/{k}.png", "label": "ab"[k % 2], "id": f"id-{k}", "n": str(k)} for k in range(3)]
+    path = tmp_path / f"in/rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    fields = (".png=path", ".cls=label", ".json=n,label", ".txt=n")
+    outcome = pack_rows(path, tmp_path / "out/m-%d.tar", *fields, key="id", samples=2)
+    assert shown(outcome.index)[2] == (
+        "id-2",
+        {".png": b"png 2", ".cls": b"0", ".json": b'{"n": "2", "label": "a"}', ".txt": b"2"},
+    )
+    with open(outcome.index) as file:
+        assert json.load(file)["info"] == {"classes": ["a", "b"]}
+
+
+def test_manifest_without_keys_from_the_command_line(tmp_path):
+    """Rows without a key column are numbered; @ makes a file of a field, and --base says where files are."""
+    put(tmp_path, {"pics/1.jpg": "x", "pics/1.txt": "caption", "rows.csv": "image,text,label\n1.jpg,1.txt,7\n"})
+    options = ("--field", ".jpg=image", "--field", ".txt=@text", "--field", "cls=label", "--base", tmp_path / "pics")
+    code, _, err = run_pack(tmp_path / "rows.csv", "-o", tmp_path / "out/m-%d.tar", *options)
+    assert (code, err) == (0, "")
+    assert shown(tmp_path / "out/m.json") == [("000000000", {".jpg": b"x", ".txt": b"caption", ".cls": b"7"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("r.csv", "path,label\na.jpg,1\n", "there is no column 'nope'; it has label, path"),
+        ("r.jsonl", '{"path": 1}\n{"path"', "line 2 is not JSON"),
+        ("r.jsonl", "[1]", "line 1 is a JSON list"),
+        ("r.csv", "path,nope\n", "has no rows"),
+        ("r.csv", b"path,nope\n\xff,1\n", "is no csv that can be read"),
+        ("r.csv", "path,nope\n,1\n", "line 2: column 'path' is empty"),
+        ("r.csv", "path,nope\ngone.jpg,1\n", "gone.jpg: cannot be read (No such file or directory)"),
+        ("r.csv", "path,nope\nr.csv,\n", "line 2: column 'nope' is empty"),
+        ("r.parquet", b"PAR1", "is no Parquet that can be read"),
+    ],
+)
+def test_manifests_that_cannot_be_packed(tmp_path, name, text, words):
+    """What is wrong with a manifest is told with its name, the row, and what is there instead."""
+    put(tmp_path, {name: text})
+    with pytest.raises(WidsError) as caught:
+        pack_rows(tmp_path / name, tmp_path / "out/m-%d.tar", ".jpg=path", ".cls=nope")
+    assert words in str(caught.value)
+    assert name in str(caught.value)
+    assert not os.path.exists(tmp_path / "out/m.json")
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    """Without pyarrow, Parquet is refused with what to install; a column that lacks is told."""
+    pq.write_table(pa.Table.from_pylist([{"a": 1}]), tmp_path / "r.parquet")
+    with pytest.raises(WidsError, match="no column 'b'; it has a"):
+        pack_rows(tmp_path / "r.parquet", tmp_path / "out/m-%d.tar", ".cls=b")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(WidsError, match=r"pip install 'wids\[parquet\]'"):
+        pack_rows(tmp_path / "r.parquet", tmp_path / "out/m-%d.tar", ".cls=a")
+
+
+def test_repeated_keys_of_a_manifest(tmp_path):
+    """A key that came before is told with both rows; numbered keys do not care."""
+    put(tmp_path, {"r.csv": "id,n\na,1\nb,2\na,3\n"})
+    with pytest.raises(WidsError, match=r"r.csv, line 4: key 'a' is that of line 2, too"):
+        pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".cls=n", key="id")
+    outcome = pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".cls=n", key="id", numbers_keys=True)
+    assert [key for key, _ in shown(outcome.index)] == ["000000000", "000000001", "000000002"]
+
+
+@pytest.mark.parametrize("text", [".jpg", ".jpg=", ".cls=a,b", "a/b=c", ".json=a,,b"])
+def test_fields_that_say_nothing(text):
+    """A --field that names no column, or too many, is refused."""
+    with pytest.raises(InputError, match="field"):
+        manifest.parse_field(text)
+
+
+def test_dataset_is_dealt_out_anew(tmp_path):
+    """An index becomes other shards with the same members; a range, some fields, a shuffle and numbers change those."""
+    index = write_index(tmp_path / "in", (3, 4, 2))
+    same = pack_dataset(index, tmp_path / "a/s-%d.tar", samples=5)
+    assert shown(same.index) == shown(index)
+    code, _, err = run_pack(
+        *(index, "-o", tmp_path / "b/s-%d.tar", "--range", "1:8", "--keep-fields", ".cls,.txt", "--shuffle", 1),
+        *("--number-keys", "--samples", 3, "--jobs", 2),
+    )
+    assert (code, err) == (0, "")
+    found = shown(tmp_path / "b/s.json")
+    assert [key for key, _ in found] == [f"{k:09d}" for k in range(7)]
+    assert {tuple(fields) for _, fields in found} == {(".txt", ".cls")}
+    labels = [int(fields[".cls"]) for _, fields in found]
+    assert sorted(labels) == [*range(1, 8)]
+    assert labels != sorted(labels)
+
+
+def test_dataset_by_size(tmp_path):
+    """By size, shards of a dataset are cut as those of files are: none is larger than it may be."""
+    index = write_index(tmp_path / "in", (30, 40))
+    outcome = pack_dataset(index, tmp_path / "a/s-%d.tar", size=30_720)
+    sizes = [os.path.getsize(tmp_path / f"a/s-{k}.tar") for k in range(outcome.shards)]
+    assert len(sizes) > 3
+    assert max(sizes) <= 30_720
+    assert shown(outcome.index) == shown(index)
+
+
+def test_tars_without_an_index(tmp_path):
+    """A folder of tars, or a brace pattern, is packed as the dataset that it is."""
+    write_index(tmp_path / "in", (3, 4))
+    code, _, err = run_pack(tmp_path / "in", "-o", tmp_path / "a/s-%d.tar")
+    assert (code, err) == (0, "")
+    assert len(shown(tmp_path / "a/s.json")) == 7
+    put(tmp_path / "in", {"notes.txt": "x"})
+    with pytest.raises(WidsError, match="holds tars and other files"):
+        folders.guess_format(str(tmp_path / "in"))
+    assert pack_dataset(f"{tmp_path}/in/s{{0..1}}.tar", tmp_path / "b/s-%d.tar").samples == 7
+
+
+def test_keys_that_meet_in_a_shard(tmp_path):
+    """Shards with the same keys cannot become one as they are; the error says what helps."""
+    tars = [write_tar(tmp_path / f"{k}.tar", {"a.txt": b"x", "b.txt": b"y"}) for k in range(2)]
+    with pytest.raises(SampleError, match=r"s-0.tar: two samples have the key 'a'") as caught:
+        pack_dataset(tars, tmp_path / "out/s-%d.tar")
+    assert with_advice(caught.value).endswith("'a'; --number-keys numbers them")
+    assert os.listdir(tmp_path / "out") == []
+    assert pack_dataset(tars, tmp_path / "out/s-%d.tar", numbers_keys=True).samples == 4
+
+
+def test_remote_dataset(tmp_path):
+    """A remote dataset is read through the cache, and packed as a local one."""
+    index = write_index(tmp_path / "in", (3, 4))
+    place = backends.memory("pack-in")
+    for name in os.listdir(tmp_path / "in"):
+        with open(tmp_path / "in" / name, "rb") as file:
+            place.add(name, file.read())
+    outcome = pack_dataset(f"{place.url}/index.json", tmp_path / "a/s-%d.tar", cache_dir=tmp_path / "cache")
+    assert shown(outcome.index) == shown(index)
+
+
+def test_memory_output(tmp_path):
+    """Shards go to a remote place; what was finished there before is kept, and the journal goes."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(5)})
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    settings = PackSettings(output="memory://pack-out/f-%d.tar", samples=2)
+    outcome = pack(listing, settings, options=RunOptions(jobs=3))
+    assert shown(outcome.index, cache_dir=tmp_path / "cache") == [(str(k), {".txt": b"%d" % k}) for k in range(5)]
+    names = [os.path.basename(name) for name in fsspec.filesystem("memory").ls("/pack-out", detail=False)]
+    assert sorted(names) == sorted([f"f-{k}.tar{end}" for k in range(3) for end in ("", ".widx")] + ["f.json"])
+    with pytest.raises(WidsError, match="exists"):
+        pack_files(tmp_path / "in", "memory://pack-out/f-%d.tar")
+
+
+def test_remote_journal(tmp_path, monkeypatch):
+    """A run to a remote place that fails leaves a journal there, and the next one goes on from it."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    os.rename(tmp_path / "in/3.txt", tmp_path / "3.txt")
+    os.symlink(tmp_path / "3.txt", tmp_path / "in/3.txt")
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    settings = PackSettings(output="memory://pack-again/f-%d.tar", samples=1)
+    os.rename(tmp_path / "3.txt", tmp_path / "away.txt")
+    with pytest.raises(WidsError, match=r"3.txt: cannot be read"):
+        pack(listing, settings)
+    os.rename(tmp_path / "away.txt", tmp_path / "3.txt")
+    assert pack(listing, settings).kept == 3
+    assert not fsspec.filesystem("memory").exists(f"/pack-again/f.json{SUFFIX}")
+
+
+def test_s3_from_several_processes(tmp_path, monkeypatch):
+    """Processes upload their shards to a bucket; the dataset there is the one that was packed."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with backends.s3() as store:
+        place = store.place()
+        options = ("--samples", 2, "--jobs", 2, "--storage-options", json.dumps(place.options))
+        code, _, err = run_pack(tmp_path / "in", "-o", f"{place.url}/f-%d.tar", *options)
+        assert (code, err) == (0, "")
+        found = shown(f"{place.url}/f.json", cache_dir=tmp_path / "cache", storage_options=place.options)
+    assert found == [(str(k), {".txt": b"%d" % k}) for k in range(4)]
+
+
+@contextlib.contextmanager
+def rows_with_a_stop(directory):
+    """A manifest of 30 rows, and two events: the file of row 10 was asked for, and its server waits for the other."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def stop(reply, body):
+        asked.set()
+        reply.wait(go_on)
+        reply.end(reply.begin(body))
+
+    with Server() as server:
+        url = server.add("/x", b"remote", stop)
+        put(directory, {f"{k}.txt": f"text {k}" for k in range(30)})
+        names = [url if k == 10 else f"{k}.txt" for k in range(30)]
+        path = os.path.join(put(directory, {"rows.csv": "\n".join(["name", *names])}), "rows.csv")
+        yield path, asked, go_on
+
+
+def count_done(journal):
+    """How many shards a journal has."""
+    with contextlib.suppress(FileNotFoundError), open(journal) as file:
+        return file.read().count("inputs")
+    return 0
+
+
+@contextlib.contextmanager
+def stopped(source, output, asked):
+    """``wids pack`` when it has finished 29 of 30 shards and waits for the last one."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    with spawn("pack", source, "-o", output, "--field", ".txt=@name", "--samples", 1, "--jobs", 2) as process:
+        while count_done(f"{os.path.dirname(output)}/rows.json{SUFFIX}") < 29:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert asked.wait(PATIENCE_SECONDS)
+        yield process
+
+
+def test_goes_on_after_a_kill(tmp_path):
+    """Killed in the middle, with nobody left at work; run again, it keeps what was finished, and ends up the same."""
+    output = tmp_path / "out/rows-%02d.tar"
+    with rows_with_a_stop(tmp_path / "in") as (source, asked, go_on):
+        with stopped(source, output, asked) as process:
+            process.kill()
+            process.wait(PATIENCE_SECONDS)
+            go_on.set()
+            process.communicate(timeout=PATIENCE_SECONDS)  # ends when all its processes have
+        names = os.listdir(tmp_path / "out")
+        assert not {"rows.json", "rows-10.tar"} & {*names}
+        options = ("--field", ".txt=@name", "--samples", 1, "--jobs", 2, "--json")
+        code, out, err = run_pack(source, "-o", output, *options)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["kept"] == 29
+        pack_rows(source, tmp_path / "whole/rows-%02d.tar", ".txt=@name", samples=1)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_no_half_shard(tmp_path, number, code):
+    """Ctrl-C and SIGTERM end it and its processes; whole shards and the journal stay, and no part of a file."""
+    output = tmp_path / "out/rows-%02d.tar"
+    with rows_with_a_stop(tmp_path / "in") as (source, asked, _), stopped(source, output, asked) as process:
+        assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".part")]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    tars = [f"rows-{k:02d}.tar" for k in range(30) if k != 10]
+    expected = [*tars, *(f"{name}.widx" for name in tars), f"rows.json{SUFFIX}"]
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(expected)
+
+
+# Killed when all is written, the index too, and only the journal is left to be removed.
+KILLED_LAST = f"""
+import os
+from wids.writing.pack import run
+run.JobJournal.remove = lambda _: os.kill(os.getpid(), {signal.SIGKILL:d})
+"""
+
+
+def killed_last(*args):
+    """A whole run of ``wids pack`` that is killed when all that is left to be done is to remove its journal."""
+    assert run_apart("pack", *args, before=KILLED_LAST).code == -signal.SIGKILL
+
+
+def test_killed_when_all_was_there(tmp_path):
+    """The same run keeps all shards, and its journal goes; then the dataset is there as any other one."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    args = (tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", "--samples", 2, "--json")
+    killed_last(*args)
+    assert f"f.json{SUFFIX}" in os.listdir(tmp_path / "out")
+    before = content(tmp_path / "out")
+    code, out, err = run_pack(*args)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["kept"] == 2
+    del before[f"f.json{SUFFIX}"]
+    assert content(tmp_path / "out") == before
+    code, out, err = run_pack(*args)
+    assert (code, out) == (1, "")
+    assert "--overwrite" in err
+
+
+@pytest.mark.parametrize("options", [("--samples", 1), ("--samples", 2, "--range", ":2")])
+def test_killed_when_all_was_there_and_another_run(tmp_path, options):
+    """A run that would write something else is refused as by any dataset that is there, and the journal goes."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    killed_last(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", "--samples", 2)
+    code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", *options)
+    assert (code, out) == (1, "")
+    assert "--overwrite" in err
+    assert sorted(os.listdir(tmp_path / "out")) == ["f-0.tar", "f-0.tar.widx", "f-1.tar", "f-1.tar.widx", "f.json"]
+    assert len(shown(tmp_path / "out/f.json")) == 4
+
+
+def test_what_changed_is_written_again(tmp_path):
+    """Of an unfinished run, only shards whose files are the same, and that nobody touched, are kept."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    broken = tmp_path / "in/5.txt"
+    os.symlink(tmp_path / "gone", broken)
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    assert [problem.why for problem in listing.problems] == [f"{broken}: cannot be read (No such file or directory)"]
+    os.unlink(broken)
+    put(tmp_path / "in", {"5.txt": "5"})
+
+    def attempt():
+        return pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar", samples=1)
+
+    stopped = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    os.unlink(tmp_path / "in/5.txt")
+    with pytest.raises(WidsError, match=r"5.txt: cannot be read"):
+        pack(stopped, PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=1))
+    put(tmp_path / "in", {"5.txt": "5", "1.txt": "one"})
+    put(tmp_path / "out", {"f-2.tar": "junk"})
+    with open(tmp_path / "out" / f"f.json{SUFFIX}", "ab") as file:
+        file.write(b'{"k": 3, "inp')  # cut short
+    outcome = attempt()
+    assert outcome.kept == 2
+    assert shown(outcome.index)[1:3] == [("1", {".txt": b"one"}), ("2", {".txt": b"2"})]
+    with pytest.raises(WidsError, match="exists"):
+        attempt()
+
+
+def test_fewer_shards_than_before(tmp_path):
+    """What an unfinished run wrote, and this one does not, goes; so does an earlier dataset with --overwrite."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar", samples=1)
+    os.unlink(tmp_path / "in/3.txt")
+    outcome = pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar", samples=2, overwrite=True)
+    assert outcome.removed == 2
+    assert sorted(os.listdir(tmp_path / "out")) == ["f-0.tar", "f-0.tar.widx", "f-1.tar", "f-1.tar.widx", "f.json"]
+    assert len(shown(outcome.index)) == 3
+
+
+def test_two_runs_to_one_place(tmp_path):
+    """While one run writes a dataset, another one is refused."""
+    put(tmp_path / "in", {"0.txt": "0", "1.txt": "1"})
+    told = []
+
+    def show(_):
+        if not told:
+            with pytest.raises(WidsError, match="another wids pack is writing there") as caught:
+                pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar")
+            told.append(caught.value)
+
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    assert pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar")), show=show).samples == 2
+    assert told
+
+
+def test_where_chooses_from_a_dataset(tmp_path):
+    """Conditions on keys, texts, numbers and JSON; all of them must hold, and --range counts those that meet them."""
+    rows = [
+        {"key": f"{'cat' if k % 2 else 'dog'}{k}", "cls": k % 5, "caption": f"No. {k}, a {'Cat' if k % 3 else 'dog'}"}
+        for k in range(30)
+    ]
+    put(tmp_path / "in", {"rows.jsonl": "\n".join(map(json.dumps, rows))})
+    fields = (".cls=cls", ".json=key,caption,cls", ".txt=caption")
+    source = pack_rows(tmp_path / "in/rows.jsonl", tmp_path / "all/x-%d.tar", *fields, key="key", samples=7).index
+    cases = [
+        (["key~^cat"], lambda row: row["key"].startswith("cat")),
+        (["key!~^cat", "key!=dog2"], lambda row: row["key"].startswith("dog") and row["key"] != "dog2"),
+        ([".cls=3"], lambda row: row["cls"] == 3),
+        ([".cls=3.0"], lambda row: row["cls"] == 3),
+        (["cls>=2", ".cls<4"], lambda row: row["cls"] in (2, 3)),
+        ([".json:caption~(?i)a cat", ".json:cls!=0"], lambda row: "Cat" in row["caption"] and row["cls"]),
+        ([".txt~Cat$"], lambda row: "Cat" in row["caption"]),
+    ]
+    for k, (conditions, wanted) in enumerate(cases):
+        options = [part for condition in conditions for part in ("--where", condition)]
+        code, out, err = run_pack(source, "-o", tmp_path / f"{k}/x-%d.tar", *options, "--keep-fields", "txt", "--json")
+        assert (code, err) == (0, "")
+        expected = [row["key"] for row in rows if wanted(row)]
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == expected
+        assert json.loads(out)["unmatched"] == 30 - len(expected)
+    code, out, err = run_pack(source, "-o", tmp_path / "r/x-%d.tar", "--where", ".cls=3", "--range", "1:3")
+    assert (code, err) == (0, "")
+    assert "24 samples not wanted" in out
+    assert [key for key, _ in shown(tmp_path / "r/x.json")] == ["dog8", "cat13"]
+
+
+def test_where_chooses_from_files(tmp_path):
+    """Of files too; what lacks a field does not meet a condition on it, and whether it is there is one."""
+    put(
+        tmp_path / "in",
+        {"a.txt": "one", "a.jpg": "x", "b.txt": "two\n", "c.jpg": "x", "d.json": '{"x": [{"y": null}]}'},
+    )
+    for k, (condition, keys) in enumerate(
+        [
+            (".jpg", ["a", "c"]),
+            (".txt!=one", ["b"]),
+            (".txt=two", ["b"]),
+            (".json:x.0.y", ["d"]),
+            ("json:x.0.y=null", ["d"]),
+        ]
+    ):
+        code, _, err = run_pack(
+            tmp_path / "in", "--format", "files", "-o", tmp_path / f"{k}/x-%d.tar", "--where", condition
+        )
+        assert (code, err) == (0, "")
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == keys
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "words"),
+    [
+        ("", 2, "is no condition"),
+        ("key", 2, "is no condition"),
+        ("=3", 2, "is no condition"),
+        (".cls>cat", 2, "compares numbers, and 'cat' is none"),
+        ("key~(", 2, "is no regular expression"),
+        ("key=z", 1, "of 2 samples none meets 'key=z'"),
+        (".cls=1", 1, "'.cls=1': no sample has a field .cls; there are .bin, .txt"),
+        (".bin~x", 1, ".bin of 'a' is no text"),
+        (".bin:x=1", 1, ".bin of 'a' is no JSON"),
+    ],
+)
+def test_where_that_cannot_be(tmp_path, condition, code, words):
+    """A condition that is none is wrong usage; one that nothing meets, or that cannot be asked, is one sentence."""
+    put(tmp_path / "in", {"a.bin": b"\xff", "b.txt": "1"})
+    done, out, err = run_pack(
+        tmp_path / "in", "--format", "files", "-o", tmp_path / "out/x-%d.tar", "--where", condition
+    )
+    assert (done, out) == (code, "")
+    assert words in in_one_line(err)
+    assert not os.path.exists(tmp_path / "out")
+
+
+def test_where_leaves_out_what_cannot_be_asked(tmp_path):
+    """With --skip-errors the rest is packed, and what could not be asked is told."""
+    put(tmp_path / "in", {"a.bin": b"\xff", "b.bin": "1", "c.bin": "2"})
+    options = ("--format", "files", "--where", ".bin=1", "--skip-errors")
+    code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/x-%d.tar", *options)
+    assert code == 0
+    assert "1 sample not wanted; 1 sample left out" in out
+    assert err.startswith("wids: left out: .bin of 'a' is no text")
+
+
+def test_what_cannot_be_packed_is_told(tmp_path):
+    """Without --skip-errors nothing is written and the first trouble is told; with it, the rest is, and all are."""
+    photos(tmp_path / "in", 4)
+    put(tmp_path / "in", {"top.jpg": "x", "cat/v1.2.jpg": "x", "cat/v.1/001.png": "x"})
+    os.symlink(tmp_path / "gone", tmp_path / "in/dog/gone.jpg")
+    code, out, err = run_pack(tmp_path / "in", "--format", "folder", "-o", tmp_path / "out/p-%d.tar")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "(3 more samples cannot be packed); --skip-errors leaves out what cannot be packed" in err
+    assert not os.path.exists(tmp_path / "out")
+    code, out, err = run_pack(tmp_path / "in", "--format", "folder", "-o", tmp_path / "out/p-%d.tar", "--skip-errors")
+    assert code == 0
+    assert "4 samples in 1 shard" in out
+    assert "; 4 samples left out: " in out
+    for words in ("in no class folder", "has a dot in its basename", "has the key 'cat/v.1/001', as", "No such file"):
+        assert words in err
+
+
+def test_what_cannot_be_read_later(tmp_path):
+    """A file that changes after it was listed ends the run, or is left out; a shard of none but those is not there."""
+    put(tmp_path / "in", {f"{k}.txt": str(k) for k in range(4)})
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    put(tmp_path / "in", {"0.txt": "longer"})
+    os.unlink(tmp_path / "in/1.txt")
+    with pytest.raises(WidsError, match=r"0.txt: had 1 bytes when it was listed, has 6 now"):
+        pack(listing, PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=2), options=RunOptions(jobs=2))
+    outcome = pack(
+        listing,
+        PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=2, skips_errors=True),
+        options=RunOptions(jobs=2),
+    )
+    assert [problem.place for problem in outcome.skipped] == ["sample 0", "sample 1"]
+    assert [key for key, _ in shown(outcome.index)] == ["2", "3"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["f-1.tar", "f-1.tar.widx", "f.json"]
+
+
+def test_files_that_are_something_else_by_the_time(tmp_path):
+    """A FIFO, a device without end, a directory, other bytes of the same number: none hangs, or is packed."""
+    source, output = tmp_path / "in", str(tmp_path / "out/f-%d.tar")
+
+    def other(path):
+        path.write_text("b")
+        os.utime(path, ns=(1, 1))
+
+    changes = {
+        "0": os.mkfifo,
+        "1": lambda path: os.symlink("/dev/zero", path),
+        "2": os.mkdir,
+        "3": lambda path: os.symlink(path, path),
+        "4": other,
+    }
+    put(source, {f"{k}.txt": "a" for k in range(6)})
+    listing = folders.list_files(str(source), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    for name, change in changes.items():
+        os.unlink(source / f"{name}.txt")
+        change(source / f"{name}.txt")
+    outcome = pack(listing, PackSettings(output=output, samples=1, skips_errors=True))
+    assert [problem.place for problem in outcome.skipped] == [f"sample {k}" for k in range(5)]
+    assert shown(outcome.index) == [("5", {".txt": b"a"})]
+
+
+class _Meddler:
+    """The reader of a listing, in whose midst the source changes."""
+
+    def __init__(self, reader, changes):
+        self._reader, self._changes = reader, changes
+
+    def read(self, item):
+        self._changes.pop(item, lambda: None)()
+        return self._reader.read(item)
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+
+@pytest.mark.parametrize("change", ["replaced", "rewritten", "other count", "cut", "removed", "directory"])
+@pytest.mark.parametrize("skips_errors", [False, True], ids=["", "skip"])
+def test_source_shards_that_change_while_they_are_packed(tmp_path, change, skips_errors):
+    """Samples of two versions of a shard never make one dataset: no index, no half shard, and a second run is right."""
+    source = write_index(tmp_path / "in", (4, 4, 4))
+    path = tmp_path / "in/s1.tar"
+    count = 9 if change == "other count" else 4
+    new = Path(write_shard(tmp_path / "new.tar", count, first=100)).read_bytes()
+
+    def meddle():
+        if change == "cut":
+            os.truncate(path, 512)
+        elif change == "rewritten":
+            path.write_bytes(new)
+        elif change in ("removed", "directory"):
+            path.unlink()
+            if change == "directory":
+                path.mkdir()
+        else:
+            os.replace(tmp_path / "new.tar", path)
+
+    listing = datasets.list_dataset(
+        source, cache_dir="nowhere", keep_fields=None, storage_options=None, tell=lambda _: None
+    )
+    # In the middle of the shard, which two shards are made of.
+    listing.reader = _Meddler(listing.reader, {6: meddle})
+    settings = PackSettings(output=str(tmp_path / "out/x-%d.tar"), samples=3, skips_errors=skips_errors)
+    with pytest.raises(WidsError):
+        pack(listing, settings)
+    left = os.listdir(tmp_path / "out")
+    assert "x.json" not in left
+    assert not [name for name in left if name.endswith(".part")]
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(new)
+    listed = [{"url": f"s{k}.tar", "nsamples": count if k == 1 else 4} for k in range(3)]
+    write_json(source, {"wids_version": 1, "shardlist": listed})
+    pack_dataset(source, settings.output, samples=3)
+    assert shown(tmp_path / "out/x.json") == shown(source)
+
+
+class _Killer:
+    """A reader whose process is killed while it reads."""
+
+    def read(self, item):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def measure(self, item, key):
+        return 1
+
+    def identify(self, items):
+        return ""
+
+
+def test_a_killed_process_is_told(tmp_path):
+    """When a process is killed (for its memory, say), the run ends with the shard's name and what to do."""
+    listing = folders.SourceListing(items=[1, 2], reader=_Killer())
+    with pytest.raises(WidsError, match=r"k-\d.tar: the process that wrote it ended with exit code -9.*fewer jobs"):
+        pack(listing, PackSettings(output=str(tmp_path / "k-%d.tar"), samples=1), options=RunOptions(jobs=2))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("gone", "-o", "o/x-%d.tar"), 1, "gone: there is no such folder or file"),
+        (("in", "-o", "o/x.tar"), 2, "write it like 'out/train-%06d.tar'"),
+        (("in/a.txt", "-o", "o/x-%d.tar"), 1, "say what it is with --format"),
+        (("in", "-o", "o/x-%d.tar", "--range", "1-2"), 2, "no range of samples; write it like 0:100"),
+        (("in", "-o", "o/x-%d.tar", "--range", "5:"), 1, "no samples to pack in this range"),
+        (("in", "-o", "o/x-%d.tar", "--field", ".a=b"), 2, "for manifests"),
+        (("in/r.csv", "-o", "o/x-%d.tar"), 2, "say what samples of a manifest hold"),
+        (("in/r.csv", "-o", "o/x-%d.tar", "--field", ".a=b", "--field", "a=c"), 2, "same extension"),
+        (("in", "-o", "file/x-%d.tar"), 1, "check the path"),
+        (("in/broken.json", "-o", "o/x-%d.tar"), 1, "not valid JSON"),
+        (("empty", "-o", "o/x-%d.tar"), 1, "there are no files in it"),
+        (("in/x.tgz", "-o", "o/x-%d.tar"), 1, "gzip"),
+        (("in", "-o", "o/x-%d.tar", "--format", "folder"), 1, "no images in class folders"),
+    ],
+)
+def test_wrong_input_is_a_sentence(tmp_path, monkeypatch, args, code, words):
+    """What is wrong on the command line or in the source is a sentence and an exit code, without a traceback."""
+    put(
+        tmp_path,
+        {
+            "in/a.txt": "x",
+            "in/r.csv": "b\n1\n",
+            "in/broken.json": "{",
+            "file": "",
+            "in/x.tgz": b"\x1f\x8b" + bytes(600),
+        },
+    )
+    os.makedirs(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run_pack(*args)
+    assert (found, out) == (code, "")
+    assert words in in_one_line(err)
+    assert "Traceback" not in err
+
+
+def test_nothing_is_written_over_what_is_packed(tmp_path):
+    """Neither into the folder that is packed, nor over a dataset's own shards or index, not even with --overwrite."""
+    put(tmp_path / "in", {"0.txt": "0"})
+    for output in ("in/f-%d.tar", "in/more/f-%d.tar"):
+        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+            pack_files(tmp_path / "in", tmp_path / output, overwrite=True)
+    index = write_index(tmp_path / "data", (3, 4))
+    before = shown(index)
+    for output in ("data/s%d.tar", "data/index-%d.tar"):
+        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+            pack_dataset(index, tmp_path / output, overwrite=True)
+    assert shown(index) == before
+    assert pack_dataset(index, tmp_path / "data/t%d.tar").samples == 7
+
+
+def test_remote_manifests_name_no_local_files(tmp_path):
+    """A manifest from a remote place may name remote files, and local ones only where the user said where these are."""
+    put(tmp_path, {"a.txt": "mine"})
+    place = backends.memory("rows")
+    place.add("b.txt", b"theirs")
+    url = place.add("r.csv", f"t,u\nb.txt,file://{tmp_path}/a.txt\n".encode())
+    outcome = pack_rows(url, tmp_path / "1/m-%d.tar", ".txt=@t")
+    assert shown(outcome.index) == [("000000000", {".txt": b"theirs"})]
+    with pytest.raises(WidsError, match="may not name local files"):
+        pack_rows(url, tmp_path / "2/m-%d.tar", ".txt=@u")
+    with pytest.raises(InputError, match="size of a remote file is not known"):
+        pack_rows(url, tmp_path / "2/m-%d.tar", ".txt=@t", size=20_480)
+    outcome = pack_rows(url, tmp_path / "3/m-%d.tar", ".txt=@u", base=str(tmp_path))
+    assert shown(outcome.index) == [("000000000", {".txt": b"mine"})]
+
+
+def test_help_teaches():
+    """--help shows an example of each kind of source."""
+    code, out, _ = run_pack("--help")
+    assert code == 0
+    assert "wids pack photos -o 'out/train-%06d.tar'" in " ".join(out.split())
+
+
+def test_listing_follows_links_but_not_in_circles(tmp_path):
+    """A link to a folder is followed; one to a folder above it does not go round for ever."""
+    put(tmp_path / "in", {"a/0.txt": "0"})
+    os.symlink(tmp_path / "in", tmp_path / "in/a/up")
+    os.symlink(tmp_path / "in/a", tmp_path / "in/b")
+    outcome = pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar")
+    assert [key for key, _ in shown(outcome.index)] == ["a/0", "b/0"]
+
+
+@pytest.mark.parametrize(
+    ("count", "bounds", "expected"),
+    [
+        (0, {"samples": 3}, []),
+        (7, {"samples": 3}, [(0, 3), (3, 6), (6, 7)]),
+        (4, {"size": 10_240, "sizes": [4096, 4096, 8192, 99_999]}, [(0, 2), (2, 3), (3, 4)]),
+        (4, {"size": 1 << 20, "samples": 3, "sizes": [512] * 4}, [(0, 3), (3, 4)]),
+    ],
+)
+def test_cut(count, bounds, expected):
+    """Shards are full, by samples or by bytes, and nothing is lost."""
+    assert cut(count, **{"samples": None, "size": None, "sizes": None, **bounds}) == expected
+
+
+def test_closing_ends_the_processes(tmp_path):
+    """Whoever closes the iterator in the middle ends the processes, and their part files go."""
+    put(tmp_path / "in", {f"{k:03d}.txt": str(k) for k in range(200)})
+    told = []
+
+    def show(progress):
+        told.append(progress.done)
+        if progress.done:
+            raise KeyboardInterrupt
+
+    listing = folders.list_files(str(tmp_path / "in"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    os.makedirs(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        pack(
+            listing,
+            PackSettings(output=str(tmp_path / "out/f-%d.tar"), samples=50),
+            show=show,
+            options=RunOptions(jobs=2),
+        )
+    assert told[-1]
+    assert [name for name in os.listdir(tmp_path / "out") if name.endswith((".part", ".json"))] == []

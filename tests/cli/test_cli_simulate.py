@@ -1,0 +1,224 @@
+"""`wids simulate`: its tables, JSON, page and picture, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.support.cli import in_one_line, run, run_apart
+from tests.support.shards import write_index, write_json
+from wids import DistributedChunkedSampler
+from wids.order.layout import ShardCounts
+
+SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
+
+
+def simulate(*args):
+    """Run ``wids simulate``."""
+    return run("simulate", *args)
+
+
+def values_of(*args, code=0):
+    """What it prints as JSON."""
+    done = simulate(*args, "--json")
+    assert (done.code, done.err) == (code, "")
+    return json.loads(done.out)
+
+
+def test_a_table_for_people():
+    """Counts, room, time and traffic are told in words, without a line on stderr."""
+    done = simulate(
+        *SMALL, "--world-size", "4", "--ranks-per-node", "2", "--epochs", "2", "--show-open", "--show-splits"
+    )
+    assert (done.code, done.err) == (0, "")
+    lines = {line[:22].strip(): line[22:].strip() for line in done.out.splitlines()}
+    assert done.out.startswith("24 shards, 1,200 samples, 24 MB; 4 ranks on 2 nodes, batches of 32, 2 epochs\n")
+    assert lines["batches of a rank"] == "20, the same on all"
+    assert lines["samples read"] == "2,400 (left out 0, repeated 0)"
+    assert lines["shards split"].startswith("0 read by several ranks")
+    assert re.search(r"^ +1 +1 +12 +12 MB|^ +1 +1 +0 +0 B +0", done.out, re.MULTILINE)
+    assert "rank  to step" in done.out
+    assert "Approximated: " in done.out
+
+
+def test_an_index(tmp_path):
+    """The shards of an index are simulated: as many batches as the sampler gives, each shard once."""
+    index = write_index(tmp_path, (30, 41, 22, 9))
+    found = values_of(index, "--world-size", "3", "--batch-size", "4", "--tail", "drop", "--chunksize", "10")
+    sampler = DistributedChunkedSampler(ShardCounts([30, 41, 22, 9]), num_replicas=3, rank=0, tail="drop")
+    assert found["batches"] == [[-(-len(sampler) // 4)]] * 3
+    assert found["samples"] == {"samples": 102, "read": 102, "left_out": 0, "repeated": 0}
+    assert [traffic["shards"] for [traffic] in found["traffic"]] == [4]
+    assert found["size_bytes"] == sum(os.stat(tmp_path / f"s{k}.tar").st_size for k in range(4))
+
+
+def test_a_bound_on_the_cache_costs_downloads():
+    """Below what is needed shards come again, and steps wait; with what is said to be enough none does."""
+    job = (*SMALL, "--workers", "1", "--chunksize", "10", "--step-seconds", "0.01")
+    free = values_of(*job)
+    smallest = free["cache"]["smallest_without_downloads_again"]
+    assert free["cache"]["needed_in_an_epoch"] <= smallest
+    enough, tight = (values_of(*job, "--cache-size", size) for size in (smallest, smallest // 3))
+    assert (enough["traffic"][0][0]["shards"], enough["traffic"][0][0]["again"]) == (24, 0)
+    assert tight["traffic"][0][0]["again"] > 0
+    assert tight["traffic"][0][0]["evicted"] > 0
+    assert tight["stalled_seconds"] > enough["stalled_seconds"]
+    assert any("shards go while they are read" in note for note in tight["approximated"])
+    assert not any("shards go while they are read" in note for note in enough["approximated"])
+
+
+def test_slow_links_show_in_time():
+    """An epoch takes what its bytes take, where that is longer than computing; first batches and stalls say so."""
+    fast, slow = (values_of(*SMALL, "--bandwidth", rate, "--step-seconds", "0.001") for rate in (1e5, 1))
+    assert fast["epoch_seconds"][0] < 1
+    assert 20 < slow["epoch_seconds"][0] < 30
+    assert slow["first_batch_seconds"][0] > fast["first_batch_seconds"][0]
+    assert slow["stalled_seconds"] == pytest.approx(slow["epoch_seconds"][0] - slow["compute_seconds"][0])
+    assert max(slow["curves"]["bandwidth"][0]) <= 1.01e6
+
+
+def test_unequal_ranks_are_exit_code_1():
+    """Ranks that read shards of their own have unequal batches if their shards do not divide: said, and exit code 1."""
+    assert values_of(*SMALL, "--world-size", "5", "--by-shards", code=1)["ranks_are_equal"] is False
+    done = simulate(*SMALL, "--world-size", "5", "--by-shards")
+    assert (done.code, done.err) == (1, "")
+    assert "NOT EQUAL" in done.out
+    assert values_of(*SMALL, "--world-size", "4", "--by-shards")["ranks_are_equal"] is True
+
+
+def test_fixed_numbers_of_batches_and_passes():
+    """--nbatches gives each rank so many, --repeat so many passes without a tail between them."""
+    found = values_of(*SMALL, "--world-size", "2", "--nbatches", "7", "--epochs", "3")
+    assert found["batches"] == [[7, 7, 7]] * 2
+    assert found["samples"]["read"] == 7 * 3 * 2 * 32
+    again = values_of(*SMALL, "--world-size", "7", "--repeat", "3")
+    assert again["samples"] == {"samples": 1200, "read": 3605, "left_out": 0, "repeated": 2405}
+    said = simulate(*SMALL, "--world-size", "7", "--repeat", "3").out
+    assert "3,605 (each 3 to 4 times)" in said
+
+
+def test_a_page_that_needs_nothing_else(tmp_path):
+    """--html writes one page: its figures are well-formed SVG, no script and no address in it, names escaped."""
+    index = write_json(tmp_path / "<b>&.json", [])
+    os.unlink(index)
+    index = write_index(tmp_path, (30, 41), name="<b>&.json")
+    page = tmp_path / "job.html"
+    assert simulate(index, "--html", page, "--cache-size", "1MB").code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;&amp;.json: 2 shards" in text
+    assert "<b>" not in text
+    assert "<script" not in text
+    assert "http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert text.count(">step, over all epochs<") == 3
+    assert text.count("--cache-size: 0.001 GB") == 1  # the dashed line; that of the link is far above, and is not drawn
+    assert "--bandwidth: " not in text
+    figures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(figures) == 3
+    assert sum("stroke-dasharray" in figure for figure in figures) == 1
+    for figure in figures:
+        root = ET.fromstring(figure)
+        _, _, width, height = map(float, root.get("viewBox").split())
+        lines = [path for path in root.iter("path") if "stroke: #0072b2" in path.get("style", "")]
+        assert len(lines) == 1
+        for x, y in re.findall(r"[ML] (\S+) (\S+)", lines[0].get("d")):
+            assert 0 <= float(x) <= width
+            assert 0 <= float(y) <= height
+
+
+def test_a_page_without_matplotlib(tmp_path, monkeypatch):
+    """Where nothing draws curves, --html writes the tables, and says what to install."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    page = tmp_path / "job.html"
+    assert simulate(*SMALL, "--html", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<svg" not in text
+    assert "wids[bench]" in text
+    assert "<h2>fetched</h2>" in text
+
+
+def test_a_page_is_of_its_job_alone(tmp_path):
+    """Equal jobs give equal pages: no date, and no id by chance."""
+    pages = [tmp_path / name for name in ("a.html", "b.html")]
+    for page in pages:
+        assert simulate(*SMALL, "--html", page, "--world-size", "16").code == 0
+    assert pages[0].read_text() == pages[1].read_text()
+
+
+def test_a_picture(tmp_path):
+    """--plot draws a PNG; an ending that no picture has is one sentence."""
+    assert simulate(*SMALL, "--plot", tmp_path / "job.png", "--world-size", "16").code == 0
+    assert (tmp_path / "job.png").read_bytes().startswith(b"\x89PNG")
+    done = simulate(*SMALL, "--plot", tmp_path / "job.nothing")
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "the picture cannot be written" in done.err
+    assert os.listdir(tmp_path) == ["job.png"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ((), 2, "--shards"),
+        (("--shards", "3"), 2, "--samples"),
+        ((*SMALL, "--world-size", "9", "--nodes", "2", "--ranks-per-node", "4"), 2, "no place"),
+        ((*SMALL, "--ahead", "1GB", "--no-prefetch"), 2, "contradict"),
+        ((*SMALL, "--repeat", "2", "--nbatches", "3"), 2, "one of them"),
+        ((*SMALL, "--cache-size", "much"), 2, "not a size"),
+        (("/nowhere/index.json",), 1, "/nowhere/index.json"),
+        ((*SMALL, "--world-size", "0"), 2, "greater than or equal to 1"),
+        ((*SMALL, "--epochs", "-3"), 2, "greater than or equal to 1"),
+        ((*SMALL, "--epochs", "1e12"), 2, "valid integer"),
+        ((*SMALL, "--epochs", "1000000000000"), 2, "less than or equal to"),
+        ((*SMALL, "--epochs", "50000", "--world-size", "8"), 2, "more than the 50,000 that can be simulated"),
+        ((*SMALL, "--nbatches", "1000000000000"), 2, "fewer epochs or batches"),
+        ((*SMALL, "--repeat", "1000000000"), 2, "more than 4,000,000 times"),
+        ((*SMALL, "--samples", "1000000000000", "--shards", "4000000"), 2, "samples, or 4 EB"),
+        ((*SMALL, "--samples", "1000000000000"), 2, "larger chunks"),
+        ((*SMALL, "--shards", "1000000000"), 2, "less than or equal to"),
+        ((*SMALL, "--step-seconds", "inf"), 2, "less than or equal to"),
+        ((*SMALL, "--bandwidth", "nan"), 2, "than or equal to"),
+        ((*SMALL, "--html", "/nowhere/job.html"), 1, "no file can be made in /nowhere"),
+        ((*SMALL, "--html", "/"), 1, "is a directory or a device"),
+        ((*SMALL, "--plot", "/nowhere/job.png"), 1, "no file can be made in /nowhere"),
+        ((*SMALL, "--plot", "job.nothing"), 1, "the picture cannot be written as nothing"),
+    ],
+    ids=str,
+)
+def test_wrong_input(args, code, words):
+    """What cannot be simulated is one sentence that says what to do, at once, and no traceback."""
+    done = simulate(*args)
+    assert done.out == ""
+    assert done.code == code
+    assert words in in_one_line(done.err)
+
+
+def test_sizes_that_nobody_knows(tmp_path):
+    """An index without file sizes says so, and --shard-size helps."""
+    index = write_json(tmp_path / "index.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 9}]})
+    done = simulate(index)
+    assert (done.code, done.out) == (1, "")
+    assert "--shard-size" in done.err
+    assert values_of(index, "--shard-size", "3kB")["size_bytes"] == 3000
+
+
+@pytest.mark.e2e
+def test_a_billion_samples_fit():
+    """1e9 samples in 1e5 shards on 64 ranks are simulated in less than 1 GB of memory, and it is said how."""
+    # Its own peak: ru_maxrss begins with that of the process which started it.
+    peak = "next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))"
+    job = "--shards 100000 --samples 10000 --shard-size 500MB --world-size 64 --workers 8 --batch-size 256"
+    code, out, err = run_apart(
+        *("simulate", *job.split(), "--cache-size", "2TB", "--step-seconds", "0.5"),
+        before=f"import atexit; atexit.register(lambda: print({peak}))",
+    )
+    assert code == 0, err
+    assert int(out.split()[-1]) < 1_000_000  # kB
+    assert "samples read           1,000,000,000 (left out 0, repeated 0)" in out
+    assert "beyond 4,000,000 samples" in out

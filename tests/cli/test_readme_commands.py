@@ -1,0 +1,264 @@
+"""Every command that a README shows is run here, in a place prepared for it, or by the test that is named for it."""
+
+import io
+import re
+import shlex
+import sys
+
+import fsspec
+import pytest
+import typer
+from PIL import Image
+
+from tests.support.paths import ROOT
+from tests.support.readmes import blocks, inline_code
+from tests.support.shards import write_index, write_shard, write_tar
+from wids import testing
+from wids.cli import app, main
+
+# Command -> the test that runs it, and what is to be found there.
+ELSEWHERE = {
+    "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/wids demo": ("tests/e2e/test_demo.py", '"demo"'),
+    "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
+    "apt-get update && apt-get install -y libarchive-tools nginx-light && python3 -m venv .venv && "
+    ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2": (".ci/run", "^apt-get .*pytest"),
+    '.venv/bin/pytest -n 2 -m "not e2e"': ("tests/conftest.py", "e2e"),
+    ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy": (".ci/run", "ruff check ."),
+    ".venv/bin/pip install '.[notebooks]' && .venv/bin/jupyter lab notebooks": (
+        "tests/e2e/test_notebooks.py",
+        "papermill",
+    ),
+    "python notebooks/make.py NAME": ("tests/e2e/test_notebooks.py", "jupytext"),
+}
+BLOCKS = [block for block in blocks("sh", "console") if set(block.commands()) - set(ELSEWHERE)]
+
+
+def jpeg(color):
+    """A small picture as a file's bytes."""
+    stream = io.BytesIO()
+    Image.new("RGB", (32, 24), color).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """An empty directory to work in, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setitem(fsspec.config.conf, "memory", {})
+    yield tmp_path
+    fsspec.filesystem("memory").store.clear()
+
+
+def put(scene, url):
+    """Upload the files of a directory to a bucket in memory."""
+    fsspec.filesystem("memory").put(f"{scene}/", url, recursive=True)
+
+
+def photos(scene):
+    """Images by class."""
+    for k in range(100):
+        path = scene / "photos" / ("cat", "dog")[k % 2] / f"{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg((2 * k, 0, 0)))
+
+
+def first_readme(scene):
+    """A folder of photos, and the shards that packing it makes."""
+    photos(scene)
+
+
+def hundred_shards(scene):
+    """Local shards."""
+    for k in range(100):
+        write_shard(scene / f"train-{k:06d}.tar", 1, first=k)
+
+
+def bucket(scene):
+    """An index on a store that takes options."""
+    write_index(scene / "up", name="train.json")
+    put(scene / "up", "memory://bucket")
+
+
+def to_pack(scene):
+    """Photos, a table of files, and a dataset with a sample that the conditions choose."""
+    photos(scene)
+    (scene / "rows.csv").write_text("image,caption,label\nphotos/cat/0.jpg,a cat,3\nphotos/dog/1.jpg,a dog,4\n")
+    members = {"n01_7.cls": b"3", "n01_7.json": b'{"caption": "a cat"}', "n02_7.cls": b"3", "n02_7.json": b"{}"}
+    write_tar(scene / "t.tar", members)
+    run("index", "create", "t.tar", "-o", "train.json")
+
+
+def to_index(scene):
+    """Local shards, some of them bad; remote ones; two indexes to merge."""
+    for name in ("a", "b", "bad-1", "new/c", "new/d"):
+        write_shard(scene / "data" / f"{name}.tar", 2)
+    for k in range(16):
+        write_shard(scene / "www" / f"films-{k:04d}.tar", 2)
+    write_index(scene / "cats", name="cats.json")
+    for path in (scene / "cats").iterdir():
+        path.rename(scene / path.name)
+    write_index(scene / "up", name="dogs.json")
+    put(scene / "up", "memory://bucket")
+
+
+def to_look_into(scene):
+    """Six shards of a thousand samples."""
+    picture = jpeg((1, 2, 3))
+    for shard in range(6):
+        members = {}
+        for i in range(shard * 1000, shard * 1000 + 1000):
+            members[f"n{i % 100:04d}_{i:05d}.jpg"] = picture
+            members[f"n{i % 100:04d}_{i:05d}.json"] = b'{"label": %d}' % (i % 100)
+        write_tar(scene / f"train-{shard:06d}.tar", members)
+    run("index", "create", "train-{000000..000005}.tar", "-o", "train.json")
+
+
+def damaged(scene):
+    """Ten shards with md5 sums; then one goes, one changes, one is cut."""
+    for k in range(10):
+        write_shard(scene / f"train-{k:04d}.tar", 20, first=20 * k)
+    run("index", "create", "train-{0000..0009}.tar", "-o", "train.json", "--md5")
+    (scene / "train-0003.tar").unlink()
+    data = bytearray((scene / "train-0004.tar").read_bytes())
+    data[512] ^= 1
+    (scene / "train-0004.tar").write_bytes(data)
+    data = (scene / "train-0007.tar").read_bytes()
+    (scene / "train-0007.tar").write_bytes(data[: len(data) // 2 + 100])
+
+
+def nothing(_):
+    """For commands that read no file."""
+
+
+def served(scene):
+    """A data set behind HTTP."""
+    write_index(scene / "www", name="train.json")
+
+
+# Block -> (what it needs, the exit code of its last command, what is printed).
+SCENES = {
+    "README.md#your-data": (hundred_shards, 0, ["100 shards, 100 samples"]),
+    "README.md#commands": (first_readme, 0, ["100 samples", "batches of a rank"]),
+    "wids/cli/README.md#conventions": (bucket, 0, ["samples      9"]),
+    "wids/cli/README.md#packing": (
+        to_pack,
+        0,
+        ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
+    ),
+    "wids/cli/README.md#making-an-index": (to_index, 0, ["unchanged in", "16 shards, 32 samples", "requests"]),
+    "wids/cli/README.md#looking-into-a-dataset": (
+        to_look_into,
+        0,
+        [
+            "samples      6,000, on average 1,000 a shard",
+            "1000      1     0  n0000_01000",
+            "row 242 of shard 4: train-000004.tar",
+            "4242     4242     5     3     10",
+        ],
+    ),
+    "wids/cli/README.md#are-the-shards-what-the-index-says": (
+        damaged,
+        1,
+        [
+            "is not there",
+            "its md5 is",
+            "it has",
+            "is cut short",
+            "3 of 10 shards are wrong (digest 1, missing 1, size 1, tar 1)",
+        ],
+    ),
+    "wids/cli/README.md#simulating-a-job": (
+        nothing,
+        0,
+        [
+            "1,000 shards, 10,000,000 samples, 500 GB; 16 ranks on 2 nodes, batches of 256, 1 epoch",
+            "batches of a rank      2,442, the same on all",
+            "shards split           8 read by several ranks, 0 by several nodes",
+            "mixing                 64 shards in a global batch, 4.0 in a rank's",
+        ],
+    ),
+    "wids/cli/README.md#wids-cache": (served, 0, ["3 fetched", "3 shards", "used"]),
+}
+
+
+def run(*args):
+    """Run the command line in this process; its exit code."""
+    before, sys.argv = sys.argv, ["wids", *args]
+    try:
+        with pytest.raises(SystemExit) as left:
+            main()
+    finally:
+        sys.argv = before
+    return left.value.code or 0
+
+
+def arguments(command, server):
+    """The words of a command, with the servers and buckets of this test in the place of those shown."""
+    for shown, here in {
+        "https://host": server,
+        "http://127.0.0.1:8766": server,
+        "s3://": "memory://",
+        "gs://": "memory://",
+    }.items():
+        command = command.replace(shown, here)
+    words = shlex.split(command)
+    return words[: words.index(">")] if ">" in words else words
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_commands_of_a_block(block, scene, capsysbinary):
+    """One after the other, as a reader would, in a directory with the files that they name."""
+    prepare, last_code, printed = SCENES[block.place]
+    prepare(scene)
+    capsysbinary.readouterr()
+    (scene / "www").mkdir(exist_ok=True)
+    out = ""
+    with testing.Server(scene / "www") as server:
+        commands = [command for command in block.commands() if command not in ELSEWHERE]
+        for command in commands:
+            name, *args = arguments(command, server.url)
+            assert name == "wids", command
+            code = run(*args)
+            out += b"".join(capsysbinary.readouterr()).decode(errors="replace")
+            assert code == (last_code if command == commands[-1] else 0), (command, out)
+    for text in printed:
+        assert text in out
+
+
+def test_each_block_is_run_once():
+    """None is without a scene, and no scene is left over."""
+    assert sorted(block.place for block in BLOCKS) == sorted(SCENES)
+
+
+def test_commands_that_run_elsewhere():
+    """Are shown, and the file that is said to run them exists and does."""
+    shown = {command for block in blocks("sh", "console") for command in block.commands()}
+    assert set(ELSEWHERE) <= shown
+    for path, text in ELSEWHERE.values():
+        assert text in (ROOT / path).read_text(encoding="utf-8"), path
+
+
+def find_command(words):
+    """The command that words name, and what is left of them."""
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "commands") and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def test_commands_in_running_text_exist():
+    """With the options that they are shown with; so does the one in the systemd unit."""
+    shown = [code for _, code in inline_code() if re.match(r"wids( |$)", code)]
+    shown += [
+        line.partition("/bin/")[2] for block in blocks("ini") for line in re.findall(r"ExecStart=(.*)", block.text)
+    ]
+    assert len(shown) > 20
+    for code in shown:
+        command, rest = find_command(shlex.split(code)[1:])
+        assert command.name is not None, code
+        assert not (hasattr(command, "commands") and rest and not rest[0].startswith("-")), code
+        options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
+        assert {word for word in rest if word.startswith("--")} <= options, code

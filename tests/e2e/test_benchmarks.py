@@ -1,0 +1,192 @@
+"""The benchmark runs from end to end on tiny data, and its verdicts follow from its figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import paths
+from tests.support.clocks import PATIENCE_SECONDS
+
+HERE = str(paths.ROOT / "benchmarks")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmark's own modules ``rows`` and ``report``, gone from the interpreter afterwards."""
+    monkeypatch.syspath_prepend(HERE)
+    yield importlib.import_module("rows"), importlib.import_module("report")
+    for name in ("rows", "report"):
+        del sys.modules[name]
+
+
+def test_quick_run_reports_every_row(tmp_path):
+    """`--quick` prints and saves all rows with figures of all contenders, and leaves no files behind."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    figures = tmp_path / "figures.json"
+    run = subprocess.run(
+        [
+            *(sys.executable, os.path.join(HERE, "run.py"), "--quick", "--json", str(figures)),
+            *("--only", "ours,bare,before", "--before", str(paths.ROOT)),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    rows = {row["name"]: row for row in told["rows"]}
+    assert list(rows) == [
+        *("small", "batch32", "batch256", "large", "large-mmap", "random", "random10"),
+        *("loader0", "loader2", "open", "build-small", "build-large", "import"),
+    ]
+    for row in rows.values():
+        assert row["errors"] == {}
+        expected = {"ours", "before"} if row["name"] == "import" else {"ours", "bare", "before"}
+        assert set(row["figures"]) == expected
+        assert all(len(figure["rounds"]) == 2 for figure in row["figures"].values())
+        assert row["title"].split(",")[0] in run.stdout
+    assert told["machine"]["cores"] == os.cpu_count()
+    assert set(told["verified"]) == {"small", "large"}
+    assert os.listdir(scratch) == []
+
+
+def test_unknown_row_is_refused_by_name():
+    """A misspelt row is an error that lists the rows, not an empty run."""
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "run.py"), "--rows", "smal"], capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert "batch256" in run.stderr
+
+
+def test_verdicts_follow_from_the_rounds(modules):
+    """Ratios are medians of the rounds' ratios; targets are met, missed or left open by them."""
+    rows, report = modules
+    row = rows.Row(
+        name="r",
+        title="r",
+        kind="items",
+        targets=(
+            rows.faster("original", 3),
+            rows.within("bare", 1.8),
+            rows.within("absentee", 2),
+            rows.at_most(2.5),
+            rows.absent("torch"),
+        ),
+    )
+    seconds = {"ours": [2e-6, 2e-6, 9e-6], "original": [6e-6, 8e-6, 9e-6], "bare": [1e-6, 1e-6, 9e-6]}
+    told = report.summarise(row, seconds, {"torch": True}, {})
+    assert told["ratios"] == pytest.approx({"original": 3.0, "bare": 0.5})
+    assert told["figures"]["ours"]["median"] == pytest.approx(2.0)
+    assert [target["met"] for target in told["targets"]] == [True, False, None, True, False]
+    assert [target["text"] for target in told["targets"]] == [">= 3x", "<= 1.8x", "<= 2x", "<= 2.5", "no torch"]
+
+
+def test_shuffle_quality_is_told(tmp_path):
+    """`shuffle.py --quick` measures every order, and what must hold of any data holds: a permutation is the best."""
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
+    run = subprocess.run(
+        [
+            sys.executable,
+            os.path.join(HERE, "shuffle.py"),
+            *["--quick", "--locality", "--json"],
+            figures,
+            "--png",
+            picture,
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    found = {figure["name"]: figure for figure in told["figures"]}
+    assert all(name in run.stdout for name in found)
+    best, ours, plain = found["permutation of everything"], found["ours"], found["ours, shuffle=False"]
+    assert best["classes"] > ours["classes"] > plain["classes"]
+    assert best["neighbours"] < ours["neighbours"] < plain["neighbours"]
+    assert plain["chi_square"] > 1.9
+    assert ours["chi_square"] < 1.1
+    assert found["ours, 1,000 x 1"]["first"] == 1
+    assert {row["data"] for row in told["windows"]} == {"small", "large"}
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_scale_is_told(tmp_path):
+    """`scale.py --quick` runs every case and saves its figures."""
+    figures = tmp_path / "figures.json"
+    run = subprocess.run(
+        [sys.executable, os.path.join(HERE, "scale.py"), "--quick", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    assert len(told["rounds"]) == 9
+    assert all(answer["first"] > 0 and answer["each"] > 0 for answers in told["rounds"].values() for answer in answers)
+    assert len(told["targets"]) == 3
+
+
+def test_ranges_are_measured():
+    """`ranges.py --quick` fetches by every number and length of ranges, and says that it was quick."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "ranges.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("chosen") == 5
+    assert "too small" in done.stdout
+
+
+def test_a_crowded_cache_is_told():
+    """`crowd.py --quick` downloads beside few and many shards."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "crowd.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1,000" in done.stdout
+    assert "too small" in done.stdout
+
+
+def test_one_sample_is_told():
+    """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "one.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("saved table") == 2
+    assert "too small" in done.stdout
+
+
+def test_indexing_is_measured(tmp_path):
+    """`index.py --quick` measures local and remote shards, says what was read of them, and leaves no files behind."""
+    figures, scratch = tmp_path / "figures.json", tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "index.py"), "--quick", "--only-ours", "--json", figures],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["what"]: row for row in json.loads(figures.read_text())["rows"]}
+    assert len(rows) == 8
+    assert rows["remote films"]["fraction"] < 0.5
+    assert rows["remote films --md5"]["fraction"] == pytest.approx(1, abs=0.01)
+    assert "too small" in done.stdout
+    assert os.listdir(scratch) == []

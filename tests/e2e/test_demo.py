@@ -1,0 +1,483 @@
+"""`wids demo` from end to end, however it ends, and its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+import wids
+from tests.support import paths
+from tests.support.clocks import PATIENCE_SECONDS
+from wids.cli import demo as command
+from wids.cli.demo import ranks
+from wids.cli.demo.shapes import SHAPES, draw, pack
+from wids.cli.demo.train import DemoJob
+from wids.cli.signals import Signals
+from wids.errors import WidsError
+
+ROOT = str(paths.ROOT)
+ROW = re.compile(r"^ (rank \d+|all) +([\d,]+) +([\d,]+) +([\d,]+)(?: +(\d+) +([\d.]+)%)? *$", re.MULTILINE)
+# The tests themselves may run as a background job of a script, which has SIGINT ignored.
+PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.{}); from wids.cli import main; main()"
+
+
+class Demo:
+    """A running `wids demo` in a session of its own, its processes marked, its temporary directory alone."""
+
+    def __init__(self, *args, sigint="default_int_handler", home=None, **popen):
+        self.mark = uuid.uuid4().hex
+        self.home = home or tempfile.mkdtemp(prefix="wids-test-")
+        env = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": self.home, "MARK": self.mark, "COLUMNS": "200"}
+        for name in ("WIDS_CACHE", "HOME"):
+            env.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(sigint), "demo", *args],
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **popen},
+            start_new_session=True,
+        )
+        self.shown = ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with self.process:
+            pass  # closes its pipes, and waits
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def pids(self):
+        """Every process that descends from the command, dead ones left out."""
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and self._is_ours(pid)]
+
+    def ranks(self):
+        """The ranks: children of the command that lead a process group."""
+        mine = self.process.pid
+        return [pid for pid in self.pids() if pid != mine and os.getpgid(pid) == pid]
+
+    def wait_for(self, beginning):
+        """Read stdout up to a line that begins so."""
+        for line in self.process.stdout:
+            self.shown += line
+            if line.startswith(beginning):
+                return
+        raise AssertionError(f"{self.shown} {self.process.stderr.read()}")
+
+    def finish(self):
+        """(exit code, all of stdout, stderr)."""
+        out, err = self.process.communicate()
+        self.shown += out
+        return self.process.returncode, self.shown, err
+
+    def assert_gone(self, *, home=True):
+        """No process, no listening port, nothing in the temporary directory."""
+        deadline = time.monotonic() + 10
+        while self.pids() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert self.pids() == []
+        if home:
+            assert os.listdir(self.home) == []
+        port = re.search(r"http://127\.0\.0\.1:(\d+)", self.shown)
+        if port:
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port[1]))):
+                pass
+
+    def _is_ours(self, pid):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return f"MARK={self.mark}".encode() in file.read().split(b"\0")
+        except OSError:
+            return False
+
+
+def read_table(shown):
+    """Row name -> (samples, batches, samples/s, shards fetched, accuracy in percent) of the closing table."""
+    rows = {}
+    for name, *cells in ROW.findall(shown):
+        *counts, accuracy = (cell.replace(",", "") for cell in cells)
+        rows[name] = (*(int(count) if count else None for count in counts), float(accuracy) if accuracy else None)
+    return rows
+
+
+def test_demo_from_end_to_end(tmp_path):
+    """It learns the shapes, with equal ranks, each shard fetched once, and leaves nothing behind.
+
+    So it does in a background job, without $HOME, and where $TMPDIR is too long for the name of a socket.
+    """
+    home = tmp_path / ("x" * 100)
+    home.mkdir()
+    with Demo(home=str(home), sigint="SIG_IGN") as demo:
+        code, shown, err = demo.finish()
+        assert (code, err) == (0, "")
+        rows = read_table(shown)
+        assert list(rows) == ["rank 0", "rank 1", "all"]
+        # 3,001 samples for two ranks: 1,501 each, in 47 batches, 6 times.
+        assert [rows[name][:2] for name in rows] == [(9006, 282), (9006, 282), (18012, 564)]
+        assert rows["all"][3] == 11
+        assert rows["all"][4] >= 95
+        assert "epoch 6/6" in shown
+        assert "11 shards went over HTTP once" in shown
+        demo.assert_gone()
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "is_group", "expected"),
+    [("epoch 1/", signal.SIGINT, True, 130), ("serving", signal.SIGTERM, False, 143)],
+)
+def test_signal_leaves_nothing(moment, number, is_group, expected):
+    """Ctrl-C or SIGTERM, in training or while ranks start, ends every process and removes every file."""
+    with Demo("--epochs", "500") as demo:
+        demo.wait_for(moment)
+        (os.killpg if is_group else os.kill)(demo.process.pid, number)
+        code, _, err = demo.finish()
+        assert code == expected
+        assert "Traceback" not in err
+        demo.assert_gone()
+
+
+def test_output_that_cannot_be_written():
+    """Output to a full disk is one line on stderr and exit code 1, and nothing is left."""
+    with open("/dev/full", "w") as full, Demo(stdout=full) as demo:
+        err = demo.process.stderr.read()
+        assert (demo.process.wait(), err) == (1, "wids: [Errno 28] No space left on device\n")
+        demo.assert_gone()
+
+
+# --- its processes, with other programs in place of the training
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job for two ranks."""
+    return DemoJob(url="http://x", ranks=2, workers=0, epochs=2, batch_size=10, seed=0, directory=str(tmp_path))
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that has the ranks run this code, which finds ``job`` (a dict), ``rank``, ``tell`` and ``worker``."""
+    package = tmp_path / "path" / "wids" / "cli" / "demo"
+    package.mkdir(parents=True)
+    for parent in (package, *package.parents[:2]):
+        (parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))  # the ranks have the sys.path of their parent
+
+    def write(code):
+        (package / "train.py").write_text(
+            "import json, os, signal, subprocess, sys, time\n"
+            "job, rank = json.loads(sys.argv[1]), int(sys.argv[2])\n"
+            "def tell(**facts):\n"
+            "    with open(f\"{job['directory']}/rank-{rank}.jsonl\", 'a') as file:\n"
+            "        file.write(json.dumps(facts) + chr(10))\n"
+            "def worker():\n"
+            "    tell(worker=subprocess.Popen(['sleep', '1000']).pid)\n"
+            "def main():\n" + "".join(f"    {line}\n" for line in code.splitlines())
+        )
+
+    return write
+
+
+def is_gone(pid):
+    """Whether a process has ended, waited for or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition):
+    """Wait for something that another process does; a test that failed ends here."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ranks_are_watched_to_their_end(program, job):
+    """What each rank told last is there, and once more when all have ended; half a line does not count."""
+    program(
+        "tell(steps=1)\n"
+        "tell(steps=2)\n"
+        "open(f\"{job['directory']}/rank-{rank}.jsonl\", 'a').write('{')\n"
+        "assert os.environ['TMPDIR'] == job['directory']\n"
+        "print('said')"
+    )
+    with Signals() as signals, ranks.started(job, signals) as processes:
+        *_, told = ranks.watch(job, processes)
+    assert told == [{"steps": 2}] * 2
+    with open(job.log_path(1)) as file:
+        assert file.read() == "said\n"
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_a_killed_rank_ends_all(program, job, is_deaf):
+    """When a rank is killed, that is said, and the other rank and all workers are ended, even if SIGTERM is ignored."""
+    program(
+        f"signal.signal(signal.SIGTERM, signal.{'SIG_IGN' if is_deaf else 'SIG_DFL'})\n"
+        "worker()\n"
+        "other = f\"{job['directory']}/rank-0.jsonl\"\n"
+        "while rank and not os.path.exists(other): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(1000)"
+    )
+    with (
+        pytest.raises(WidsError, match=r"^rank 1 was killed by SIGKILL in mid-run; the others were ended$"),
+        Signals() as signals,
+        ranks.started(job, signals) as processes,
+    ):
+        for _ in ranks.watch(job, processes):
+            pass
+    workers = []
+    for rank in range(2):
+        with open(job.progress_path(rank)) as file:
+            workers.append(json.loads(file.read())["worker"])
+    assert all(process.poll() is not None for process in processes)
+    wait_until(lambda: all(map(is_gone, workers)))
+
+
+def test_a_rank_that_cannot_be_started_ends_the_others(program, job, monkeypatch):
+    """If a rank cannot be started, those before it are ended."""
+    program("time.sleep(1000)")
+    begun = []
+
+    def start(*args, real=subprocess.Popen, **options):
+        if begun:
+            raise BlockingIOError("no more processes")
+        begun.append(real(*args, **options))
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(BlockingIOError), Signals() as signals, ranks.started(job, signals):
+        pass
+    assert begun[0].returncode == -signal.SIGTERM
+
+
+def test_a_rank_ends_with_its_parent():
+    """When the parent has gone, which ends the rank's stdin, the rank and its workers are killed."""
+    code = (
+        "import subprocess, threading\n"
+        "from wids.cli.demo import train\n"
+        "threading.Thread(target=train._end_with_parent, daemon=True).start()\n"
+        "print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
+        "threading.Event().wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
+    ) as process:
+        worker = int(process.stdout.readline())
+        process.stdin.close()
+        assert process.stdout.read() == b""  # both have closed it
+        assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    wait_until(lambda: is_gone(worker))
+
+
+@pytest.mark.parametrize(
+    ("codes", "last_lines", "expected"),
+    [
+        (
+            [1, 1],
+            ["RuntimeError: Connection closed by peer", "RuntimeError: worker is killed"],
+            "rank 1 failed: Runtime",
+        ),
+        (
+            [1, -9],
+            ["RuntimeError: Connection closed by peer", ""],
+            "rank 1 was killed by SIGKILL in mid-run; the others",
+        ),
+        ([1, 0], ["RuntimeError: Connection closed by peer", ""], "rank 0 failed: RuntimeError: Connection closed"),
+        ([None, 1], ["", "wids.errors.DecodeError: cannot decode"], "rank 1 failed: wids.errors.DecodeError: cannot"),
+        ([3, None], ["", ""], "rank 0 failed: exit code 3$"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(codes, last_lines, expected):
+    """Of exit codes and last words, the cause is named, not the loss of a partner that follows from it."""
+    assert re.match(expected, ranks.explain(codes, last_lines))
+
+
+@pytest.mark.parametrize("length", [1, 100])
+def test_work_is_done_where_sockets_have_short_names(length, tmp_path, monkeypatch):
+    """The work directory is in $TMPDIR unless that is long, and goes when an error or a signal ends the work."""
+    home = str(tmp_path / ("x" * length)) if length > 1 else tempfile.mkdtemp(prefix="w", dir="/tmp")
+    os.makedirs(home, exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", home)
+    directories = []
+    with pytest.raises(SystemExit):
+        terminate_at_work(directories)
+    (directory,) = directories
+    assert len(f"{directory}/run/pymp-12345678/listener-12345678") <= 107
+    assert (os.path.dirname(directory) == home) == (length == 1)
+    assert not os.path.exists(directory)
+    os.rmdir(home)
+
+
+def terminate_at_work(directories):
+    """Send SIGTERM to this process when it has a work directory, which is added to the list, with a file in it."""
+    with Signals() as signals, command._temporary_directory(signals) as directory:
+        directories.append(directory)
+        with open(f"{directory}/file", "w"):
+            signal.raise_signal(signal.SIGTERM)
+
+
+# --- its signals
+
+
+def terminate_while_held(reached):
+    """Send SIGTERM to this process while it is held back; ``reached`` tells how far this went."""
+    with Signals() as signals:
+        with signals.held():
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("held")
+        reached.append("let go")
+
+
+@pytest.fixture
+def sigint():
+    """Sets how SIGINT is handled for one test."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_signals_wait_while_held(sigint):
+    """A signal raises at once, but not while held; the first one counts, and handlers are put back."""
+    sigint(signal.default_int_handler)
+    before = signal.getsignal(signal.SIGTERM)
+    reached = []
+    with pytest.raises(SystemExit) as left:
+        terminate_while_held(reached)
+    assert (reached, left.value.code) == (["held"], 143)
+    with Signals(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with Signals() as signals:
+        signals.hold()
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_was_ignored_stays_ignored(sigint):
+    """A background job, whose shell has SIGINT ignored, is not ended by Ctrl-C."""
+    sigint(signal.SIG_IGN)
+    with Signals():
+        signal.raise_signal(signal.SIGINT)
+
+
+# --- its shapes
+
+
+def test_drawings_are_a_function_of_seed_split_and_index():
+    """The same (seed, split, index) draws the same pixels; another of any of them draws others."""
+    image, label = draw(7, seed=1, split="train")
+    assert image.size == (48, 48)
+    again = draw(7, seed=1, split="train")
+    assert (again[0].tobytes(), again[1]) == (image.tobytes(), label)
+    for other in (draw(8, seed=1, split="train"), draw(7, seed=2, split="train"), draw(7, seed=1, split="test")):
+        assert other[0].tobytes() != image.tobytes()
+
+
+def test_classes_are_balanced():
+    """Every six consecutive drawings show all six shapes, in an order that changes."""
+    labels = [draw(i, seed=0, split="train")[1] for i in range(60)]
+    sixes = [tuple(labels[i : i + 6]) for i in range(0, 60, 6)]
+    assert all(sorted(six) == list(range(len(SHAPES))) for six in sixes)
+    assert len(set(sixes)) > 1
+
+
+def read_rows(directory, split):
+    """The shards as the index lists them."""
+    with open(directory / f"shapes-{split}.json") as file:
+        return json.load(file)["shardlist"]
+
+
+def test_index_matches_the_tars(tmp_path):
+    """The index has each shard's samples, size and digest as tarfile and the dataset find them, sizes unequal."""
+    sizes = pack(str(tmp_path), split="test", count=103, nshards=5, seed=0)
+    assert sum(sizes) == 103
+    assert len(set(sizes)) > 1
+    rows = read_rows(tmp_path, "test")
+    assert [row["nsamples"] for row in rows] == sizes
+    for row in rows:
+        with tarfile.open(tmp_path / row["url"]) as archive:
+            assert len(archive.getnames()) == 2 * row["nsamples"]
+    index = str(tmp_path / "shapes-test.json")
+    dataset = wids.ShardListDataset(index, cache_local=True, cache_dir=tmp_path / "cache")  # checks size and md5
+    assert [dataset[i]["__key__"] for i in range(103)] == [f"{i:06d}" for i in range(103)]
+    sample = dataset[100]
+    assert (sample[".cls"], sample[".jpg"].size) == (draw(100, seed=0, split="test")[1], (48, 48))
+    dataset.close()
+
+
+def test_packing_twice_gives_the_same_bytes(tmp_path):
+    """Shards depend on what is drawn alone, not on when or where they are written."""
+    digests = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pack(str(tmp_path / name), split="s", count=20, nshards=2, seed=9)
+        digests.append([row["md5sum"] for row in read_rows(tmp_path / name, "s")])
+    assert digests[0] == digests[1]
+
+
+# --- what it shows
+
+
+def make_results(samples=(3002, 3002), tested=601, correct=600):
+    """What two ranks told last, after two epochs."""
+    facts = {"epoch": 1, "batch": 6, "batches": 6, "steps": 12, "seconds": 2.0, "loss": 0.5}
+    return [{**facts, "samples": count, "tested": tested, "correct": correct} for count in samples]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"samples": (3002, 3003)}, r"shares differ: .* are \[\(3002, 12\), \(3003, 12\)\]"),
+        ({"samples": (3000, 3000)}, "samples were left out: 6000 of 3001 x 2 epochs"),
+        ({"tested": 600, "correct": 600}, "600 of 601 to test on"),
+        ({"correct": 540}, "too little was learned: .* 89.9%, and 95% is expected"),
+    ],
+)
+def test_a_run_that_fails(changed, expected, job):
+    """Unequal ranks, samples left out, and shapes that were not learned are failures."""
+    with pytest.raises(WidsError, match=expected):
+        command.check(make_results(**changed), job)
+
+
+def test_a_run_that_is_good(job):
+    """Equal and complete shares, and shapes told apart, are in the table."""
+    results = make_results()
+    command.check(results, job)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(command.make_table(results, Counter({"/a.tar": 1, "/b.tar": 1})))
+    assert read_table(console.file.getvalue()) == {
+        "rank 0": (3002, 12, 1501, None, None),
+        "rank 1": (3002, 12, 1501, None, None),
+        "all": (6004, 24, 3002, 2, 99.8),
+    }
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown(is_terminal, job, monkeypatch):
+    """Each epoch is a line with the loss and the rate of all ranks together; on a terminal there is a bar as well."""
+    seen = [[{}, {}], make_results(), make_results()]
+    monkeypatch.setattr(ranks, "started", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(ranks, "watch", lambda *_: iter(seen))
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=is_terminal, width=100, highlight=False)
+    assert command._train(job, Signals(), console) == seen[-1]
+    assert screen.getvalue().count("epoch 2/2: loss 0.500, 3,002 samples/s") == 1
+    assert ("starting the ranks" in screen.getvalue()) == is_terminal

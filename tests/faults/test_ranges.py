@@ -1,0 +1,667 @@
+"""Reading by byte ranges under faults: servers that lie or change, hostile tables, threads, forks, bounds."""
+
+import asyncio
+import copy
+import gc
+import io
+import os
+import tarfile
+import threading
+import time
+import tracemalloc
+
+import fsspec
+import fsspec.asyn
+import pytest
+from torch.utils.data import DataLoader
+
+import wids
+from tests.support import cache_shards as shards
+from tests.support.children import PATIENCE_SECONDS
+from tests.support.range_faults import held, marked_anew, short, too_long, unsaid, unsized
+from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
+from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
+from wids.index import table as tables
+from wids.index import tar
+from wids.index.table import MemberTable
+from wids.readers import memo
+from wids.readers.range_provider import RangeProvider
+from wids.readers.remote import RangeReader
+from wids.transport import filesystems, range_client
+from wids.transport.range_client import ShardBytes
+
+pytestmark = pytest.mark.usefixtures("own_cache", "no_waits")
+
+ROWS = 12
+DATA = bytes(i * i % 251 for i in range(50_000))
+
+
+@pytest.fixture
+def web(server):
+    """A server that gives ranges."""
+    server.has_ranges = True
+    return server
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Another request costs as much as 600 bytes."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
+
+
+def table_of(data):
+    """The member table of a shard."""
+    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard="s.tar")
+    return tables.build_table(members, identity=tables.Identity(size=len(data)), shard="s.tar")
+
+
+def publish(web, path, data=None):
+    """Put the member table of a shard beside it: its own, or that of other bytes."""
+    web.add(path + ".widx", table_of(web.files[path] if data is None else data).to_bytes())
+
+
+def serve(web, *faults, rows=ROWS, size=3000, has_table=True):
+    """The URL of a shard, with its table beside it."""
+    url = web.add("/a.tar", shards.shard("a", rows, size), *faults)
+    if has_table:
+        publish(web, "/a.tar")
+    return url
+
+
+def open_dataset(url, access="range", *, rows=ROWS, **options):
+    """The dataset of one shard."""
+    return wids.ShardListDataset([(url, rows)], access=access, transformations="raw", **options)
+
+
+def pack(names, form, data=b"x"):
+    """A tar of members that all hold ``data``."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+# --- no wrong byte
+
+
+def with_kind(data, name, kind):
+    """A tar whose member ``name`` is of another kind, under a right checksum."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        offset = archive.getmember(name).offset
+    header = bytearray(data[offset : offset + 512])
+    header[156:157] = kind
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return data[:offset] + bytes(header) + data[offset + 512 :]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_SPARSE, tarfile.SYMTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_file_any_more(web, far, kind):
+    """A stale table of the time when it was one gives an error: what lies there are no bytes of a file."""
+    before = shards.pack([("a.txt", b"x" * 700), ("b.txt", b"y")])
+    url = web.add("/a.tar", with_kind(before, "a.txt", kind))
+    publish(web, "/a.tar", before)
+    dataset = open_dataset(url, rows=2)
+    assert dataset[1][".txt"] == b"y"
+    with pytest.raises((ChangedShardError, UnsupportedMemberError)):
+        dataset[0]
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+def test_long_names_of_a_server_that_marks_no_versions(web, far, form):
+    """That the table held once says nothing of the bytes that come later, when nobody tells versions apart."""
+    web.validators = ()
+    first, second = (pack([f"{k * 120}.txt" for k in keys], form, keys.encode()) for keys in ("abcd", "wxyz"))
+    assert len(first) == len(second)
+    url = web.add("/a.tar", first)
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=4)
+    assert dataset[0][".txt"] == b"abcd"
+    web.add("/a.tar", second)
+    with pytest.raises(ChangedShardError):
+        dataset[1]
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+def test_long_names_need_not_all_headers(web, far, form):
+    """The extended headers before the members that are read say their names; those of the others are not read."""
+    names = [f"{'n' * 120}{k:03d}.txt" for k in range(50)]
+    url = web.add("/a.tar", pack(names, form, b"x" * 5000))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=50)
+    before = len(web.requests)
+    assert [sample["__key__"] for sample in dataset.__getitems__([3, 30, 3, -1])] == [
+        names[k].removesuffix(".txt") for k in (3, 30, 3, 49)
+    ]
+    assert len(web.requests) - before <= 2 + 3 + 3
+
+
+def test_another_version_of_the_same_second(web, far):
+    """Where times alone tell versions apart, the names in the headers still do."""
+    web.validators = ("Last-Modified",)
+    url = serve(web, has_table=False)
+    dataset = open_dataset(url)
+    assert dataset[0][".txt"] == shards.text("a", 0)
+    web.files["/a.tar"] = shards.shard("b", ROWS, 3000)
+    with pytest.raises(ChangedShardError):
+        dataset[1]
+
+
+def test_long_names_behind_members_of_no_sample(web, far):
+    """Where their extended headers stand is not known: all headers are read, once."""
+    names = [name for k in range(6) for name in (f"{k}README", f"{'n' * 120}{k}.txt")]
+    url = web.add("/a.tar", pack(names, tarfile.PAX_FORMAT, b"x" * (70 << 10)))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=6)
+    assert dataset[0][".txt"] == b"x" * (70 << 10)
+    before = len(web.requests)
+    assert [dataset[row]["__key__"][-1] for row in range(1, 6)] == list("12345")
+    assert len(web.requests) - before == 5
+
+
+def test_headers_are_read_once(web, far):
+    """By a rule of the caller's, keys are no parts of names: the headers gave the table, and are not read again."""
+    url = serve(web, has_table=False)
+    dataset = open_dataset(url, key_rule=lambda name: ("k" + name[1:5], ".x" + name[5:]))
+    assert dataset[0]["__key__"] == "k0000"
+    before = len(web.requests)
+    assert dataset[7][".x.txt"] == shards.text("a", 7)
+    dataset.close()
+    assert dataset[9][".x.txt"] == shards.text("a", 9)
+    assert len(web.requests) - before <= 1 + 2 + 1 + 1
+
+
+def test_a_look_that_fails_lets_nothing_through(tmp_path, monkeypatch):
+    """Bytes whose version could not be asked for are not given out, however often it is tried."""
+    name = f"/{tmp_path.name}/a.tar"
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file(name, DATA)
+    source = ShardBytes(f"memory:/{name}")
+    assert source.read(0, 5) == DATA[:5]
+    calls = []
+
+    def info(self, path, **_):
+        calls.append(path)
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(type(filesystem), "info", info)
+    try:
+        with pytest.raises(FetchError, match="network is down"):
+            source.read(0, 5)
+        assert len(calls) < 40  # a try that brought bytes was not in vain
+    finally:
+        monkeypatch.undo()
+        filesystem.rm(name)
+
+
+@pytest.mark.parametrize("rows", [[0], [1], [1, 0]])
+def test_a_table_of_before_samples_had_one_more_member(web, far, rows):
+    """It is of the same size, and all members that it knows are where it says: no sample comes without the new one."""
+    before = shards.pack([("a0000.txt", b"a0"), ("a0001.txt", b"a1")])
+    after = shards.pack([("a0000.txt", b"a0"), ("a0001.txt", b"a1"), ("a0001.cls", b"1")])
+    if rows == [0]:
+        after = shards.pack([("a0000.txt", b"a0"), ("a0000.cls", b"0"), ("a0001.txt", b"a1")])
+    assert len(before) == len(after)
+    url = web.add("/a.tar", after)
+    publish(web, "/a.tar", before)
+    with pytest.raises(ChangedShardError, match="of another version"):
+        open_dataset(url, rows=2).__getitems__(rows)
+
+
+@pytest.mark.parametrize("offset", [0, 511])
+def test_a_table_with_members_before_the_first_header(web, far, offset, caplog):
+    """It is not used: nothing is asked for at negative positions."""
+    url = serve(web)
+    table = table_of(web.files["/a.tar"])
+    offsets = table.offsets.tolist()
+    offsets[0] = offset
+    columns = [memoryview(tables.array("Q", offsets)), table.sizes, table.extension_ids, table.starts, table.key_ends]
+    parts = {**table._parts(), "columns": columns}
+    web.add("/a.tar.widx", MemberTable(**parts).to_bytes())
+    assert open_dataset(url)[0][".txt"] == shards.text("a", 0)
+    assert "no header fits" in caplog.text
+
+
+# --- servers
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [whole_unannounced, unsized, unsaid, zipped],
+    ids=["no length", "a range of *", "multipart", "gzip"],
+)
+def test_auto_fetches_from_servers_that_give_no_usable_ranges(web, far, fault):
+    """Whatever form it takes; "range" says so in a typed error that names the shard, and asks once."""
+    url = serve(web, fault)
+    before = len(web.requests)
+    with pytest.raises(FetchError, match=r"/a\.tar.*access='fetch'"):
+        open_dataset(url)[0]
+    assert len(web.requests) == before + 1
+    if fault in (unsized, unsaid):  # what a fetch makes of such a server is another matter: now it has none at all
+        web.faults["/a.tar"] = [fault, whole_unannounced]
+    dataset = open_dataset(url, "auto")
+    assert dataset[3][".txt"] == shards.text("a", 3)
+    assert dataset.stats().fetches == 1
+
+
+def test_auto_runs_programs_that_are_allowed(tmp_path):
+    """The output of one has no positions, so it is fetched."""
+    path = shards.write(tmp_path / "a.tar", shards.shard("a", ROWS))
+    dataset = open_dataset(f"pipe:cat {path}", "auto", allow_pipe=True)
+    assert dataset[3][".txt"] == shards.text("a", 3)
+    with pytest.raises(FetchError, match="positions"):
+        open_dataset(f"pipe:cat -u {path}", allow_pipe=True)[0]
+
+
+def test_ranges_that_are_known_to_be_none_are_not_asked_for(web):
+    """An error at once, not after six tries."""
+    web.has_ranges = False
+    source = ShardBytes(web.add("/a.tar", DATA))
+    assert not source.has_ranges
+    with pytest.raises(FetchError, match="no byte ranges"):
+        source.read(0, 5)
+    assert len(web.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [status(400), status(500), redirect("/a.tar.widx"), instead(b"<html>")], ids=["400", "500", "loop", "page"]
+)
+def test_a_table_that_cannot_be_had_is_done_without(web, far, fault):
+    """Servers say many things of what is not there; the shard can be read all the same."""
+    url = serve(web, has_table=False)
+    web.add("/a.tar.widx", b"", fault)
+    assert open_dataset(url)[3][".txt"] == shards.text("a", 3)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [short, too_long, marked_anew, status(416), instead(b"other")],
+    ids=["short", "long", "marks", "416", "other"],
+)
+def test_what_else_servers_do_is_a_typed_error(web, far, fault):
+    """No wrong byte, no wait, and the shard is named."""
+    url = serve(web)
+    dataset = open_dataset(url)
+    assert dataset[0][".txt"] == shards.text("a", 0)
+    web.faults["/a.tar"] = [fault]
+    with pytest.raises(WidsError, match=r"/a\.tar"):
+        [dataset[row] for row in range(3)]
+    web.faults["/a.tar"] = [whole]
+    dataset.close()
+    assert dataset[1][".txt"] == shards.text("a", 1)
+
+
+def drip(handler, body):
+    """The head, then a byte now and then: it never seems to stall."""
+    data = handler.begin(body)
+    for at in range(len(data)):
+        handler.wfile.write(data[at : at + 1])
+        handler.wfile.flush()
+        if handler.owner.closing.wait(0.05):
+            break
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("path", ["/a.tar", "/a.tar.widx"])
+@pytest.mark.parametrize("fault", [drip, held])
+def test_a_drip_ends(web, far, monkeypatch, path, fault):
+    """A server that sends a byte now and then is given up, as one that sends none."""
+    url = serve(web, size=60_000)
+    dataset = open_dataset(url)
+    if path == "/a.tar":
+        dataset[0]
+    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.3)
+    web.faults[path] = [fault]
+    if path == "/a.tar":
+        with pytest.raises(FetchError, match=r"/a\.tar"):
+            dataset[3]
+        assert is_idle()
+    else:
+        assert dataset[3][".txt"] == shards.text("a", 3)
+
+
+def test_a_large_batch_survives_a_flaky_server(web, monkeypatch):
+    """Each try brings some of its requests: it goes on, and nothing is asked for twice."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
+    monkeypatch.setattr(filesystems, "CONNECTIONS", 1)
+    url = web.add("/a.tar", DATA)
+    source = ShardBytes(url, size=len(DATA))
+    web.faults["/a.tar"] = [*([whole, status(503)] * 12), whole]
+    pieces = [(100 * k, 100 * k + 10) for k in range(30)]
+    assert source.read_many(pieces) == [DATA[lo:hi] for lo, hi in pieces]
+
+
+def test_a_failure_does_not_waste_what_is_under_way(web, monkeypatch):
+    """A request that fails at once leaves another its time: what that brings is not asked for again."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
+    failed = threading.Event()
+
+    def fail(handler, body):
+        try:
+            status(503)(handler, body)
+        finally:  # the client may be gone before all is sent
+            failed.set()
+
+    def late(handler, body):
+        data = handler.begin(body)
+        failed.wait(PATIENCE_SECONDS)
+        threading.Event().wait(0.2)
+        handler.end(data)
+
+    source = ShardBytes(web.add("/a.tar", DATA, late, fail, whole), size=len(DATA))
+    assert source.read_many([(0, 9), (9000, 9009)]) == [DATA[:9], DATA[9000:9009]]
+    assert len(web.requests) == 3
+
+
+# --- bounds
+
+
+class Silent(fsspec.asyn.AsyncFileSystem):
+    """Says what it has, and once ``is_silent`` nothing more."""
+
+    protocol, cachable = "wids-silent", False
+    is_silent = ()
+
+    async def _info(self, path, **_):
+        if "info" in self.is_silent:
+            await asyncio.sleep(PATIENCE_SECONDS)
+        return {"name": path, "size": len(DATA), "type": "file", "ETag": "1"}
+
+    async def _cat_file(self, path, start=None, end=None, **_):
+        if "cat" in self.is_silent:
+            await asyncio.sleep(PATIENCE_SECONDS)
+        return DATA[start:end]
+
+
+@pytest.mark.parametrize("what", ["info", "cat"])
+def test_a_client_that_does_not_answer_ends(monkeypatch, what):
+    """Whichever of its calls never returns."""
+    fsspec.register_implementation("wids-silent", Silent, clobber=True)
+    source = ShardBytes("wids-silent://x/a.tar")
+    assert source.read(7, 5) == DATA[7:12]
+    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.05)
+    monkeypatch.setattr(Silent, "is_silent", (what,))
+    with pytest.raises(FetchError, match="wids-silent"):
+        source.read(0, 5)
+    assert is_idle()
+
+
+def is_idle():
+    """Whether this process has no request under way."""
+    return filesystems.connections().free._value == filesystems.connections().count
+
+
+class Sparse(fsspec.AbstractFileSystem):
+    """One object whose bytes are zero but where ``written`` says otherwise (position -> bytes)."""
+
+    protocol = "wids-sparse"
+    written, size, asked = {}, 0, []
+
+    def info(self, path, **_):
+        """As fsspec asks for."""
+        return {"name": path, "size": self.size, "type": "file", "ETag": "1"}
+
+    def cat_file(self, path, start=None, end=None, **_):
+        """As fsspec asks for."""
+        if path.endswith(".widx"):
+            raise FileNotFoundError(path)
+        end = min(end, self.size)
+        self.asked.append(end - start)
+        data = bytearray(end - start)
+        for at, piece in self.written.items():
+            lo, hi = max(at, start), min(at + len(piece), end)
+            if lo < hi:
+                data[lo - start : hi - start] = piece[lo - at : hi - at]
+        return bytes(data)
+
+
+def test_a_table_that_is_too_long_is_not_read(web, far, monkeypatch, caplog):
+    """Of ten gigabytes beside a shard, no more than the table of such a shard could have comes into memory."""
+    url = serve(web)
+    sent = []
+
+    def endless(handler, body):
+        handler.start(Connection="close")
+        handler.close_connection = True
+        for _ in range(2000):
+            handler.wfile.write(bytes(1 << 20))
+            sent.append(1)
+
+    for fault in (endless, instead(bytes(20 << 20))):
+        web.faults["/a.tar.widx"] = [fault]
+        tracemalloc.start()
+        assert open_dataset(url)[3][".txt"] == shards.text("a", 3)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 12 << 20
+    assert len(sent) < 200
+    assert "longer than" in caplog.text
+
+
+def test_what_lies_between_pieces_is_not_kept(monkeypatch):
+    """Ten thousand small pieces with much in between are several requests, and what nobody wants goes at once."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 1 << 20)
+    fsspec.register_implementation("wids-sparse", Sparse, clobber=True)
+    monkeypatch.setattr(Sparse, "size", 1 << 40)
+    monkeypatch.setattr(Sparse, "asked", [])
+    source = ShardBytes("wids-sparse://x/a.tar")
+    pieces = [(k << 19, (k << 19) + 100) for k in range(400)]
+    tracemalloc.start()
+    found = source.read_many(pieces)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [bytes(100)] * 400
+    assert max(Sparse.asked) <= range_client._MAX_REQUEST_BYTES
+    assert peak < 3 * range_client._MAX_REQUEST_BYTES
+
+
+def test_a_member_that_claims_more_than_there_is(web, far):
+    """A size of 2^60 bytes in a header, or in a table: an error, before anything is allocated."""
+    data = bytearray(shards.shard("a", ROWS))
+    header = data[:512]
+    header[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    url = web.add("/a.tar", bytes(header) + bytes(data[512:]))
+    with pytest.raises(WidsError, match=r"/a\.tar"):
+        open_dataset(url)[0]
+    publish(web, "/a.tar", shards.shard("a", ROWS))
+    with pytest.raises(ShardError, match=r"/a\.tar"):
+        open_dataset(url)[0]
+
+
+def test_members_of_more_than_8_gib(monkeypatch, far):
+    """Their size stands in an extended header; what lies behind them is read, and nothing of theirs."""
+    size = 9 << 30
+
+    def head(name, size):
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+
+    big, text = head("a.bin", size), head("a.txt", 5)
+    monkeypatch.setattr(Sparse, "written", {0: big, len(big) + size: text + b"hello"})
+    monkeypatch.setattr(Sparse, "size", len(big) + size + 4096)
+    fsspec.register_implementation("wids-sparse", Sparse, clobber=True)
+    monkeypatch.setattr(Sparse, "asked", [])
+    assert open_dataset("wids-sparse://x/a.tar", rows=1, fields=".txt")[0][".txt"] == b"hello"
+    assert max(Sparse.asked) < 1 << 20
+
+
+# --- auto
+
+
+def test_auto_counts_what_a_shard_cost_before_it_was_closed(web, monkeypatch):
+    """A shard that is closed and opened for each sample is fetched as one that stays open."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
+    dataset = open_dataset(serve(web), "auto")
+    for row in range(ROWS):
+        assert dataset[row][".txt"] == shards.text("a", row)
+        dataset.close()
+    assert dataset.stats().fetches == 1
+    assert dataset.stats().range_requests < ROWS
+
+
+# --- threads, processes, copies
+
+
+def test_threads_that_find_the_shard_spent_at_once(monkeypatch):
+    """Both go on; who made the reader is told."""
+    data = shards.shard("a", 3)
+    meeting = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+
+    class Source:
+        url, requests, read_bytes, version = "x", 0, 0, "1"
+
+        @property
+        def spent_bytes(self):
+            meeting.wait()
+            return 1 << 30
+
+        def read_many(self, pieces):
+            return [data[lo:hi] for lo, hi in pieces]
+
+    told, errors = [], []
+    reader = RangeReader(Source(), table=table_of(data), rescan=None, on_spent=lambda: told.append(1))
+
+    def read():
+        try:
+            reader.read(0)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert not errors
+    assert told
+    assert not reader.pin()
+
+
+def test_tables_are_remembered_while_other_threads_remember_theirs(monkeypatch):
+    """Summing them up meets others that come and go."""
+    store = RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
+    table = table_of(shards.shard("a", 3))
+    count = iter(range(50))
+
+    def nbytes(self):
+        number = next(count, None)
+        if number is not None:  # as another thread would at this moment
+            store._tables.remember(f"other{number}", (table, False))
+        return memo.MAX_BYTES // 2
+
+    monkeypatch.setattr(MemberTable, "nbytes", property(nbytes))
+    for number in range(3):
+        store._tables.remember(f"{number}", (table, False))
+    monkeypatch.undo()
+    assert "2" in store._tables
+
+
+def test_threads_that_share_a_dataset(web, far):
+    """Each reads what it asks for."""
+    dataset, found = open_dataset(serve(web), lru_size=1), []
+
+    def read(first):
+        rows = [row % ROWS for row in range(first, first + 20)]
+        found.append([dataset[row][".txt"] for row in rows] == [shards.text("a", row) for row in rows])
+
+    threads = [threading.Thread(target=read, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert found == [True] * 4
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def collate(batch):
+    """The texts."""
+    return [(sample["__index__"], sample[".txt"]) for sample in batch]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_that_start_while_a_read_is_under_way(web, far, method):
+    """They read, and so does the parent afterwards: none waits for what only the other has."""
+    url = serve(web)
+    dataset = open_dataset(url)
+    dataset[0]
+    gate = web.gate()
+    web.faults["/a.tar"] = [gate, whole]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(dataset[3][".txt"]))
+    thread.start()
+    try:
+        assert gate.entered.wait(PATIENCE_SECONDS)
+        loader = DataLoader(
+            dataset,
+            batch_size=4,
+            num_workers=2,
+            collate_fn=collate,
+            multiprocessing_context=method,
+            timeout=PATIENCE_SECONDS,
+        )
+        pairs = [pair for batch in loader for pair in batch]
+        assert pairs == [(row, shards.text("a", row)) for row in range(ROWS)]
+    finally:
+        gate.go.set()
+        thread.join(PATIENCE_SECONDS)
+    assert found == [shards.text("a", 3)]
+    assert dataset[5][".txt"] == shards.text("a", 5)
+
+
+def test_copies_and_hooks_that_raise(web, far):
+    """Deep copies read on their own; a hook's error is its own."""
+
+    def bad(event):
+        raise RuntimeError("hook")
+
+    dataset = open_dataset(serve(web), hooks=[bad])
+    first = dataset[0]
+    twin = copy.deepcopy(dataset)
+    dataset.close()
+    assert twin[0] == first == dataset[0]
+    assert dataset.__getitems__([]) == []
+    one, other = dataset.__getitems__([-1, ROWS - 1])
+    assert one == other
+
+
+def test_nothing_is_left_open(web, far):
+    """Datasets that are opened, read, failed and dropped leave no descriptor and no thread behind."""
+    url = serve(web)
+    open_dataset(url)[0]
+
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = count()
+    for fault in (short, status(500), whole, too_long):
+        web.faults["/a.tar"] = [whole, fault, fault, fault, fault, fault, fault, whole]
+        dataset = open_dataset(url)
+        for row in range(3):
+            try:
+                dataset[row]
+            except WidsError:
+                continue
+    pause = threading.Event()
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (after := count()) > (before[0] + 9, before[1] + 10) and time.monotonic() < end:
+        pause.wait(0.05)
+    assert is_idle()
+    assert after[0] <= before[0] + 18  # connections that are kept, at both ends
+
+
+def test_odd_urls(web, far):
+    """Letters that no URL may hold, signed queries, redirects: each is asked for as it stands."""
+    data = shards.shard("a", ROWS)
+    for path, target in (("/ä b+c.tar", "/%C3%A4%20b+c.tar"), ("/s.tar?sig=a%2Fb&x=::1", "/s.tar")):
+        web.add(target, data)
+        assert open_dataset(web.url + path)[3][".txt"] == shards.text("a", 3)
+    assert not [request for request in web.requests if "sig" in request and "widx" in request]
+    web.add("/r.tar", b"", redirect("/s.tar?sig=a%2Fb"))
+    assert open_dataset(web.url + "/r.tar")[3][".txt"] == shards.text("a", 3)

@@ -1,0 +1,42 @@
+"""A collection of shards, without torch: what it counts of shards of which no index says how many samples they hold."""
+
+from tests.support.shards import serve, write_shards
+from wids.collection import ShardCollection, load_shards
+from wids.readers.provider import AutoProvider
+from wids.writing.pack.datasets import list_dataset
+
+
+def test_unknown_counts_are_counted_and_noted(tmp_path):
+    """Those of local shards from the shards, those of remote ones by what opens them; known ones are left alone."""
+    paths = [shard["url"] for shard in write_shards(tmp_path, (3, 2, 4))]
+    noted = []
+    with serve(tmp_path) as server:
+        _, shards, _ = load_shards([paths[0], f"{server.url}/s1.tar", (paths[2], 9)])
+        provider = AutoProvider(cache_dir=str(tmp_path / "cache"))
+        collection = ShardCollection(shards, provider)
+        collection.count_unknown(
+            shards,
+            open_remote=lambda k: provider.open(shards[k]),
+            on_count=lambda k, table: noted.append((k, table.nsamples)),
+        )
+        assert noted == [(0, 3), (1, 2)]
+        assert shards.nsamples == [3, 2, 9]
+        assert (len(collection), collection.locate(4), collection.pool.misses) == (14, (1, 1), 0)
+        collection.close()
+
+
+def test_remote_tars_are_packed_without_an_index(tmp_path):
+    """They are fetched to be counted, and how many samples there are is said while that goes on."""
+    write_shards(tmp_path, (3, 2))
+    told = []
+    with serve(tmp_path) as server:
+        listing = list_dataset(
+            f"{server.url}/s{{0..1}}.tar",
+            cache_dir=str(tmp_path / "cache"),
+            keep_fields=None,
+            storage_options=None,
+            tell=told.append,
+        )
+        assert (listing.items, told) == (range(5), [3, 5])
+        keys = [listing.reader.read(item)[0] for item in listing.items]
+    assert keys == ["s0-000", "s0-001", "s0-002", "s1-000", "s1-001"]

@@ -1,0 +1,1095 @@
+"""ShardListDataset where programs really use it: sources, working directories, loaders, workers, threads, forks."""
+
+import contextlib
+import copy
+import gzip
+import io
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+import wids
+from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
+from wids import dataset as module
+from wids.errors import (
+    ChangedShardError,
+    CountMismatchError,
+    DecodeError,
+    FetchError,
+    ShardNotFoundError,
+    SpecError,
+    TarError,
+    UnsafeFormatError,
+)
+from wids.events import Fetched, Opened
+from wids.transport import retrying
+
+COUNTS = (3, 4, 2)
+TOTAL = sum(COUNTS)
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def labels(samples):
+    """The .cls of each sample: its number in the dataset."""
+    return [sample[".cls"] for sample in samples]
+
+
+# --- what the shards may be given as
+
+
+def test_local_tars_without_an_index_are_counted(tmp_path, monkeypatch):
+    """One tar, a brace pattern, a list of both, path-likes; base= places them; statistics start from zero."""
+    write_shards(tmp_path / "d", COUNTS)
+    monkeypatch.chdir(tmp_path)
+    names = [f"d/s{k}.tar" for k in range(3)]
+    for given in ("d/s{0..2}.tar", names, [Path(name) for name in names], iter(names), ["d/s0.tar", "d/s{1..2}.tar"]):
+        dataset = wids.ShardListDataset(given)
+        assert dataset.lengths == list(COUNTS)
+        assert dataset.get_stats() == (0, 0)
+        assert labels(dataset) == list(range(TOTAL))
+        assert [shard["nsamples"] for shard in dataset.shards] == list(COUNTS)
+    assert labels(wids.ShardListDataset("d/s1.tar")) == [3, 4, 5, 6]
+    based = wids.ShardListDataset(["s{0..2}.tar"], base=tmp_path / "d")
+    assert based.shards[0]["url"] == str(tmp_path / "d" / "s0.tar")
+    assert based.base == str(tmp_path / "d")
+    assert len(based) == TOTAL
+
+
+def test_local_tars_to_be_copied_are_counted_where_they_are(tmp_path):
+    """With cache_local, or a localname elsewhere, counting copies nothing; reading does."""
+    paths = [shard["url"] for shard in write_shards(tmp_path / "d", COUNTS)]
+    for number, options in enumerate(
+        ({"cache_local": True, "cache_dir": tmp_path / "c0"}, {"localname": lambda url: f"{tmp_path}/c1/{url[-6:]}"})
+    ):
+        dataset = wids.ShardListDataset(paths, **options)
+        assert len(dataset) == TOTAL
+        assert not (tmp_path / f"c{number}").exists()
+        assert dataset[3][".cls"] == 3
+        assert len(list((tmp_path / f"c{number}").glob("*.tar"))) == 1
+
+
+def test_remote_tars_without_an_index_are_refused(web):
+    """Counting them would download them all; the message says what to do."""
+    with pytest.raises(SpecError, match=r"shards\[1\] .* has no nsamples.*wids index create") as caught:
+        wids.ShardListDataset([(f"{web.url}/s0.tar", 3), f"{web.url}/s1.tar"])
+    assert caught.value.path == "shards[1]"
+
+
+def test_open_files_and_what_is_left_of_them(index, tmp_path):
+    """Text and binary files, in memory or on disk; they stay open, relative URLs mean the working directory or base."""
+    text = Path(index).read_text()
+    for file in (io.StringIO(text), io.BytesIO(text.encode())):
+        dataset = wids.ShardListDataset(file, base=tmp_path / "data")
+        assert labels(dataset) == list(range(TOTAL))
+        assert not file.closed
+    with open(index, encoding="utf-8") as file:
+        dataset = wids.ShardListDataset(file)
+    assert dataset.base is None
+    assert dataset.shards[0]["url"] == "s0.tar"
+
+
+def test_open_file_in_the_working_directory(index, monkeypatch):
+    """Its relative URLs are found from here."""
+    monkeypatch.chdir(Path(index).parent)
+    with open("index.json", "rb") as file:
+        assert labels(wids.ShardListDataset(file)) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"wids_version": 1, "shardlist": []}, r"shards is a dict; give .*index\['shardlist'\]"),
+        (None, "shards is None; give an index"),
+        (7, "shards is 7; give an index"),
+        (b"index.json", "give an index"),
+        ([7], r"shards\[0\]"),
+        ([{"url": "a.tar"}], "nsamples"),
+        ([{"nsamples": 1}], "url"),
+        ([("a.tar", -1)], "nsamples"),
+        ([("a.tar", "many")], "nsamples"),
+        (["x{0..1.tar"], "brace pattern"),
+    ],
+)
+def test_what_is_no_list_of_shards_is_refused_with_a_sentence(given, message):
+    """A dict, None, a number, bytes, and items that say too little."""
+    with pytest.raises(SpecError, match=message):
+        wids.ShardListDataset(given)
+
+
+def test_an_index_that_cannot_be_read(tmp_path, monkeypatch):
+    """No such file, a directory, and a file that is no index: each named."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ShardNotFoundError, match=r"none\.json"):
+        wids.ShardListDataset("none.json")
+    with pytest.raises(FetchError, match=str(tmp_path)):
+        wids.ShardListDataset(tmp_path)
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(SpecError, match=r"x\.json: not valid JSON"):
+        wids.ShardListDataset("x.json")
+    (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b" + bytes(100))
+    with pytest.raises(TarError, match="gzip"):
+        wids.ShardListDataset("x.tar.gz")
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_datasets_of_no_samples(tmp_path, size):
+    """No shards, or shards of nothing: a dataset of length 0 that every loader takes."""
+    shards = [(write_shard(tmp_path / "e.tar", 0), 0)] * size
+    dataset = wids.ShardListDataset(shards)
+    assert len(dataset) == dataset.total_length == 0
+    assert list(dataset) == list(DataLoader(dataset, batch_size=2)) == list(dataset.keys) == []
+    assert dataset.__getitems__([]) == []
+    assert len(wids.DistributedChunkedSampler(dataset)) == 0
+    assert len(pickle.loads(pickle.dumps(dataset))) == 0
+    for bad in (0, -1):
+        with pytest.raises(IndexError, match="of a dataset of 0"):
+            dataset[bad]
+    assert isinstance(dataset.dataset_name, str)
+
+
+def test_shards_of_no_samples_in_between(tmp_path):
+    """They are skipped, wherever they stand, and never opened."""
+    shards = write_shards(tmp_path, (0, 3, 0, 0, 2, 0))
+    for k in (0, 2, 3, 5):
+        os.unlink(shards[k]["url"])
+    dataset = wids.ShardListDataset(shards)
+    assert labels(dataset) == list(range(5))
+    assert labels(dataset.__getitems__([4, 0, 3])) == [4, 0, 3]
+    assert [dataset.locate(i).shard for i in range(5)] == [1, 1, 1, 4, 4]
+    assert dataset.keys.find("s4-001") == [4]
+    assert len(list(dataset.keys)) == 5
+
+
+def test_one_sample_shards(tmp_path, caplog):
+    """Each access opens a shard, as it must; that is no lack of locality, and nobody is told so."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (1,) * 120), lru_size=4)
+    assert labels(dataset) == list(range(120))
+    assert labels(dataset.__getitems__(range(119, -1, -1))) == list(range(119, -1, -1))
+    assert dataset.get_stats()[1] >= 236
+    assert not caplog.records
+
+
+def test_ten_thousand_shards_construct_in_linear_work(tmp_path):
+    """Without opening any; the same as pairs, dicts, and an index; a pickle of it is small."""
+    pairs = [(f"gs://bucket/train-{k:06d}.tar", 10) for k in range(10_000)]
+    rows = [{"url": url, "nsamples": count} for url, count in pairs]
+    index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": rows})
+    for given in (pairs, rows, index):
+        dataset = wids.ShardListDataset(given)
+        assert len(dataset) == 100_000
+        assert tuple(dataset.locate(99_999)) == (9_999, 9)
+    assert len(pickle.dumps(dataset)) < 1_000_000
+
+
+def test_one_shard_listed_twice(tmp_path):
+    """A shard may stand in the index more than once: it is opened once."""
+    (shard,) = write_shards(tmp_path, (3,))
+    dataset = wids.ShardListDataset([shard, shard])
+    assert labels(dataset) == [0, 1, 2, 0, 1, 2]
+    assert dataset.get_stats() == (6, 1)
+    assert dataset[4]["__index__"] == 4
+
+
+# --- base=, options=, names, working directory
+
+
+@pytest.mark.parametrize("form", ["str", "slash", "path", "home", "relative"])
+def test_base_in_every_form(tmp_path, monkeypatch, form):
+    """It wins over the index's own base and place."""
+    write_index(tmp_path / "real", COUNTS)
+    elsewhere = tmp_path / "elsewhere.json"
+    raw = json.loads((tmp_path / "real" / "index.json").read_text())
+    write_json(elsewhere, {**raw, "base": "gs://nowhere"})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    real = tmp_path / "real"
+    base = {"str": str(real), "slash": f"{real}/", "path": real, "home": "~/real", "relative": "real"}[form]
+    dataset = wids.ShardListDataset(elsewhere, base=base)
+    assert dataset.base == os.fspath(base)
+    assert labels(dataset) == list(range(TOTAL))
+
+
+def test_base_of_an_index(tmp_path):
+    """Without base=, ds.base says what relative URLs were resolved against: the index's own base, else its place."""
+    write_index(tmp_path / "shards", COUNTS)
+    raw = json.loads((tmp_path / "shards" / "index.json").read_text())
+    for key in ("base", "base_path"):
+        dataset = wids.ShardListDataset(write_json(tmp_path / "i.json", {**raw, key: "shards"}))
+        assert dataset.base == str(tmp_path / "shards")
+        assert labels(dataset) == list(range(TOTAL))
+    dataset = wids.ShardListDataset(io.StringIO(json.dumps({**raw, "base": str(tmp_path / "shards")})))
+    assert dataset.base == str(tmp_path / "shards")
+    assert labels(dataset) == list(range(TOTAL))
+    shards = [(f"s{k}.tar", n) for k, n in enumerate(COUNTS)]
+    assert labels(wids.ShardListDataset(shards, base=tmp_path / "shards")) == list(range(TOTAL))
+
+
+def test_options_override_the_index(tmp_path):
+    """Top-level keys of the JSON: its name, its base, its shards; for a list of shards they are the spec."""
+    path = write_index(tmp_path, COUNTS, name="i.json", info="old")
+    options = {"name": "n", "info": "new", "shardlist": [{"url": "s1.tar", "nsamples": 4}]}
+    dataset = wids.ShardListDataset(path, options=options)
+    assert (dataset.dataset_name, dataset.spec["info"], len(dataset)) == ("n", "new", 4)
+    listed = wids.ShardListDataset([(str(tmp_path / "s1.tar"), 4)], options={"name": "n", "info": "x"})
+    assert (listed.dataset_name, listed.spec["info"]) == ("n", "x")
+    assert listed.spec["shardlist"] == listed.shards
+
+
+def test_dataset_name(tmp_path):
+    """The caller's, else the index's, else a digest that says the same for the same shards, however they came."""
+    pairs = [(f"gs://b/{k}.tar", 1) for k in range(3)]
+    row = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}]}
+    path = write_json(tmp_path / "i.json", {**row, "name": "from the index"})
+    assert wids.ShardListDataset(path, dataset_name="mine").dataset_name == "mine"
+    assert wids.ShardListDataset(path).dataset_name == "from the index"
+    names = {wids.ShardListDataset(given).dataset_name for given in (pairs, iter(pairs), [list(p) for p in pairs])}
+    assert len(names) == 1
+    assert len(names.pop()) == 16
+    text = json.dumps(row)
+    files = [wids.ShardListDataset(io.StringIO(text)).dataset_name for _ in range(2)]
+    assert files[0] == files[1] != wids.ShardListDataset(pairs).dataset_name
+    odd = wids.ShardListDataset([("caf\udce9.tar", 1)])
+    assert len(odd.dataset_name) == 16
+
+
+def test_relative_paths_survive_a_change_of_directory(tmp_path, monkeypatch):
+    """A program that changes directory after construction (hydra does): relative places keep their meaning."""
+    write_index(tmp_path / "one" / "data", COUNTS)
+    (tmp_path / "two").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    with serve(tmp_path / "one" / "data") as server:
+        remote = f"{server.url}/index.json"
+        datasets = [
+            wids.ShardListDataset("data/index.json"),
+            wids.ShardListDataset("./data/../data/index.json"),
+            wids.ShardListDataset("data/s{0..2}.tar"),
+            wids.ShardListDataset([(f"data/s{k}.tar", n) for k, n in enumerate(COUNTS)]),
+            wids.ShardListDataset("data/index.json", localname=lambda url: url),
+            wids.ShardListDataset(remote, cache_dir="c1"),
+            wids.ShardListDataset(remote, localname=lambda url: "c2/" + url.rpartition("/")[2]),
+        ]
+        monkeypatch.chdir(tmp_path / "two")
+        for dataset in datasets:
+            assert labels(dataset) == list(range(TOTAL))
+            twin = copy.deepcopy(dataset)
+            assert labels(twin) == list(range(TOTAL))
+    assert os.listdir(tmp_path / "two") == []
+    assert len(list((tmp_path / "one" / "c1").glob("*.tar"))) == 3
+    assert len(list((tmp_path / "one" / "c2").glob("*.tar"))) == 3
+
+
+# --- an index that counts wrongly, of somebody else's
+
+
+@pytest.fixture
+def miscounted(tmp_path):
+    """Shards of 3, 4 and 2 samples in an index that says 7, 3 and 2."""
+    shards = write_shards(tmp_path / "data", COUNTS)
+    for shard, count in zip(shards, (7, 3, 2), strict=True):
+        shard["nsamples"] = count
+    return shards
+
+
+WANTED = [0, 1, 2, 0, 1, 2, 0, 3, 4, 5, 7, 8]
+
+
+def test_shards_repeat_or_leave_out_samples_where_the_index_is_wrong(miscounted, caplog):
+    """on_count_mismatch="warn": lengths are the index's; items, batches and keys agree; each shard says so once."""
+    dataset = wids.ShardListDataset(miscounted, on_count_mismatch="warn", lru_size=1)
+    assert (dataset.lengths, len(dataset)) == ([7, 3, 2], 12)
+    assert labels(dataset) == labels(dataset.__getitems__(range(12))) == WANTED
+    order = np.random.default_rng(0).integers(0, 12, 100).tolist()
+    for fields in (None, ".cls"):
+        dataset.fields = None if fields is None else (fields,)
+        for sample, i in zip(dataset.__getitems__(order), order, strict=True):
+            assert (sample[".cls"], sample["__index__"]) == (WANTED[i], i)
+            assert {**dataset[i]}.keys() == sample.keys()
+            assert sample["__shardindex__"] == dataset[i]["__shardindex__"] == dataset.get_shard(i)[1]
+    assert [dataset[i]["__shardindex__"] for i in range(12)] == [0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1]
+    keys = [dataset[i]["__key__"] for i in range(12)]
+    assert list(dataset.keys) == [dataset.keys[i] for i in range(12)] == keys
+    assert [dataset.keys.find(key) for key in ("s0-000", "s0-002", "s1-002", "s1-003")] == [[0, 3, 6], [2, 5], [9], []]
+    told = [record.getMessage() for record in caplog.records if "the index says" in record.getMessage()]
+    assert [text.partition("s0.tar: ")[2] or text.partition("s1.tar: ")[2] for text in told] == [
+        "holds 3 samples, and the index says 7 (shard 0 of 3); they are repeated, from the first one on",
+        "holds 4 samples, and the index says 3 (shard 1 of 3); the last ones are left out",
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_ranks_are_equal_where_the_index_is_wrong(miscounted, world):
+    """Samplers and their states go by the index, whatever has been opened where, as if its counts were right."""
+    right = wids.ShardListDataset([(f"s{k}.tar", count) for k, count in enumerate((7, 3, 2))])
+    orders, plain = [], []
+    for rank in range(world):
+        dataset = wids.ShardListDataset(miscounted, on_count_mismatch="warn")
+        _ = labels(dataset) if rank % 2 else None
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, chunksize=2)
+        orders.append(list(sampler))
+        plain.append(list(wids.DistributedChunkedSampler(right, num_replicas=world, rank=rank, chunksize=2)))
+        assert labels(dataset.__getitems__(orders[-1])) == [WANTED[i] for i in orders[-1]]
+        assert dataset.fingerprint == right.fingerprint
+    assert orders == plain
+    assert len(set(map(len, orders))) == 1
+
+
+def test_workers_agree_where_the_index_is_wrong(web, tmp_path):
+    """Remote shards, two workers, two epochs: every sample as the index counts, and no shard is fetched twice."""
+    pairs = [(f"{web.url}/s{k}.tar", count) for k, count in enumerate((7, 3, 2))]
+    dataset = wids.ShardListDataset(pairs, cache_dir=tmp_path / "c", on_count_mismatch="warn", prefetch=False)
+    for _ in range(2):
+        assert flat(batched(dataset, workers=2, method="fork", batch_size=3)) == WANTED
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+
+
+def test_a_shard_without_samples_has_none_to_repeat(tmp_path):
+    """The index says 2 and there is none: an error that says what to do; the other shards are read."""
+    shards = [(write_shard(tmp_path / "e.tar", 0), 2), *write_shards(tmp_path, (1,))]
+    dataset = wids.ShardListDataset(shards, on_count_mismatch="warn")
+    for touch in (
+        dataset.__getitem__,
+        lambda i: dataset.__getitems__([i, 2]),
+        dataset.get_shard,
+        lambda i: dataset.keys[i],
+    ):
+        with pytest.raises(
+            CountMismatchError, match=r"holds 0 samples.*says 2 .*leave the shard out \(dataset.shards ="
+        ):
+            touch(1)
+    assert dataset[2][".cls"] == 0
+    with pytest.raises(ValueError, match="on_count_mismatch is 'ignore'; it must be 'error' or 'warn'"):
+        wids.ShardListDataset(shards, on_count_mismatch="ignore")
+
+
+def test_counts_that_are_written_into_the_shards_reach_all_samples(miscounted, caplog):
+    """Who knows better than the index says so: then nothing is repeated, left out or told."""
+    dataset = wids.ShardListDataset(miscounted)
+    for shard, count in zip(dataset.shards, COUNTS, strict=True):
+        shard["nsamples"] = count
+    assert dataset.lengths == list(COUNTS)
+    assert dataset.cum_lengths.tolist() == [3, 7, 9]
+    assert labels(dataset) == list(range(TOTAL))
+    assert not caplog.records
+
+
+# --- shards that a program changes
+
+
+def test_assigned_shards_take_the_place_of_the_others(tmp_path):
+    """Lengths, locate, keys, the pool, fingerprint, pickles and samplers follow; what is left is still right."""
+    dataset = wids.ShardListDataset(write_index(tmp_path, COUNTS, name="i.json", info="kept"))
+    assert labels(dataset) == list(range(TOTAL))
+    before, held = dataset.fingerprint, dataset.shards
+    dataset.shards = dataset.shards[1:]
+    assert (len(dataset), dataset.total_length, dataset.lengths, dataset.cum_lengths.tolist()) == (6, 6, [4, 2], [4, 6])
+    assert labels(dataset) == labels(dataset.__getitems__(range(6))) == [3, 4, 5, 6, 7, 8]
+    assert tuple(dataset.locate(4)) == (1, 0)
+    assert dataset.keys.find("s0-000") == []
+    assert dataset.keys.find("s2-000") == [4]
+    assert list(dataset.cache.lru.keys()) == [shard["url"] for shard in held[1:]]
+    assert dataset.fingerprint != before
+    assert dataset.spec["info"] == "kept"
+    assert dataset.spec["shardlist"] == dataset.shards == held[1:]
+    assert sorted(wids.DistributedChunkedSampler(dataset)) == list(range(6))
+    assert labels(pickle.loads(pickle.dumps(dataset))) == [3, 4, 5, 6, 7, 8]
+    held[0]["url"] = "of the list that was replaced"
+    assert labels(dataset) == [3, 4, 5, 6, 7, 8]
+    dataset.shards = [(held[2]["url"], 2), str(tmp_path / "s1.tar")]
+    assert labels(dataset) == [7, 8, 3, 4, 5, 6]
+    dataset.shards = []
+    assert len(dataset) == 0
+
+
+def test_an_assigned_spec(index):
+    """Its shards and other keys hold, and what is written into it; one without shards is refused."""
+    dataset = wids.ShardListDataset(index)
+    dataset.spec = {**dataset.spec, "shardlist": dataset.shards[:1], "info": "new"}
+    assert labels(dataset) == [0, 1, 2]
+    assert dataset.spec["info"] == "new"
+    dataset.spec["note"] = 7
+    dataset.spec["shardlist"] = dataset.spec["shardlist"] * 2
+    assert labels(dataset) == [0, 1, 2] * 2
+    assert (dataset.spec["info"], dataset.spec["note"]) == ("new", 7)
+    with pytest.raises(SpecError, match="has its shards in 'shardlist'"):
+        dataset.spec = {"wids_version": 1}
+    with pytest.raises(SpecError, match=r"shards\[0\]"):
+        dataset.shards = [7]
+    with pytest.raises(SpecError, match="'shardlist' and no 'datasets'"):
+        dataset.spec.update(datasets=[{"source_url": "more.json"}])
+    assert labels(dataset) == [0, 1, 2] * 2
+    assert "datasets" not in dataset.spec
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
+    """Another URL is read from the next sample on, also by workers; the other keys stay; copies are plain."""
+    paths = [shard["url"] for shard in write_shards(tmp_path / "here", COUNTS)]
+    write_shards(tmp_path / "there", (9, *COUNTS))
+    index = write_json(
+        tmp_path / "i.json",
+        {
+            "wids_version": 1,
+            "name": "whole",
+            "shardlist": [{"url": paths[0], "nsamples": 3}],
+            "datasets": [
+                {"name": "part", "shardlist": [{"url": paths[k], "nsamples": COUNTS[k], "own": k} for k in (1, 2)]}
+            ],
+        },
+    )
+    dataset = wids.ShardListDataset(index)
+    plain = json.loads(json.dumps(dataset.shards))
+    for other in (copy.deepcopy(dataset.shards), copy.copy(dataset.shards), pickle.loads(pickle.dumps(dataset.shards))):
+        assert other == plain
+        assert type(other) is list
+        assert type(copy.copy(other[0])) is type(copy.deepcopy(other[0])) is dict
+    if is_open:
+        assert labels(dataset) == list(range(TOTAL))
+        assert dataset[0][".cls"] == 0
+    for k, shard in enumerate(dataset.shards):
+        shard["url"] = shard["url"].replace("/here/s", "/there/s").replace(f"s{k}", f"s{k + 1}")
+    there = list(range(9, 18))
+    assert dataset[0][".cls"] == 9
+    assert labels(dataset) == labels(dataset.__getitems__(range(TOTAL))) == there
+    assert flat(batched(dataset, workers=1, method="fork")) == labels(pickle.loads(pickle.dumps(dataset))) == there
+    assert dataset.keys.find("s1-000") == [0]
+    assert dataset[0]["__shard__"] == dataset.get_shard(0)[2]["url"] == str(tmp_path / "there" / "s1.tar")
+    assert [sample["__dataset__"] for sample in dataset] == [None] * 3 + ["part"] * 6
+    assert [shard.get("own") for shard in dataset.shards] == [None, 1, 2]
+    dataset.shards[1].update(dataset="mine", filesize=5)
+    with pytest.raises(ChangedShardError, match="filesize 5"):
+        dataset[3]
+    del dataset.shards[1]["filesize"]
+    assert dataset.shards[1].pop("own") == 1
+    dataset.shards[2] |= {"nsamples": 1}
+    dataset.get_shard(0)[2]["nsamples"] = 3
+    assert (dataset[3]["__dataset__"], dataset.lengths) == ("mine", [3, 4, 1])
+    assert pickle.loads(pickle.dumps(dataset)).shards == dataset.shards
+    assert "own" not in dataset.shards[1]
+
+
+def test_what_a_shard_cannot_be_is_refused_and_undone(index):
+    """A change that makes no shard of it raises, and the dict is as before; the list itself cannot be changed."""
+    dataset = wids.ShardListDataset(index)
+    before = json.loads(json.dumps(dataset.shards))
+    for change in (
+        lambda shard: shard.pop("url"),
+        lambda shard: shard.clear(),
+        lambda shard: shard.update(nsamples=-1),
+        lambda shard: shard.setdefault("md5sum", "xyz"),
+        lambda shard: shard.update(nsamples=(1 << 63) - 1),
+    ):
+        with pytest.raises(SpecError, match=r"shards\[1\]|samples in all"):
+            change(dataset.shards[1])
+    for change in (
+        lambda shards: shards.append(before[0]),
+        lambda shards: shards.pop(),
+        lambda shards: shards.sort(key=str),
+        lambda shards: shards.__setitem__(0, shards[1]),
+        lambda shards: shards.__setitem__(slice(1), shards[1:2]),
+        lambda shards: shards.__delitem__(slice(2)),
+        lambda shards: shards.__iadd__(before),
+    ):
+        with pytest.raises(TypeError, match=r"dataset\.shards cannot be changed in place; assign a new list"):
+            change(dataset.shards)
+    assert dataset.shards == before
+    assert labels(dataset) == list(range(TOTAL))
+
+
+def test_prefetching_follows_changed_shards(web, tmp_path):
+    """What is fetched ahead is what the list says now."""
+    write_shards(tmp_path / "data" / "more", (9, *COUNTS))
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    source = dataset.prefetch_source()
+    dataset.shards = dataset.shards[1:]
+    dataset.shards[0]["url"] = f"{web.url}/more/s2.tar"
+    assert source.find(0).url == dataset.prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
+    assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
+    assert labels(dataset) == [12, 13, 14, 15, 7, 8]
+    dataset.shards = [str(tmp_path / "data" / "s0.tar")]
+    assert dataset.prefetch_source() is None
+
+
+def test_localname_is_a_function_also_where_none_was_given(web, tmp_path):
+    """As in the original: URL -> the file that the shard is, or will be, in; it pickles with the dataset."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    path = dataset.localname(dataset.shards[0]["url"])
+    assert os.path.dirname(path) == str(tmp_path / "c")
+    assert not os.path.exists(path)
+    assert dataset[0][".cls"] == 0
+    assert os.path.exists(path)
+    assert pickle.loads(pickle.dumps(dataset)).localname(dataset.shards[0]["url"]) == path
+    local = wids.ShardListDataset(str(tmp_path / "data" / "s0.tar"))
+    assert local.localname(local.shards[0]["url"]) == str(tmp_path / "data" / "s0.tar")
+    assert wids.ShardListDataset(f"{web.url}/index.json", localname=os.path.basename).localname is os.path.basename
+
+
+class Unready(wids.ShardListDataset):
+    """An ``__init__`` of its own that calls nobody's."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Unready()[0],
+        lambda: Unready().__getitems__([0]),
+        lambda: len(Unready()),
+        lambda: Unready().shards,
+        lambda: Unready().keys[0],
+        lambda: Unready().get_stats(),
+        lambda: Unready().stats(),
+        lambda: Unready().locate(0),
+        lambda: Unready(total_length=3, lengths=[3]).open_shard(0),
+        lambda: list(wids.DistributedChunkedSampler(Unready())),
+        lambda: next(iter(DataLoader(Unready(total_length=3)))),
+        lambda: pickle.loads(pickle.dumps(Unready())),
+        lambda: Unready(shards=[("a.tar", 1)]),
+        lambda: Unready(spec={"shardlist": []}),
+        lambda: Unready(transformations="PIL"),
+    ],
+    ids=[
+        "item",
+        "items",
+        "len",
+        "shards",
+        "keys",
+        "get_stats",
+        "stats",
+        "locate",
+        "open_shard",
+        "sampler",
+        "loader",
+        "pickle",
+        "set shards",
+        "set spec",
+        "set transforms",
+    ],
+)
+def test_a_subclass_that_never_initializes_the_dataset(use):
+    """It is told so at its first use, by name, with what to do."""
+    with pytest.raises(RuntimeError, match=r"^Unready is a ShardListDataset that was never initialized: .*super"):
+        use()
+
+
+class Numbers(wids.ShardListDataset[int]):
+    """A subclass that says what its samples are."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[".cls"]
+
+
+def test_the_dataset_is_generic_in_its_samples(index):
+    """ShardListDataset[X] is subscriptable, callable and inheritable, and all of them pickle."""
+    T = typing.TypeVar("T")
+    assert typing.get_args(wids.ShardListDataset[dict]) == (dict,)
+    assert typing.get_args(wids.ShardListDataset[T][str]) == (str,)
+    dataset = wids.ShardListDataset[int](index, transformations=["PIL", label_of])
+    for each in (
+        dataset,
+        pickle.loads(pickle.dumps(dataset)),
+        Numbers(index),
+        pickle.loads(pickle.dumps(Numbers(index))),
+    ):
+        assert isinstance(each, wids.ShardListDataset)
+        assert list(each) == each.__getitems__(range(TOTAL)) == list(range(TOTAL))
+    loader = DataLoader(Numbers(index), batch_size=9, num_workers=1, multiprocessing_context="forkserver")
+    assert next(iter(loader)).tolist() == list(range(TOTAL))
+
+
+def label_of(sample):
+    """A transformation that pickles."""
+    return sample[".cls"]
+
+
+# --- indices that are none
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (slice(0, 2), "integers, not slice; for a range use torch.utils.data.Subset"),
+        (1.0, "1.0 is not an index: dataset indices are integers, not float"),
+        (None, "integers, not NoneType"),
+        ("s0-000", r"integers, not str; for a key use dataset\[dataset.keys.index\(key\)\]"),
+        ([1, 2], r"integers, not list; for several samples use dataset.__getitems__"),
+        (np.array([1, 2]), "integers, not ndarray"),
+        (torch.tensor(1.5), "integers, not Tensor"),
+        (np.float32(1), "integers, not float32"),
+    ],
+)
+def test_what_is_no_index_is_a_type_error_with_a_sentence(index, bad, message):
+    """For ds[x], locate, a batch and a subclass's own get_shard alike."""
+
+    class Own(wids.ShardListDataset):
+        def get_shard(self, index):
+            return super().get_shard(index)
+
+    dataset, own = wids.ShardListDataset(index), Own(index)
+    for use in (dataset.__getitem__, dataset.locate, lambda x: dataset.__getitems__([0, x]), own.__getitem__):
+        with pytest.raises(TypeError, match=message):
+            use(bad)
+
+
+def test_booleans_count_as_the_integers_they_are(index):
+    """As in a list."""
+    dataset = wids.ShardListDataset(index)
+    assert (dataset[True][".cls"], dataset[True]["__index__"]) == (1, 1)
+    assert type(dataset[True]["__index__"]) is int
+
+
+def test_an_index_error_from_a_transformation_does_not_end_a_loop(index):
+    """Python ends a for loop over a sequence at any IndexError; that would cut the data off without a word."""
+
+    def stumble(sample):
+        return [][sample["__index__"]] if sample["__index__"] == 4 else sample
+
+    dataset = wids.ShardListDataset(index, transformations=["PIL", stumble])
+    seen = []
+    with pytest.raises(IndexError, match="list index"):
+        seen.extend(iter(dataset))
+    assert [sample[".cls"] for _, sample in zip(range(4), dataset, strict=False)] == [0, 1, 2, 3]
+
+
+# --- transformations on batches, fields, member facts
+
+
+def test_batches_are_transformed_one_by_one(index):
+    """What __getitems__ gives is what ds[i] gives, after transformations."""
+    dataset = wids.ShardListDataset(index, transformations=["PIL", lambda sample: sample[".cls"] * 2])
+    assert dataset.__getitems__(range(TOTAL)) == [dataset[i] for i in range(TOTAL)] == [2 * i for i in range(TOTAL)]
+
+
+def test_large_and_small_samples_read_alike_in_every_way(tmp_path):
+    """Members above and below what is read in one go, empty ones, and shards of 600 samples: items equal batches."""
+    big = {f"b{k}.{name}": os.urandom(size) for k in range(12) for name, size in (("x", 30_000), ("y", 0), ("z", 7))}
+    small = {f"s{k:04d}.x": b"%d" % k for k in range(600)}
+    shards = [(write_tar(tmp_path / "b.tar", big), 12), (write_tar(tmp_path / "s.tar", small), 600)]
+    order = np.random.default_rng(0).permutation(612).tolist() * 2
+    for options in ({}, {"fields": ".x"}, {"use_mmap": True}):
+        dataset = wids.ShardListDataset(shards, transformations="raw", **options)
+        batch = dataset.__getitems__(order)
+        assert batch == [dataset[i] for i in order]
+        assert all(sample["__index__"] == i for sample, i in zip(batch, order, strict=True))
+        for sample in batch:
+            got = {sample["__key__"] + name: value for name, value in sample.items() if name[0] == "."}
+            members = {**big, **small}
+            assert got.items() <= members.items()
+            assert len(got) == (1 if options.get("fields") or sample["__shardindex__"] >= 12 or len(got) == 1 else 3)
+
+
+def test_a_field_that_nobody_looks_at_does_not_fail_its_sample(tmp_path):
+    """Members that wids 0.1 left alone may be something else than their extension says; they stay streams."""
+    members = {"a.cls": b"3", "a.index": b"text", "a.jsonl": b"{", "a.npz": b"x", "a.gif": b"x", "a.tif": b"x"}
+    (sample,) = wids.ShardListDataset([(write_tar(tmp_path / "t.tar", members), 1)])
+    assert sample[".cls"] == 3
+    assert {name: sample[name[1:]].read() for name in members if name != "a.cls"} == {
+        name: data for name, data in members.items() if name != "a.cls"
+    }
+
+
+# --- statistics and the one warning
+
+
+def test_an_order_without_locality_is_told_once(tmp_path, caplog):
+    """More than 30 % of more than 100 accesses opened a shard that had been open before."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (20, 20)), lru_size=1)
+    for i in range(100):
+        _ = dataset[(i % 2) * 20]
+    assert not caplog.records
+    dataset.__getitems__([0, 20])
+    for i in range(10):
+        _ = dataset[(i % 2) * 20]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("wids", "WARNING")
+    assert "100.0% of accesses opened a shard" in record.getMessage()
+    assert "lru_size (1)" in record.getMessage()
+
+
+class Info:
+    """What torch tells a worker of itself."""
+
+    def __init__(self, number):
+        self.id = number
+
+
+@pytest.mark.parametrize(("worker", "count"), [(0, 1), (1, 0)])
+def test_of_many_workers_only_the_first_tells(tmp_path, caplog, monkeypatch, worker, count):
+    """The others would say the same once more each, every epoch."""
+    monkeypatch.setattr(module, "get_worker_info", lambda: Info(worker))
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (20, 20)), lru_size=1)
+    for i in range(110):
+        _ = dataset[(i % 2) * 20]
+    assert len(caplog.records) == count
+
+
+# --- loaders
+
+
+class Given(Sampler):
+    """Yields what it is given."""
+
+    def __init__(self, indices):
+        self.indices = indices
+
+    def __iter__(self):
+        return iter(self.indices)
+
+    def __len__(self):
+        return len(self.indices)
+
+
+def batched(dataset, *, workers, method=None, **options):
+    """A loader whose batches are lists of samples; ``list`` pickles, so it reaches spawned workers."""
+    return DataLoader(
+        dataset,
+        collate_fn=list,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        **{"batch_size": 4, **options},
+    )
+
+
+def flat(loader):
+    """The labels of a whole epoch, in order."""
+    return [sample[".cls"] for batch in loader for sample in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batching", ["fetch", "sampler", "one"])
+def test_loader_over_two_epochs(index, workers, batching):
+    """Batches, a batch sampler, and no batches at all: each epoch gives every sample, in order."""
+    dataset = wids.ShardListDataset(index)
+    if batching == "one":
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        epochs = [labels(loader) for _ in range(2)]
+    else:
+        options = {} if batching == "fetch" else {"batch_size": 1, "batch_sampler": Given([[8, 0], [3, 3, 1]])}
+        loader = batched(dataset, workers=workers, method="fork", **options)
+        epochs = [flat(loader) for _ in range(2)]
+    assert epochs == [[8, 0, 3, 3, 1] if batching == "sampler" else list(range(TOTAL))] * 2
+
+
+def test_loader_with_persistent_workers_and_shuffling(web, tmp_path):
+    """Two epochs of two lasting workers over a remote index: another order each, every sample once a time."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    sampler = wids.DistributedChunkedSampler(dataset, chunksize=1000, shuffle=True, seed=1)
+    loader = batched(dataset, workers=2, method="fork", sampler=sampler, persistent_workers=True)
+    epochs = [flat(loader) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(TOTAL))] * 2
+    del loader
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.e2e), "forkserver"])
+def test_workers_share_one_cache_and_download_each_shard_once(web, tmp_path, method):
+    """Two workers, started in each way, that all want all shards at once; the dataset was in use before."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
+    assert dataset[0][".cls"] == 0
+    order = [0, 3, 7, 8, 0, 3, 7, 8]
+    loader = batched(dataset, workers=2, method=method, sampler=Given(order), batch_size=1)
+    assert flat(loader) == order
+    assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
+    assert not list((tmp_path / "c").glob("*.part"))
+
+
+def failing_datasets(directory):
+    """By name: (shards, index of a bad sample, error type, words of its message)."""
+    shards = write_shards(directory, COUNTS)
+    wrong = [{**shards[0], "nsamples": 2}, *shards[1:]]
+    gone = [*shards[:2], {"url": str(directory / "gone.tar"), "nsamples": 2}]
+    other = [{**shards[0], "filesize": 5}]
+    junk = directory / "junk.tar"
+    junk.write_bytes(b"x" * 1024)
+    pickled = [(write_tar(directory / "p.tar", {"a.pkl": b"x"}), 1)]
+    damaged = [(write_tar(directory / "d.tar", {"a.jpg": b"x"}), 1)]
+    return {
+        "count": (wrong, 0, CountMismatchError, ["s0.tar: holds 3 samples, and the index says 2"]),
+        "missing": (gone, 8, ShardNotFoundError, ["gone.tar", "there is no file"]),
+        "changed": (other, 0, ChangedShardError, ["s0.tar", "filesize 5"]),
+        "junk": ([(str(junk), 1)], 0, TarError, ["junk.tar"]),
+        "unsafe": (pickled, 0, UnsafeFormatError, [".pkl", "'a'", "p.tar"]),
+        "damaged": (damaged, 0, DecodeError, [".jpg", "'a'", "d.tar"]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["count", "missing", "changed", "junk", "unsafe", "damaged"])
+def test_errors_cross_from_workers_as_what_they_are(tmp_path, kind):
+    """Their type, so that except clauses hold, and their whole message; the same as without workers."""
+    shards, bad, expected, words = failing_datasets(tmp_path)[kind]
+    dataset = wids.ShardListDataset(shards)
+    for workers in (0, 1):
+        batches = iter(batched(dataset, workers=workers, method="fork", sampler=Given([bad]), batch_size=2))
+        with pytest.raises(expected) as caught:
+            next(batches)
+        if workers:
+            batches._shutdown_workers()  # left to the garbage collector, torch waits five seconds for them
+        assert isinstance(caught.value, wids.WidsError)
+        for word in words:
+            assert word in str(caught.value)
+
+
+SUBCLASS = """
+import wids
+
+class Doubled(wids.ShardListDataset):
+    def __init__(self, path, factor):
+        super().__init__(path, transformations=["PIL", self.pick])
+        self.factor = factor
+
+    def pick(self, sample):
+        return sample[".cls"]
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) * self.factor
+"""
+
+
+@pytest.mark.e2e
+def test_subclass_with_its_own_init_reaches_spawned_workers(index, tmp_path, monkeypatch):
+    """A dataset that refers to itself in its transformations pickles, and its override holds over there."""
+    (tmp_path / "their_module.py").write_text(SUBCLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_module
+
+    dataset = their_module.Doubled(index, 10)
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert list(twin) == list(range(0, 90, 10))
+    assert twin.transformations[1].__self__ is twin
+    loader = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context="spawn")
+    assert torch.cat(list(loader)).tolist() == list(range(0, 90, 10))
+
+
+# --- pickles, forks, threads, closing in between
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_pickling_before_and_after_use(web, tmp_path, is_used):
+    """A copy has everything but the open shards; it counts for itself; the original goes on."""
+    dataset = wids.ShardListDataset(
+        f"{web.url}/index.json", cache_dir=tmp_path / "c", lru_size=3, fields=(".cls",), dataset_name="n"
+    )
+    if is_used:
+        assert labels(dataset) == list(range(TOTAL))
+        _ = dataset.shards, dataset.keys.find("s0-000")
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert twin.get_stats() == (0, 0)
+    assert len(twin.cache.lru) == 0
+    assert twin.cache.lru.capacity == 3
+    for attribute in ("lengths", "total_length", "shards", "spec", "base", "cache_dir", "dataset_name", "fields"):
+        assert getattr(twin, attribute) == getattr(dataset, attribute)
+    assert twin.cum_lengths.tolist() == dataset.cum_lengths.tolist()
+    assert labels(twin) == labels(dataset) == list(range(TOTAL))
+    assert twin.get_stats() == (TOTAL, 3)
+    twin.close()
+    assert labels(dataset) == list(range(TOTAL))
+
+
+def test_close_in_the_middle_of_a_loop(index):
+    """The loop goes on; also that of a reader that was taken out before."""
+    dataset = wids.ShardListDataset(index)
+    shard, row, _ = dataset.get_shard(1)
+    got = []
+    for sample in dataset:
+        got.append(sample[".cls"])
+        dataset.close()
+    assert got == list(range(TOTAL))
+    assert shard[row]["__key__"] == "s0-001"
+    assert dataset.get_stats() == (TOTAL + 1, TOTAL + 1)  # it was closed, and is opened again
+
+
+def test_close_frees_the_descriptors(tmp_path):
+    """Of all shards read, as many are open as lru_size says, and none after close()."""
+
+    def count():
+        number = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the listing's own, and those of other threads
+                number += os.readlink(f"/proc/self/fd/{name}").startswith(str(tmp_path))
+        return number
+
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (2,) * 30), lru_size=10)
+    assert count() == 0
+    assert labels(dataset) == list(range(60))
+    assert count() == 10
+    dataset.close()
+    assert count() == 0
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_copies_read_on_their_own(index, how):
+    """Frameworks copy datasets; either one goes on when the other is closed."""
+    dataset = wids.ShardListDataset(index)
+    assert dataset[0][".cls"] == 0
+    other = how(dataset)
+    dataset.close()
+    assert labels(other) == list(range(TOTAL))
+    other.close()
+    assert labels(dataset) == list(range(TOTAL))
+    other.transformations = []
+    assert dataset[0][".cls"] == 0
+
+
+def test_threads_read_at_once(web, tmp_path):
+    """Eight threads in one dataset with room for two shards, one closing it all the while: every sample is right."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c", lru_size=2)
+    start, failures = threading.Barrier(8), []
+
+    def read(number):
+        try:
+            start.wait(PATIENCE_SECONDS)
+            order = np.random.default_rng(number).integers(0, TOTAL, 200).tolist()
+            for at, i in enumerate(order):
+                assert dataset[i][".cls"] == i
+                if at % 20 == number:
+                    dataset.close()
+            assert labels(dataset.__getitems__(order)) == order
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert failures == []
+    dataset.close()
+
+
+def test_fork_after_use(index):
+    """A child goes on with the shards that are open; neither side's reading or closing disturbs the other."""
+    dataset = wids.ShardListDataset(index)
+    assert labels(dataset) == list(range(TOTAL))
+
+    def work(connection):
+        got = labels(dataset)
+        dataset.close()
+        connection.send((got, labels(dataset)))
+
+    context = multiprocessing.get_context("fork")
+    ours, its = context.Pipe()
+    process = context.Process(target=work, args=(its,))
+    process.start()
+    try:
+        assert labels(dataset) == list(range(TOTAL))
+        assert ours.poll(PATIENCE_SECONDS)
+        assert ours.recv() == (list(range(TOTAL)),) * 2
+        assert labels(dataset) == list(range(TOTAL))
+    finally:
+        process.join(PATIENCE_SECONDS)
+        process.kill()
+        process.join()
+
+
+# --- events and logging
+
+
+def test_hooks_see_what_happens(web, tmp_path, events):
+    """Fetched once a shard, Opened each time; a hook that fails is logged and harms nothing."""
+
+    def broken(event):
+        raise RuntimeError("a hook's own bug")
+
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c", hooks=[broken, events])
+    logging.getLogger("wids").disabled = True
+    try:
+        assert labels(dataset) == list(range(TOTAL))
+        dataset.close()
+        assert labels(dataset) == list(range(TOTAL))
+    finally:
+        logging.getLogger("wids").disabled = False
+    assert sum(isinstance(event, Fetched) for event in events) == 3
+    assert sum(isinstance(event, Opened) for event in events) == 6
+
+
+def test_logging_of_a_dataset_says_where_it_reads(index, caplog):
+    """At INFO, under ``wids``: base, name, shards, bytes, samples, cache."""
+    caplog.set_level(logging.INFO, logger="wids")
+    dataset = wids.ShardListDataset(index, dataset_name="mine")
+    (record,) = caplog.records
+    size = sum(shard["filesize"] for shard in dataset.shards)
+    assert f"base {dataset.base}, name mine, 3 shards, {size} bytes, 9 samples" in record.getMessage()
+
+
+@pytest.mark.e2e
+def test_a_program_that_reads_and_exits(index):
+    """Nothing is left for the interpreter's end to complain of, with shards open and a generator half-way."""
+    code = (
+        "import sys, wids\n"
+        "ds = wids.ShardListDataset(sys.argv[1], use_mmap=True)\n"
+        "loop = iter(ds); next(loop); ds.keys.find('s0-000')\n"
+        "print(ds[-1]['.cls'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", code, index], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")
+
+
+def test_default_capacity_follows_the_descriptors(index):
+    """lru_size is a quarter of them by default; programs that give it are obeyed, 0 still reads."""
+    assert 16 <= wids.ShardListDataset(index).cache.lru.capacity <= 512
+    for size in (0, 1, 1000):
+        dataset = wids.ShardListDataset(index, lru_size=size)
+        assert dataset.cache.lru.capacity == size
+        assert labels(dataset) == list(range(TOTAL))
+        assert len(dataset.cache.lru) == min(max(1, size), 3)
+    assert dataset.cache_size is None
+
+
+def test_the_bound_of_compressed_members(tmp_path):
+    """max_inflate_bytes holds for the formats that the dataset decodes itself."""
+    path = write_tar(tmp_path / "a.tar", {"0.txt.gz": gzip.compress(b"a" * 1000)})
+    assert len(wids.ShardListDataset([path])[0][".txt.gz"]) == 1000
+    with pytest.raises(DecodeError, match="max_inflate_bytes=999"):
+        wids.ShardListDataset([path], max_inflate_bytes=999)[0]
+    with pytest.raises(ValueError, match="max_inflate_bytes"):
+        wids.ShardListDataset([path], max_inflate_bytes=-1)
+
+
+def test_a_worker_knows_the_servers_that_have_answered(tmp_path, no_waits, monkeypatch):
+    """A process that is started is as patient with them as the one that started it."""
+    dataset = wids.ShardListDataset(write_index(tmp_path), transformations=[])
+    retrying.note_answered(["http://known"])
+    data = pickle.dumps(dataset)
+    monkeypatch.setattr(retrying, "_answered", set())
+    pickle.loads(data)
+    assert retrying.answered() == {"http://known"}
+
+
+@pytest.mark.parametrize("read", [lambda ds, i: ds[i], lambda ds, i: ds.__getitems__([i])], ids=["item", "batch"])
+def test_an_error_has_no_other_one_behind_it(tmp_path, read):
+    """What goes wrong when a shard is opened is not told as something that happened while another error was handled."""
+    shards = write_shards(tmp_path, (3, 4))
+    dataset = wids.ShardListDataset(shards)
+    read(dataset, 0)
+    os.unlink(shards[1]["url"])
+    with pytest.raises(wids.errors.ShardNotFoundError) as caught:
+        read(dataset, 4)
+    behind, error = [], caught.value
+    while error is not None:
+        behind.append(type(error))
+        error = error.__cause__ or error.__context__
+    assert behind == [wids.errors.ShardNotFoundError, FileNotFoundError]
+    dataset.close()
+    with pytest.raises(wids.errors.ShardNotFoundError) as caught:
+        read(dataset, 4)
+    assert caught.value.__cause__.__context__ is None

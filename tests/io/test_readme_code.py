@@ -1,0 +1,177 @@
+"""The Python that READMEs show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import wids
+from tests.support.readme_code import PYTHON, at, execute, write_images
+from tests.support.readmes import blocks
+from tests.support.shards import write_json
+from wids import testing
+
+E2E = {"wids/order/README.md#lightning", "wids/order/README.md#accelerate"}
+HERE = {
+    "README.md#example",
+    "README.md#resume-mid-epoch",
+    "wids/README.md#testing-your-own-code",
+    "wids/cache/README.md#prefetching",
+    "wids/cli/README.md#packing",
+    "wids/order/README.md#exact-evaluation",
+    "wids/order/README.md#resume-anywhere",
+    "wids/transport/README.md#credentials",
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch, own_cache):
+    """Paths of the examples are relative."""
+    monkeypatch.chdir(tmp_path)
+
+
+def only(place):
+    """The one block below a heading."""
+    (block,) = at(place)
+    return block
+
+
+def keep(steps):
+    """A training step that notes what it is given."""
+    return lambda *batch: steps.append(batch)
+
+
+def loader_of(dataset, sampler):
+    """A loader of undecoded samples."""
+    return torch.utils.data.DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=list)
+
+
+def test_all_of_it_is_run():
+    """A block that is new needs a test here or in tests/e2e/test_readme_trainers.py."""
+    assert sorted(block.place for block in PYTHON) == sorted(E2E | HERE)
+
+
+def test_example(tmp_path):
+    """The first one: ten epochs over HTTP, all samples in each."""
+    write_images(tmp_path / "www", samples=20)
+    steps = []
+    with testing.Server(tmp_path / "www") as server:
+        replaced = {"https://example.com": server.url, "num_workers=4": "num_workers=0"}
+        execute(only("README.md#example"), replaced, train_step=keep(steps))
+    assert len(steps) == 10 * 2
+    assert {tuple(images.shape[1:]) for images, _ in steps} == {(224, 224, 3)}
+    assert sum(len(labels) for _, labels in steps) == 10 * 40
+
+
+def test_resume_in_short(tmp_path):
+    """What was not received before comes after, each sample once; the state that is kept says so."""
+    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
+    sampler = wids.DistributedChunkedSampler(dataset, seed=3)
+    first = [
+        sample["__index__"] for _, batch in zip(range(3), loader_of(dataset, sampler), strict=False) for sample in batch
+    ]
+    state, steps = sampler.state_dict(consumed=24), []
+    sampler = wids.DistributedChunkedSampler(dataset, seed=3)
+    names = {"sampler": sampler, "loader": loader_of(dataset, sampler), "state": state, "train_step": keep(steps)}
+    state = execute(only("README.md#resume-mid-epoch"), {}, **names)["state"]
+    rest = [sample["__index__"] for (batch,) in steps for sample in batch]
+    assert sorted(first + rest) == list(range(80))
+    sampler.load_state_dict(state)
+    assert sampler.epoch == 0
+    assert len(list(sampler)) == 80  # that epoch is over: the next one
+
+
+def test_resume_anywhere(tmp_path):
+    """The whole loop, with a checkpoint after each batch: stopped in mid-epoch, it goes on there."""
+    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
+    seen = []
+
+    def train_step(batch):
+        if len(seen) == 13:
+            raise InterruptedError
+        seen.append([sample["__index__"] for sample in batch])
+
+    for resume in (False, True):
+        sampler = wids.DistributedChunkedSampler(dataset, seed=3)
+        names = {"torch": torch, "sampler": sampler, "loader": loader_of(dataset, sampler), "resume": resume}
+        replaced = {"step % 1000": "step % 1", "else 0, 10)": "else 0, 3)"}
+        if not resume:
+            with pytest.raises(InterruptedError):
+                execute(only("wids/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+        else:
+            seen.append([])  # the interruption is over
+            execute(only("wids/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
+    indices = [index for batch in seen for index in batch]
+    assert [sorted(indices[k : k + 80]) for k in (0, 80, 160)] == [list(range(80))] * 3
+
+
+def test_exact_evaluation(tmp_path):
+    """Each sample counts once."""
+    write_images(tmp_path, samples=11, name="val.json")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        names = execute(
+            only("wids/order/README.md#exact-evaluation"),
+            {},
+            wids=wids,
+            torch=torch,
+            make_sample=lambda sample: (torch.zeros(1), sample[".cls"]),
+            predict=lambda images: torch.zeros(len(images), dtype=torch.int64),
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+    assert names["counts"].tolist() == [22, 4]  # two shards of 11 labels 0 1 ... 9 0
+
+
+def test_prefetching(tmp_path):
+    """A sampler of one's own."""
+    dataset = wids.ShardListDataset(write_images(tmp_path)).add_transform(lambda sample: sample["__index__"])
+    names = execute(
+        only("wids/cache/README.md#prefetching"),
+        {"num_workers=4": "num_workers=0"},
+        torch=torch,
+        dataset=dataset,
+        my_order=lambda epoch: [5, 70, 2, epoch],
+        epoch=1,
+    )
+    assert [batch.tolist() for batch in names["loader"]] == [[5, 70, 2, 1]]
+
+
+def test_credentials(tmp_path):
+    """Each server gets its own."""
+    write_images(tmp_path / "www")
+    with testing.Server(tmp_path / "www", required_headers={"X-Key": "mine"}) as server:
+        replaced = {"https://example.com": server.url}
+        names = execute(only("wids/transport/README.md#credentials"), replaced, wids=wids, key="mine", other="theirs")
+        assert names["dataset"][0][".cls"] == 0
+
+
+def test_server_for_tests(tmp_path):
+    """Faults on demand, and counts."""
+    write_images(tmp_path / "shards", shards=4)
+    trained = []
+
+    def train(url):
+        trained.extend(sample[".cls"] for sample in wids.ShardListDataset(url, cache_dir=tmp_path / "cache"))
+
+    execute(only("wids/README.md#testing-your-own-code"), {}, train=train)
+    assert len(trained) == 160
+
+
+def test_writer():
+    """A sample with a picture, a number, an object and an array."""
+    names = {"wids": wids, "pil_image": Image.new("RGB", (4, 4)), "array": np.arange(3)}
+    execute(only("wids/cli/README.md#packing"), {}, **names)
+    (sample,) = wids.ShardListDataset("out/train.json")
+    assert (sample["__key__"], sample[".cls"], sample[".json"]["caption"]) == ("000017", 3, "a street")
+
+
+def test_index(tmp_path):
+    """The JSON index that is shown loads, with its sub-dataset."""
+    (block,) = blocks("json")
+    shown = json.loads(block.text)
+    write_images(tmp_path, name=shown["datasets"][0]["source_url"])
+    dataset = wids.ShardListDataset(write_json(tmp_path / "shown.json", {**shown, "base": str(tmp_path)}))
+    assert len(dataset) == 1000 + 80

@@ -1,0 +1,186 @@
+"""Programs as sources: their output or their file, and their end, whichever way it comes."""
+
+import functools
+import os
+import random
+import shlex
+import threading
+import time
+
+import pytest
+
+from tests.support import cache_shards as shards
+from tests.support.cache_dirs import files_in
+from tests.support.children import PATIENCE_SECONDS
+from wids.errors import FetchError
+from wids.readers.provider import AutoProvider
+from wids.transport import pipe
+from wids.transport.download import Transfer
+from wids.transport.failures import CancelledTransferError
+
+BODY = random.Random(0).randbytes(3 << 20)
+WAYS = pytest.mark.parametrize("way", ["output", "file"])
+
+
+@pytest.fixture
+def target(tmp_path):
+    """The file to fill."""
+    return shards.write(tmp_path / "target", b"")
+
+
+@pytest.fixture
+def pids(tmp_path):
+    """A file to which programs of the test write their process ids, and a function: the ids."""
+    path = tmp_path / "pids"
+    yield str(path), lambda: [int(word) for word in path.read_text().split()] if path.exists() else []
+    for pid in [int(word) for word in path.read_text().split()] if path.exists() else []:
+        wait_until(functools.partial(is_gone, pid))
+
+
+def is_gone(pid):
+    """Whether a process has ended; one that only waits to be reaped has."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(condition):
+    """Wait for something that another process does; a test that failed ends here."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def shell(script, way="output"):
+    """The URL of a script; ``way``: whether it writes its output or a file of its own."""
+    return f"pipe:sh -c {shlex.quote(script)}" + (" {local}" if way == "file" else "")
+
+
+def run(url, target, **options):
+    """One try; what it wrote."""
+    Transfer(url, target, **options).run()
+    with open(target, "rb") as file:
+        return file.read()
+
+
+# --- what comes right
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, len(BODY)])
+@WAYS
+def test_every_byte(tmp_path, target, size, way):
+    """Output of any length, and files of any length, arrive byte for byte over what was in the file before."""
+    source = shlex.quote(shards.write(tmp_path / "a b", BODY[:size]))
+    shards.write(target, b"before" * 100)
+    url = f"pipe:cat {source}" if way == "output" else f"pipe:cp {source} {{local}}"
+    assert run(url, target) == BODY[:size]
+
+
+def test_a_program_that_replaces_its_file(tmp_path, target):
+    """A program may put another file in the place of the one that it is given."""
+    source = shards.write(tmp_path / "a", BODY)
+    assert run(f"pipe:mv {source} {{local}}", target) == BODY
+
+
+def test_room_is_made_before_bytes_come(target):
+    """In steps, for nobody knows how many will come."""
+    reserved = []
+
+    def reserve(size):
+        assert os.path.getsize(target) < size
+        reserved.append(size)
+
+    assert run(f"pipe:head -c {len(BODY)} /dev/zero", target, reserve=reserve) == bytes(len(BODY))
+    assert reserved == sorted(reserved)
+    assert reserved[-1] >= len(BODY)
+
+
+def test_a_program_has_no_input(target):
+    """It does not wait for the terminal."""
+    assert run("pipe:cat", target) == b""
+
+
+@WAYS
+def test_loud_programs(target, way):
+    """Megabytes of complaints neither stop a program nor go into the error: its last words do."""
+    noise = "head -c 20000000 /dev/zero | tr '\\0' x >&2; echo THE END >&2; exit 7"
+    with pytest.raises(FetchError, match=r"exit code 7; it said: x+THE END$") as caught:
+        run(shell(noise, way), target)
+    assert len(str(caught.value)) < 1000
+    run(shell(noise.replace("exit 7", "exit 0"), way), target)
+
+
+# --- what does not
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 1", 1), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15)]
+)
+@WAYS
+def test_exit_codes(target, way, script, code):
+    """Whatever it wrote: a program that fails has failed, by itself or by a signal."""
+    with pytest.raises(FetchError, match=f"exit code {code};"):
+        run(shell(f"echo all of it; {script}", way), target)
+
+
+@WAYS
+def test_a_silent_program_is_ended(target, pids, monkeypatch, way):
+    """A program from which nothing comes is ended, with all that it started."""
+    monkeypatch.setattr(pipe, "SILENT_SECONDS", 0.3)
+    file, started = pids
+    script = f"sleep 1000 & echo $! >> {file}; echo $$ >> {file}; echo begun; sleep 1000"
+    with pytest.raises(FetchError, match=r"nothing came for|not done after"):
+        run(shell(script, way), target)
+    assert len(started()) == 2
+    wait_until(lambda: all(map(is_gone, started())))
+
+
+@WAYS
+def test_a_cancelled_program_is_ended(tmp_path, pids, way):
+    """With all that it started, whatever it is doing; no file stays."""
+    file, started = pids
+    script = f"sleep 1000 & echo $! >> {file}; echo $$ >> {file}; echo begun; wait"
+    cancelled, caught, cache = threading.Event(), [], str(tmp_path / "cache")
+
+    def work():
+        shard = shards.described(shell(script, way), b"", filesize=None)
+        try:
+            AutoProvider(cache_dir=cache, allow_pipe=True).cache.download_ahead(
+                shard, after=0.0, is_cancelled=cancelled.is_set
+            )
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: len(started()) == 2)
+    cancelled.set()
+    thread.join(PATIENCE_SECONDS)
+    assert [type(error) for error in caught] == [CancelledTransferError]
+    wait_until(lambda: all(map(is_gone, started())))
+    assert files_in(cache) == []
+
+
+def test_without_room_a_program_is_ended(target, pids):
+    """Where its output has no room, it does not run on."""
+    file, started = pids
+
+    def refuse(size):
+        raise FetchError("no room")
+
+    with pytest.raises(FetchError, match="no room"):
+        run(shell(f"echo $$ >> {file}; echo begun; sleep 1000"), target, reserve=refuse)
+    wait_until(lambda: len(started()) == 1 and is_gone(started()[0]))
+
+
+def test_nothing_stays_open(target, tmp_path):
+    """Neither pipes nor files of complaints."""
+    before = len(os.listdir("/proc/self/fd"))
+    for way in ("output", "file"):
+        run(shell("echo fine", way), target)
+        with pytest.raises(FetchError, match="it said: no"):
+            run(shell("echo half; echo no >&2; exit 1", way), target)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,485 @@
+"""ShardWriter: what it writes, byte by byte; what it refuses; and what is there when something goes wrong."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import wids
+from tests.support import backends
+from tests.support.children import call_in_child
+from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.examples import examples
+from wids.codecs.decode import UNASKED, SampleDecoder
+from wids.codecs.encoders import encode_field
+from wids.errors import SampleError, SpecError, WidsError
+from wids.events import Opened
+from wids.index import ustar
+from wids.index.pattern import parse_pattern
+from wids.index.spec import Shard
+from wids.index.table import build_table
+from wids.index.tar import scan
+from wids.osfiles import atomic, system
+from wids.readers.provider import AutoProvider
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.fixed_dictionaries(
+    {".txt": st.text(st.characters(exclude_categories=["Cs"]))},
+    optional={
+        ".cls": st.integers(),
+        ".json": json_values,
+        ".a.json": json_values,
+        ".jsonl": st.lists(json_values, max_size=3),
+        ".mp": st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.booleans(), max_size=2),
+        ".bin": st.binary(max_size=1500),
+        ".txt.gz": st.text(st.characters(exclude_categories=["Cs"])),
+    },
+)
+
+
+def names_in(directory):
+    """The names of all files in a directory."""
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def write(directory, content, **options):
+    """Write samples as ``t-%03d.tar`` there; returns the index's path."""
+    with wids.ShardWriter(f"{directory}/t-%03d.tar", **options) as writer:
+        for sample in content:
+            writer.write(sample)
+    return writer.index
+
+
+def texts(count, *, size=4, first=0):
+    """Samples of a .txt of ``size`` letters."""
+    return [{"__key__": f"{k:04d}", ".txt": f"{k:0{size}d}"} for k in range(first, first + count)]
+
+
+def read_texts(index, **options):
+    """The .txt of all samples of a dataset."""
+    return [sample[".txt"] for sample in wids.ShardListDataset(index, **options)]
+
+
+@given(
+    name=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
+        lambda name: not name.endswith("/")
+    ),
+    size=st.sampled_from([0, 1, 511, 512, 8**11 - 1, 8**11, 1 << 40]) | st.integers(0, 1 << 50),
+)
+def test_headers_are_those_of_tarfile(name, size):
+    """A member's header is what stdlib tarfile writes: ustar, or PAX where that has no room; its length is known."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    try:
+        expected = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+    except ValueError:
+        expected = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert ustar.member_head(name.encode(), size) == expected
+    assert ustar.member_bytes(name.encode(), size) == len(expected) + (size + 511) // 512 * 512
+
+
+def test_shard_is_what_tarfile_writes(tmp_path):
+    """A whole shard, long names and a member larger than the buffer included, equals the archive of stdlib tarfile."""
+    samples = [
+        {"__key__": "a/1", ".txt": b"x" * 700, ".bin": b""},
+        {"__key__": "é" * 120 + "/2", ".bin": b"y" * ((1 << 20) + 5)},
+        {"__key__": "p" * 150 + "/3", ".txt": b"z", ".bin": b"w" * (3 << 20)},
+    ]
+    write(tmp_path, samples)
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for sample in samples:
+            for field in [name for name in sample if name != "__key__"]:
+                info = tarfile.TarInfo(sample["__key__"] + field)
+                info.size = len(sample[field])
+                if sample["__key__"].startswith("p"):
+                    archive.fileobj.write(info.tobuf(tarfile.USTAR_FORMAT))
+                    archive.fileobj.write(sample[field] + bytes(-info.size % 512))
+                    archive.offset = archive.fileobj.tell()
+                else:
+                    archive.addfile(info, io.BytesIO(sample[field]))
+    assert (tmp_path / "t-000.tar").read_bytes() == stream.getvalue()
+
+
+@settings(max_examples=examples(60))
+@given(samples=st.lists(fields, min_size=1, max_size=5), bound=st.integers(1, 3))
+def test_fields_come_back(tmp_path_factory, samples, bound):
+    """What is written by extension is what the safe decoders read, in order, whatever the shards."""
+    directory = tmp_path_factory.mktemp("fields")
+    keyed = [{"__key__": f"k/{k}", **sample} for k, sample in enumerate(samples)]
+    dataset = wids.ShardListDataset(write(directory, keyed, samples=bound), transformations=SampleDecoder(also=UNASKED))
+    found = [{name: value for name, value in sample.items() if name.startswith(".")} for sample in dataset]
+    for sample in found:
+        if ".bin" in sample:
+            sample[".bin"] = sample[".bin"].getvalue()
+    assert found == samples
+    assert [sample["__key__"] for sample in dataset] == [sample["__key__"] for sample in keyed]
+
+
+def test_arrays_tensors_and_images_come_back(tmp_path):
+    """Arrays of numpy, tensors in .pt and .pth, and images are encoded by extension and decoded to equals."""
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    tensor = torch.arange(1_000_000)[10:13]
+    sample = {
+        "__key__": "a",
+        "npy": array,
+        "npz": {"x": array, "y": pixels},
+        "pt": {"t": tensor, "list": [1, "two", None]},
+        "pth": tensor,
+        "png": Image.fromarray(pixels),
+        "raw.png": pixels,
+        "jpg": Image.fromarray(pixels),
+        "cls": np.int64(3),
+        "__index__": 12,
+    }
+    found = wids.ShardListDataset(write(tmp_path, [sample]), transformations=SampleDecoder(also=".npz"))[0]
+    assert (found[".npy"] == array).all()
+    assert (found[".npz"]["y"] == pixels).all()
+    assert (found[".pt"]["t"] == tensor).all()
+    assert found[".pt"]["list"] == [1, "two", None]
+    assert (found[".pth"] == tensor).all()
+    assert (np.asarray(found[".png"]) == pixels).all()
+    assert (np.asarray(found[".raw.png"]) == pixels).all()
+    assert found[".jpg"].size == (4, 4)
+    assert found[".cls"] == 3
+    assert found["__index__"] == 0
+    assert os.path.getsize(tmp_path / "t-000.tar") < 50_000  # the tensor was a view of 8 MB
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        (".pkl", {}, "pickles run code"),
+        (".xyz", "text", "give bytes"),
+        (".txt", 3, "holds text"),
+        (".txt", "\ud800", "cannot hold"),
+        (".cls", 1.5, "a whole number"),
+        (".cls", "cat", "a whole number"),
+        (".json", {1, 2}, "cannot hold"),
+        (".jsonl", {"a": 1}, "a list"),
+        (".npy", [1, 2], "a numpy array"),
+        (".npy", np.array([{}], dtype=object), "would be pickled"),
+        (".npz", [1], "a dict of numpy arrays"),
+        (".pt", object(), "tensors, numbers"),
+        (".jpg", Image.new("RGBA", (2, 2)), "cannot hold"),
+        (".png", np.zeros((2, 2)), "8 bits a colour"),
+        (".png", torch.zeros(3, 2, 2), "permute"),
+        (".png", "path.png", "an image"),
+    ],
+)
+def test_values_that_would_not_come_back_are_refused(field, value, words):
+    """What no safe decoder would give back is refused with the field's name and what to do."""
+    with pytest.raises(SampleError, match=words) as caught:
+        encode_field(field, value)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "a/", "v1.2", ".hidden", "/abs", "../up", "a/../b", "nul\0", 7, None, "\ud800", "a/.x"]
+)
+def test_keys_that_would_not_come_back_are_refused(tmp_path, key):
+    """A key that a reader would split elsewhere, or that leads out of a directory, is refused; the writer goes on."""
+    with wids.ShardWriter(tmp_path / "t-%d.tar") as writer:
+        with pytest.raises(SampleError, match="key"):
+            writer.write({"__key__": key, ".txt": "x"})
+        writer.write({"__key__": "a.b/c d/é", ".txt": "x"})
+    assert [*wids.ShardListDataset(writer.index).keys()] == ["a.b/c d/é"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({".txt": "x"}, "no '__key__'"),
+        ({"__key__": "a"}, "no fields"),
+        ({"__key__": "a", ".": b""}, "no field"),
+        ({"__key__": "a", ".a/b": b""}, "no field"),
+        ({"__key__": "a", "..x": b""}, None),
+        ({"__key__": "a", "txt": "x", ".txt": "y"}, "two fields"),
+    ],
+)
+def test_samples_that_would_not_come_back_are_refused(tmp_path, sample, words):
+    """A sample without key or fields, or with a field that is none or there twice, is refused and leaves no trace."""
+    with wids.ShardWriter(tmp_path / "t-%d.tar") as writer:
+        if words is None:
+            writer.write(sample)
+        else:
+            with pytest.raises(SampleError, match=words):
+                writer.write(sample)
+        writer.write({"__key__": "b", ".txt": "x"})
+    dataset = wids.ShardListDataset(writer.index, transformations=[])
+    assert len(dataset) == (2 if words is None else 1)
+    if words is None:
+        assert "..x" in dataset[0]
+
+
+def test_keys_are_unique_within_a_shard(tmp_path):
+    """A key that the shard has is refused and the writer goes on; in the next shard it may come again."""
+    with wids.ShardWriter(tmp_path / "t-%d.tar", samples=2) as writer:
+        writer.write({"__key__": "a", ".txt": "1"})
+        with pytest.raises(SampleError, match="in this shard already"):
+            writer.write({"__key__": "a", ".cls": 2})
+        writer.write({"__key__": "b", ".txt": "2"})
+        writer.write({"__key__": "a", ".txt": "3"})
+    assert read_texts(writer.index) == ["1", "2", "3"]
+    assert [shard["nsamples"] for shard in writer.shards] == [2, 1]
+
+
+def test_shards_are_cut_by_size(tmp_path):
+    """No shard is larger than asked for but one whose only sample is; all samples are there, in order."""
+    sizes = [100, 9000, 4000, 30_000, 200, 5000, 5000, 5000]
+    samples = [{"__key__": str(k), ".bin": bytes(size)} for k, size in enumerate(sizes)]
+    index = write(tmp_path, samples, size=20_480)
+    with open(index) as file:
+        shards = json.load(file)["shardlist"]
+    assert [(s["nsamples"], s["filesize"]) for s in shards] == [(3, 20_480), (1, 40_960), (4, 20_480)]
+    assert [os.path.getsize(tmp_path / s["url"]) for s in shards] == [s["filesize"] for s in shards]
+
+
+def test_index_says_what_is_there(tmp_path):
+    """The index has name, info, and of each shard its relative URL, samples, bytes and md5, which readers check."""
+    index = write(tmp_path, texts(5), samples=2, info={"classes": ["cat"]})
+    with open(index) as file:
+        found = json.load(file)
+    assert {**found, "shardlist": []} == {
+        "wids_version": 1,
+        "name": "t",
+        "info": {"classes": ["cat"]},
+        "shardlist": [],
+    }
+    for shard in found["shardlist"]:
+        data = (tmp_path / shard["url"]).read_bytes()
+        assert shard == backends.entry(shard["url"], data, nsamples=shard["nsamples"])
+    without = write(tmp_path / "plain", texts(1), md5=False, tables=False, name="mine")
+    assert names_in(tmp_path / "plain") == ["t-000.tar", "t.json"]
+    with open(without) as file:
+        found = json.load(file)
+    assert (found["name"], "md5sum" in found["shardlist"][0]) == ("mine", False)
+
+
+def test_tables_are_used(tmp_path, events):
+    """A shard is opened by the member table that was written with it, which is what its headers say."""
+    write(tmp_path, texts(5))
+    path = str(tmp_path / "t-000.tar")
+    reader = AutoProvider(cache_dir=None, hooks=[events]).open(Shard(url=path, nsamples=None))
+    assert [event.has_saved_table for event in events if isinstance(event, Opened)] == [True]
+    data = (tmp_path / "t-000.tar").read_bytes()
+    built = build_table(
+        scan(lambda at, size: data[at : at + size], len(data), shard="t"), identity=reader.table.identity, shard="t"
+    )
+    assert built.to_bytes() == reader.table.to_bytes()
+    reader.close()
+
+
+def test_an_exception_leaves_neither_half_shard_nor_index(tmp_path):
+    """When the block fails, shards that were full stay, and nothing else is there."""
+    writer = wids.ShardWriter(tmp_path / "t-%d.tar", samples=2)
+
+    def fail():
+        with writer:
+            for sample in texts(3):
+                writer.write(sample)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert names_in(tmp_path) == ["t-0.tar", "t-0.tar.widx"]
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(texts(1)[0])
+    writer.close()
+    assert "t.json" not in names_in(tmp_path)
+
+
+def test_a_writer_that_is_let_go_leaves_nothing(tmp_path):
+    """A writer that nobody closed takes its part file with it; a forked process's copy does not."""
+    writer = wids.ShardWriter(tmp_path / "t-%d.tar")
+    writer.write(texts(1)[0])
+    part = [name for name in names_in(tmp_path) if name.endswith(".part")]
+    assert call_in_child(writer.discard) is None
+    assert names_in(tmp_path) == part
+    del writer
+    assert names_in(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path):
+    """The next writer of a pattern removes part files that nobody writes, and no other files."""
+    for name in ("t-0.tar", "t-0.tar.widx", "t.json"):
+        (tmp_path / f"{name}.123-abcdef01.part").write_bytes(b"x")
+    (tmp_path / "u-0.tar.123-abcdef01.part").write_bytes(b"x")
+    path, fd = atomic.make_part(str(tmp_path / "t-1.tar"))
+    write_index = wids.ShardWriter(tmp_path / "t-%d.tar")
+    write_index.discard()
+    os.close(fd)
+    assert names_in(tmp_path) == sorted([os.path.basename(path), "u-0.tar.123-abcdef01.part"])
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    """When the disk takes no more, the error names the shard and what to do, and no part of it stays."""
+
+    def fail(fd, data, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(system, "write_all", fail)
+    with pytest.raises(WidsError, match=r"t-000.tar: cannot be written .*free space"):
+        write(tmp_path, texts(1))
+    assert names_in(tmp_path) == []
+
+
+def test_an_earlier_dataset_is_not_written_over(tmp_path):
+    """A pattern that is taken is refused; with overwrite it is replaced, shards that are too many included."""
+    write(tmp_path, texts(6), samples=1)
+    with pytest.raises(WidsError, match=r"exists.*overwrite"):
+        wids.ShardWriter(tmp_path / "t-%03d.tar")
+    (tmp_path / "t-x.tar").write_bytes(b"")
+    index = write(tmp_path, texts(4, first=10), samples=2, overwrite=True)
+    assert read_texts(index) == ["0010", "0011", "0012", "0013"]
+    assert [name for name in names_in(tmp_path) if name.endswith(".tar")] == ["t-000.tar", "t-001.tar", "t-x.tar"]
+
+
+def test_no_sample_no_index(tmp_path):
+    """A block that writes nothing is an error, for no reader takes an index without shards."""
+    with pytest.raises(WidsError, match="no sample was written"), wids.ShardWriter(tmp_path / "t-%d.tar"):
+        pass
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["t.tar", "t-%d-%d.tar", "%d/t.tar", "t-%06d", "t-%06d.tgz", "t-%s.tar", "t-%d.tar\0"]
+)
+def test_patterns_that_are_none(pattern):
+    """A pattern without one number in the file's name is refused with one that would do."""
+    with pytest.raises(SpecError, match=r"train-%06d\.tar"):
+        wids.ShardWriter(pattern)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "index"),
+    [
+        ("out/train-%06d.tar", "out/train-000012.tar", "out/train.json"),
+        ("%d.tar", "12.tar", "index.json"),
+        ("s3://b/x_%03d-v2.tar", "s3://b/x_012-v2.tar", "s3://b/x-v2.json"),
+        ("a%20b/t%6d.tar", "a%20b/t000012.tar", "a%20b/t.json"),
+        ("s3://b/%05d.tar", "s3://b/00012.tar", "s3://b/index.json"),
+    ],
+)
+def test_patterns(text, url, index):
+    """A pattern names shards and their index, and knows its own shards again."""
+    pattern = parse_pattern(text)
+    assert (pattern.url(12), pattern.index_url) == (url, index)
+    assert pattern.number_of(url.rpartition("/")[2]) == 12
+    assert pattern.number_of("other-12.tar") is None
+
+
+@pytest.mark.parametrize("bounds", [{"samples": 0}, {"size": -1}])
+def test_bounds_are_positive(tmp_path, bounds):
+    """A shard holds at least one sample."""
+    with pytest.raises(ValueError, match="at least 1"):
+        wids.ShardWriter(tmp_path / "t-%d.tar", **bounds)
+
+
+def test_undecoded_samples_can_be_written(tmp_path):
+    """Samples of a dataset, as BytesIO, are written as they are: the same bytes again."""
+    source = write(tmp_path / "a", texts(5), samples=5)
+    again = write(tmp_path / "b", wids.ShardListDataset(source, transformations=[]), samples=5)
+    assert again != source
+    assert (tmp_path / "a/t-000.tar").read_bytes() == (tmp_path / "b/t-000.tar").read_bytes()
+
+
+def test_memory_store(tmp_path):
+    """Shards, tables and index go to any fsspec store, and are read from there."""
+    index = write("memory://writer/out", texts(5), samples=2)
+    assert index == "memory://writer/out/t.json"
+    assert read_texts(index, cache_dir=tmp_path) == read_texts(write(tmp_path / "l", texts(5)))
+    names = fsspec.filesystem("memory").ls("/writer/out", detail=False)
+    assert "/writer/out/t-002.tar.widx" in names
+    with pytest.raises(WidsError, match="exists"):
+        wids.ShardWriter("memory://writer/out/t-%03d.tar")
+    write("memory://writer/out", texts(1), overwrite=True)
+    assert sorted(os.path.basename(name) for name in fsspec.filesystem("memory").ls("/writer/out", detail=False)) == [
+        "t-000.tar",
+        "t-000.tar.widx",
+        "t.json",
+    ]
+
+
+class _Streams(MemoryFileSystem):
+    """A store where files grow while they are written, and whose uploads can break."""
+
+    protocol = "streams"
+    store: dict = {}  # noqa: RUF012 - as in its base class
+    seen: list = []  # noqa: RUF012
+    breaks = False
+
+    def put_file(self, lpath, rpath, callback=None, mode="overwrite", **options):
+        """Upload, or break off."""
+        self.seen.append(rpath)
+        if self.breaks:
+            self.pipe_file(rpath, b"half")
+            raise OSError("the line is down")
+        super().put_file(lpath, rpath)
+
+
+def test_a_store_that_shows_half_a_file(tmp_path, monkeypatch):
+    """Where a file can be seen while it is uploaded it has another name until it is whole, and none if that fails."""
+    fsspec.register_implementation("streams", _Streams, clobber=True)
+    write("streams://out", texts(3))
+    assert all(name.endswith(".part") for name in _Streams.seen)
+    names = [name.partition("out/")[2] for name in _Streams.store]
+    assert sorted(names) == ["t-000.tar", "t-000.tar.widx", "t.json"]
+    monkeypatch.setattr(_Streams, "breaks", True)
+    with pytest.raises(WidsError, match=r"streams://more/t-000.tar: cannot be written \(the line is down\)"):
+        write("streams://more", texts(3), tables=False)
+    assert [name for name in _Streams.store if "more" in name] == []
+
+
+def test_s3(tmp_path, monkeypatch):
+    """To a bucket and back: shards, tables and index."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with backends.s3() as store:
+        place = store.place()
+        index = write(place.url, texts(5), samples=2, storage_options=place.options)
+        dataset = wids.ShardListDataset(index, cache_dir=tmp_path, storage_options=place.options)
+        assert [sample[".txt"] for sample in dataset] == [sample[".txt"] for sample in texts(5)]
+        with pytest.raises(WidsError, match="exists"):
+            write(place.url, texts(1), storage_options=place.options)
+        with pytest.raises(WidsError, match=r"nowhere/t-000.tar.*: cannot be written"):
+            write(place.nowhere, texts(1), storage_options=place.options)
+
+
+def write_one_and_vanish():
+    """A process that is gone before it could clean up."""
+    writer = wids.ShardWriter("memory://vanished/a-%06d.tar")
+    writer.write({"__key__": "a", ".txt": "a"})
+    assert [name for name in os.listdir() if name.startswith("wids-writer")]
+    os._exit(0)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
+    """Its shard under way lay in the temporary directory."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    env = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.getcwd()}
+    program = "from tests.io.writing.test_writer import write_one_and_vanish; write_one_and_vanish()"
+    subprocess.run([sys.executable, "-c", program], cwd=scratch, env=env, check=True, timeout=PATIENCE_SECONDS)
+    assert any(path.name.startswith("wids-writer") for path in scratch.iterdir())
+    program = "import wids; wids.ShardWriter('memory://other/a-%06d.tar').discard()"
+    subprocess.run([sys.executable, "-c", program], cwd=scratch, env=env, check=True, timeout=PATIENCE_SECONDS)
+    assert not list(scratch.iterdir())

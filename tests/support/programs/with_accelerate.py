@@ -1,0 +1,103 @@
+"""Reads epochs with accelerate on two CPU processes. Arguments: index, directory for the results.
+
+The results name the indices that this rank's loop received, for each way of handing a loader to accelerate.
+"""
+
+import json
+import os
+import sys
+import warnings
+
+import accelerate
+import torch
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+
+import wids
+
+INDEX, RESULTS = sys.argv[1:]
+BATCH = 2
+
+
+def as_tensors(sample):
+    """Number and input of a sample."""
+    return {"index": sample["__index__"], "x": torch.tensor([float(sample[".cls"].read())])}
+
+
+def make():
+    """(sampler, plain loader)."""
+    dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
+    sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
+    return sampler, DataLoader(dataset, sampler=sampler, batch_size=BATCH)
+
+
+def adopt(accelerator, loader):
+    """The loader with accelerate's devices and end-of-epoch marks, and without its sharding."""
+    return prepare_data_loader(loader, device=accelerator.device, num_processes=1, process_index=0, put_on_device=True)
+
+
+def train(accelerator, sampler, loader, epochs, *, saved=None, save_at=None):
+    """Indices of each epoch, and the state at ``save_at``, which is (epoch, batches)."""
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-5))
+    seen, state = {}, None
+    if saved is not None:
+        sampler.load_state_dict(saved)
+    for epoch in epochs:
+        # Of a prepared loader, not of the sampler: at each iteration it names the epochs that it has counted itself.
+        (loader if hasattr(loader, "set_epoch") else sampler).set_epoch(epoch)
+        seen[epoch] = []
+        for batches, batch in enumerate(loader, 1):
+            with accelerator.accumulate(model):
+                loss = ((model(batch["x"]) - 2 * batch["x"]) ** 2).mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            seen[epoch] += batch["index"].tolist()
+            if (epoch, batches) == save_at:
+                state = sampler.state_dict(consumed=batches * BATCH)
+    return seen, state
+
+
+def main():
+    """Each way in turn."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    answer = {}
+
+    sampler, loader = make()
+    twice = accelerator.prepare(loader)
+    twice.set_epoch(0)
+    answer["prepared"] = [len(twice), [i for batch in twice for i in batch["index"].tolist()]]
+
+    for name in ("own", "adopted"):
+        sampler, loader = make()
+        used = loader if name == "own" else adopt(accelerator, loader)
+        answer[name], state = train(accelerator, sampler, used, range(3), save_at=(1, 2))
+        sampler, loader = make()
+        used = loader if name == "own" else adopt(accelerator, loader)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # that the rest of an epoch is left out
+            answer[name + ", resumed"], _ = train(accelerator, sampler, used, range(1, 3), saved=state)
+        answer[name + ", len"] = [len(sampler), len(used)]
+
+    # What becomes of a resume without set_epoch: accelerate's own count begins at 0 and is named at each iteration.
+    sampler, loader = make()
+    used = adopt(accelerator, loader)
+    sampler.load_state_dict(state)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        next(iter(used))
+    answer["unnamed"] = [str(w.message) for w in caught if "is skipped" in str(w.message)]
+    # Also shard-exact gathering over all ranks.
+    answer["rank"] = [accelerator.process_index, accelerator.num_processes, sampler.rank, sampler.num_replicas]
+    with open(f"{RESULTS}/{accelerator.process_index}.json", "w") as file:
+        json.dump(answer, file)
+    accelerator.wait_for_everyone()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by the interpreter's end: a gloo thread that then frees the last tensors of a collective aborts the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

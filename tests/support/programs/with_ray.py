@@ -1,0 +1,204 @@
+"""All jobs on a Ray cluster of two nodes on this machine, one after the other; prints what became of them as JSON.
+
+A program of its own, for Ray warns, and leaves threads behind, in whatever process it is used. In the directory where
+it runs there are the shards and files that `tests/e2e/test_jobs_ray.py` makes.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+import msgspec
+import ray
+from ray.cluster_utils import Cluster
+
+from wids import cli
+from wids.collection import load_shards
+from wids.jobs.index_create import create_index
+from wids.jobs.ray_cluster import alive_nodes
+from wids.jobs.runner import RunOptions
+from wids.jobs.verify import verify_shards
+from wids.jobs.warm import warm_cache
+from wids.writing.pack.folders import list_files
+from wids.writing.pack.listing import SourceListing
+from wids.writing.pack.run import pack
+from wids.writing.pack.shard import PackSettings
+
+PATIENCE_SECONDS = 60
+
+
+def run(*args):
+    """(exit code, stdout) of the command line, in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            cli.app(args=list(args), prog_name="wids")
+        except SystemExit as end:
+            return end.code or 0, out.getvalue()
+    return 0, out.getvalue()
+
+
+def content(directory):
+    """The digest of each shard and index in a directory; member tables have times in them."""
+    found = {}
+    for name in sorted(os.listdir(directory)):
+        with open(os.path.join(directory, name), "rb") as file:
+            data = file.read()
+        found[name] = "" if name.endswith(".widx") else hashlib.md5(data).hexdigest()
+    return found
+
+
+class NodeReader:
+    """Reads numbers; writes down where, and on one node never ends with those from `first` on.
+
+    Other nodes wait with these until that has begun, so that it has one of them.
+    """
+
+    def __init__(self, log, victim, first):
+        self.log, self.victim, self.first = log, victim, first
+
+    def read(self, item):
+        """A sample."""
+        node = ray.get_runtime_context().get_node_id()
+        is_victim = node == self.victim
+        with open(self.log, "a") as file:
+            file.write(f"{item} {'victim' if is_victim else 'other'}\n")
+        until = time.monotonic() + PATIENCE_SECONDS
+        if item >= self.first and is_victim:
+            with open(f"{self.log}.stuck", "w"):
+                pass
+        while item >= self.first and (is_victim or not os.path.exists(f"{self.log}.stuck")):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        return str(item), [(".txt", b"%d" % item)]
+
+    def measure(self, item, key):
+        """As of any source."""
+        return 1024
+
+    def identify(self, items):
+        """As of any source."""
+        return repr(items)
+
+
+def indexes(options):
+    """An index with a bad shard, by the library and by the command."""
+    outcome = create_index(["d"], "ray.json", name="n", options=options)
+    with open("d/s9.tar", "wb") as file:
+        file.write(b"x" * 2000)
+    flags = ("--engine", "ray", "--ray-address", options.ray_address, "--skip-errors", "--json")
+    code, out = run("index", "create", "d", "-o", "c.json", *flags)
+    os.unlink("d/s9.tar")
+    return {"shards": outcome.shards, "code": code, "failed": [os.path.basename(u) for u in json.loads(out)["failed"]]}
+
+
+def findings(options):
+    """What verify finds, here and on the cluster; once by the command."""
+    _, shards, _ = load_shards("damaged.json")
+    chosen = list(enumerate(shards))
+    here, there = (
+        msgspec.to_builtins(verify_shards(chosen, options=each).findings) for each in (RunOptions(jobs=2), options)
+    )
+    reports = [run("verify", "damaged.json", "--json", *more) for more in ((), ("--engine", "ray"))]
+    texts = [json.dumps({**json.loads(out), "seconds": 0}) for _, out in reports]
+    return {"is_same": here == there, "wrong": sum(bool(each["problems"]) for each in there)} | {
+        "codes": [code for code, _ in reports],
+        "is_same_report": texts[0] == texts[1],
+    }
+
+
+def packed(options):
+    """A folder packed here and on the cluster."""
+    shown = {}
+    for name, each in (("here", RunOptions(jobs=1)), ("there", options)):
+
+        def show(progress, name=name):
+            shown[name] = msgspec.to_builtins(progress)
+
+        listing = list_files("in", numbers_keys=False, keep_fields=None, tell=lambda _: None)
+        pack(listing, PackSettings(output=f"{name}/p-%d.tar", samples=3), options=each, show=show)
+    return {
+        "is_same": content("here") == content("there"),
+        "is_same_progress": shown["here"] == shown["there"],
+        "names": len(os.listdir("there")),
+    }
+
+
+def warmed(options, url, excluded):
+    """A cache on each node, twice, and then with one node left out."""
+    _, shards, _ = load_shards(url)
+    found, shown = [], []
+    for more in ((), (), (excluded,)):
+        outcome = warm_cache(list(shards), options=options, excluded=more, show=shown.append)
+        found.append(
+            {
+                "nodes": sorted(os.path.basename(one.directory) for one in outcome.nodes),
+                "fetched": outcome.fetched,
+                "cached": outcome.cached,
+                "failed": outcome.failed,
+            }
+        )
+    code, out = run("cache", "warm", url, "--engine", "ray", "--ray-address", options.ray_address, "--shards", "0:1")
+    ended = [each.ended for each in shown if each.ended == each.shards]
+    return {"runs": found, "code": code, "lines": len(out.splitlines()), "ended": [ended[0], ended[-1]]}
+
+
+def survived(options, cluster, node):
+    """A node is killed in the middle of packing: shards that it was at are written again, others are not."""
+    listing = SourceListing(items=range(12), reader=NodeReader(os.path.abspath("log"), node.node_id, 4))
+    killed = []
+
+    def show(_):
+        if not killed and os.path.exists("log.stuck"):
+            killed.append(True)
+            cluster.remove_node(node, allow_graceful=False)
+
+    outcome = pack(listing, PackSettings(output="survived/p-%d.tar", samples=1), show=show, options=options)
+    whole = SourceListing(items=range(12), reader=NodeReader(os.path.abspath("log2"), "", 99))
+    pack(whole, PackSettings(output="whole/p-%d.tar", samples=1), options=options)
+    with open("log") as file:
+        log = [line.split() for line in file]
+    reads = {int(item): [where for number, where in log if number == item] for item, _ in log}
+    return {
+        "killed": len(killed),
+        "shards": outcome.shards,
+        "is_same": content("survived") == content("whole"),
+        "again": [where for item in reads for where in reads[item] if len(reads[item]) > 1],
+        "once": sum(len(where) == 1 for where in reads.values()),
+    }
+
+
+def main(url):
+    """All of it on one cluster."""
+    os.makedirs("/tmp/ray", exist_ok=True)  # Ray writes the cluster's address there, wherever the rest is
+    place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, for a socket's name has 107 bytes at most
+    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": place, "object_store_memory": 100 << 20}
+    head["env_vars"] = {"WIDS_CACHE": os.path.abspath("cache-head")}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        caches = {"WIDS_CACHE": os.path.abspath("cache-node")}
+        node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=caches)
+        cluster.wait_for_nodes()
+        options = RunOptions(engine="ray", ray_address=cluster.address)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        told = {"index": indexes(options)}
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        told["nodes"] = len(alive_nodes(ray))
+        told |= {"verify": findings(options), "pack": packed(options)}
+        told["warm"] = warmed(options, url, node.node_id)
+        told["survived"] = survived(options, cluster, node)
+        ray.shutdown()
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(place, ignore_errors=True)
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,74 @@
+"""The server of `wids.testing` as the tests use it, and more of what servers and networks do wrong."""
+
+import gzip
+import threading
+
+from wids import testing
+from wids.testing import Gate, cut, instead, redirect, reset, stall, status, whole
+
+__all__ = ["Gate", "Meeting", "Server", "cut", "instead", "redirect", "reset", "stall", "status", "whole"]
+
+
+class Server(testing.Server):
+    """Serves ``files`` (path -> bytes), without ranges until ``has_ranges`` is set."""
+
+    def __init__(self, **options):
+        super().__init__(**{"has_ranges": False, **options})
+
+    def gate(self):
+        """A fault that stops half-way until the test lets it go on."""
+        return Gate()
+
+    def meeting(self, count):
+        """A fault for the coming answers: their bodies wait until there are ``count`` of them."""
+        return Meeting(count)
+
+
+class Meeting:
+    """Sends the head of each answer, and the bodies when there are enough of them, or when ``go`` is set."""
+
+    def __init__(self, count):
+        self.missing, self.go, self._lock = count, threading.Event(), threading.Lock()
+
+    def __call__(self, reply, body):
+        """See the class."""
+        data = reply.begin(body)
+        with self._lock:
+            self.missing -= 1
+        if self.missing <= 0:
+            self.go.set()
+        reply.wait(self.go)
+        reply.end(data)
+
+
+def whole_unannounced(reply, body):
+    """All of the body, no length announced: the connection's end is its end."""
+    reply.start(Connection="close")
+    reply.end(body)
+    reply.close_connection = True
+
+
+def zipped(reply, body):
+    """The right bytes under ``Content-Encoding: gzip``, asked for or not."""
+    instead(gzip.compress(body), Content_Encoding="gzip")(reply, body)
+
+
+def cut_unannounced(reply, body):
+    """Half the body and the end of the connection, no length announced."""
+    reply.start(Connection="close")
+    reply.send(body[: len(body) // 2])
+    reply.close_connection = True
+
+
+def cut_chunked(reply, body):
+    """Half the body in chunks, without the last one."""
+    reply.start(Transfer_Encoding="chunked")
+    half = body[: len(body) // 2]
+    reply.send(b"%x\r\n%b\r\n" % (len(half), half))
+    reply.close_connection = True
+
+
+def mute(reply, body):
+    """Nothing at all."""
+    reply.wait()
+    reply.close_connection = True

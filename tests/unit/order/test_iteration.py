@@ -1,0 +1,220 @@
+"""A job in all its lives: drawn from, stopped, copied, named epochs, resumed on other ranks, against a plain model."""
+
+import json
+import pickle
+import warnings
+from itertools import islice
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.support.examples import examples
+from wids.samplers import DistributedChunkedSampler
+
+MODES = [{}, {}, {"epochs": 2}, {"epoch_size": 7}, {"epoch_size": 30}]
+
+
+class Shards:
+    """A dataset that has only its lengths."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return sum(self.lengths)
+
+
+class Spot(NamedTuple):
+    """Where an iteration began: what a state says."""
+
+    epoch: int
+    position: int
+    yielded: int
+
+
+def through_json(state):
+    """The state as another program gets it."""
+    return json.loads(json.dumps(state))
+
+
+class Job(RuleBasedStateMachine):
+    """All ranks of a job step together; the model holds the global sequence as one rank reads it, and one spot."""
+
+    @initialize(
+        lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+        world=st.integers(1, 5),
+        lanes=st.none() | st.integers(1, 6),
+        mode=st.sampled_from(MODES),
+        tail=st.sampled_from(["pad", "drop"]),
+        reshuffle=st.sampled_from(["fixed", "epoch"]),
+        chunksize=st.integers(1, 6),
+        window=st.integers(1, 3),
+    )
+    def start(self, lengths, world, lanes, mode, tail, reshuffle, chunksize, window):
+        """A run begins, from nothing."""
+        self.dataset = Shards(lengths if not mode else [*lengths, 3])  # no epoch is of fewer samples than ranks
+        self.n, self.mode = len(self.dataset), mode
+        self.size = mode.get("epoch_size", self.n * mode.get("epochs", 1)) if mode else None
+        self.options = {"chunksize": chunksize, "window": window, "reshuffle": reshuffle, "tail": tail, "seed": 3}
+        self.lanes, self.has_lanes = lanes or world, lanes is not None
+        self.known = {}
+        self.epoch, self.is_begun = 0, False
+        self.loaded, self.is_named, self.origin = None, False, Spot(0, 0, 0)
+        self.make(world)
+
+    def make(self, world):
+        """The samplers of all ranks, fresh."""
+        self.world = world
+        lanes = {"lanes": self.lanes} if self.has_lanes else {}
+        self.ranks = [
+            DistributedChunkedSampler(self.dataset, num_replicas=world, rank=rank, **lanes, **self.mode, **self.options)
+            for rank in range(world)
+        ]
+        self.running, self.spot, self.count, self.is_over = None, None, 0, False
+        self.is_stale = False
+
+    # --- the model
+
+    def sequence(self, epoch):
+        """G of an epoch, or the stream, as one rank reads it."""
+        key = None if self.size else epoch
+        if key not in self.known:
+            mode = {"epochs": None} if self.size else {}
+            options = {**self.options, "tail": "pad"}
+            one = DistributedChunkedSampler(self.dataset, num_replicas=1, rank=0, lanes=self.lanes, **mode, **options)
+            if not self.size:
+                one.set_epoch(epoch)
+            self.known[key] = list(islice(one, 1500))
+        return self.known[key]
+
+    def at(self, epoch, position):
+        """The sample at a position; past the end the lane whose turn it is begins again."""
+        sequence = self.sequence(epoch)
+        if self.size or position < self.n:
+            return sequence[position]
+        row, lane = divmod(position, self.lanes)
+        own = sequence[lane :: self.lanes]
+        return own[row % len(own)] if own else sequence[position % self.n]
+
+    def first(self, epoch):
+        """Where an epoch begins."""
+        if not self.size:
+            return Spot(epoch, 0, 0)
+        at = next(p for p in range(self.origin.position % self.world, 10**6, self.world) if p >= epoch * self.size)
+        return Spot(epoch, max(at, self.origin.position) if epoch > self.origin.epoch else at, 0)
+
+    def left(self, spot):
+        """How many each rank has yet to get of an epoch from a spot on."""
+        if self.size:
+            return max(self.first(spot.epoch + 1).position - spot.position, 0) // self.world
+        rest = max(self.n - spot.position, 0)
+        return rest // self.world if self.options["tail"] == "drop" else -(-rest // self.world)
+
+    def next_spot(self):
+        """Where an iteration that begins now begins."""
+        if self.loaded is None:
+            return self.first(self.epoch + self.is_begun)
+        is_kept = self.is_named or self.left(self.loaded)
+        return self.loaded if is_kept else self.first(self.loaded.epoch + 1)
+
+    def now(self):
+        """What a state taken now says."""
+        if self.spot is None or self.is_stale:
+            return self.next_spot()
+        epoch, position, yielded = self.spot
+        return Spot(epoch, position + self.count * self.world, yielded + self.count)
+
+    # --- what happens
+
+    @rule(count=st.integers(0, 9))
+    def draw(self, count):
+        """All ranks draw so many; an iteration begins if none is there."""
+        if self.running is None:
+            self.running = [iter(sampler) for sampler in self.ranks]
+            self.is_waiting = True
+        rows = [list(islice(iterator, count)) for iterator in self.running]
+        if count and self.is_waiting:
+            self.spot, self.count, self.is_over, self.is_stale = self.next_spot(), 0, False, False
+            self.epoch, self.is_begun, self.loaded = self.spot.epoch, True, None
+            self.is_waiting = False
+        if not count:
+            return
+        due = min(count, self.left(self.spot) - self.count)
+        start = self.spot.position + self.count * self.world
+        expected = [
+            [self.at(self.spot.epoch, start + i * self.world + r) for i in range(due)] for r in range(self.world)
+        ]
+        assert rows == expected
+        self.count += due
+        if due < count:
+            self.is_over, self.running = True, None
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def abandon(self):
+        """The loop breaks; another iteration comes."""
+        self.running = None
+
+    @rule(step=st.integers(-1, 2))
+    def set_epoch(self, step):
+        """An epoch is named for the next iteration; the loop that runs, if any, is left."""
+        epoch = max(self.epoch + step, self.origin.epoch if self.size else 0)
+        self.running = None
+        is_lost = (
+            self.loaded is not None and epoch != self.loaded.epoch and self.loaded.yielded and self.left(self.loaded)
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for sampler in self.ranks:
+                sampler.set_epoch(epoch)
+        if not self.size:
+            assert len(caught) == (len(self.ranks) if is_lost else 0)
+        if self.loaded is not None:
+            self.is_named = self.loaded.epoch == epoch
+            if not self.is_named:
+                self.loaded = None
+        # The epoch that runs may be named while it runs.
+        self.is_stale = self.spot is None or self.spot.epoch != epoch or self.is_over
+        self.epoch, self.is_begun = epoch, False
+
+    @rule(world=st.integers(1, 6), how=st.sampled_from(["drawn", "consumed", "yielded"]), data=st.data())
+    def resume(self, world, how, data):
+        """The job is stopped, and goes on with other ranks; all of them load what one of them saved."""
+        saved = self.now()
+        source = data.draw(st.sampled_from(self.ranks))
+        if how == "drawn" or self.spot is None or self.is_stale:
+            state = source.state_dict()
+        else:
+            had = data.draw(st.integers(0, self.count))
+            saved = Spot(saved.epoch, self.spot.position + had * self.world, self.spot.yielded + had)
+            state = source.state_dict(consumed=had) if how == "consumed" else source.state_dict(yielded=saved.yielded)
+        self.make(world)
+        self.loaded, self.is_named, self.origin = saved, False, saved
+        self.epoch, self.is_begun = saved.epoch, False
+        for sampler in self.ranks:
+            sampler.load_state_dict(through_json(state))
+
+    @rule()
+    def copy(self):
+        """The samplers go to another process; which iteration runs stays behind."""
+        self.ranks = pickle.loads(pickle.dumps(self.ranks))
+        self.running, self.spot, self.is_stale = None, None, False
+
+    # --- what holds
+
+    @invariant()
+    def all_ranks_say_the_same(self):
+        """States, epochs and lengths agree with the model and with each other."""
+        states = [sampler.state_dict() for sampler in self.ranks]
+        assert all(state == states[0] for state in states)
+        assert Spot(*(states[0][name] for name in Spot._fields)) == self.now()
+        assert states[0]["lanes"] == self.lanes
+        assert [sampler.epoch for sampler in self.ranks] == [self.epoch] * self.world
+        spot = self.next_spot() if self.spot is None or self.is_stale else self.spot
+        assert [len(sampler) for sampler in self.ranks] == [spot.yielded + self.left(spot)] * self.world
+
+
+Job.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
+TestJob = Job.TestCase

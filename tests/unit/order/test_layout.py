@@ -1,0 +1,260 @@
+"""Where the samples of shard lists, of their parts and joins lie, through torch's own Subset and ConcatDataset."""
+
+import pickle
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+
+from wids.order.layout import ShardCounts, fingerprint, layout, takes_marks
+from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
+
+
+class Shards(Dataset):
+    """A dataset that has only its lengths."""
+
+    takes_marked_indices = True
+
+    def __init__(self, lengths, fingerprint="f"):
+        self.lengths = lengths
+        self.fingerprint = fingerprint
+
+    def __len__(self):
+        return int(sum(self.lengths))
+
+    def __getitem__(self, index):
+        return index
+
+
+def shard_of(dataset, i):
+    """Which shard an index ends up in: a path of numbers through subsets and joins, found by asking one by one."""
+    if isinstance(dataset, ConcatDataset):
+        for number, part in enumerate(dataset.datasets):
+            if i < len(part):
+                return (number, *shard_of(part, i))
+            i -= len(part)
+    if isinstance(dataset, Subset):
+        i = int(dataset.indices[i])
+        return shard_of(dataset.dataset, i + len(dataset.dataset) if i < 0 else i)
+    return (int(np.searchsorted(np.cumsum(dataset.lengths), i, side="right")),)
+
+
+def check_layout(dataset, lo, hi):
+    """Sorted, each run between boundaries is of one shard, and no shard is in two of them; indices are all there."""
+    boundaries, order = layout(dataset).arrange(lo, hi, is_sorted=True)
+    indices = (np.arange(lo, hi) if order is None else order.take(np.arange(lo, hi))).tolist()
+    assert sorted(indices) == list(range(lo, hi))
+    edges = sorted({lo, hi, *(int(b) for b in boundaries if lo < b < hi)})
+    seen = []
+    for first, last in pairwise(edges):
+        shards = {shard_of(dataset, i) for i in indices[first - lo : last - lo]}
+        assert len(shards) == 1
+        seen += shards
+    assert len(set(seen)) == len(seen)
+    return order
+
+
+def some_datasets():
+    """Datasets of shards as people build them, and whether their indices have to be put in order."""
+    a, b = Shards([3, 0, 5, 4]), Shards([2, 7])
+    return {
+        "list": (a, False),
+        "joined": (ConcatDataset([a, b]), False),
+        "plus": (a + b, False),
+        "range": (Subset(a, range(2, 11)), False),
+        "steps": (Subset(a, range(1, 12, 3)), False),
+        "backwards": (Subset(a, range(11, 0, -2)), True),
+        "sorted": (Subset(a, [0, 2, 3, 9, 10]), False),
+        "repeated": (Subset(a, [0, 0, 3, 3, 3, 9]), False),
+        "mixed": (Subset(a, [9, 0, 11, 3, 4, 1]), True),
+        "tensor": (Subset(a, torch.tensor([9, 0, 11])), True),
+        "array": (Subset(a, np.array([1, 2, 8], np.uint8)), False),
+        "negative": (Subset(a, [-1, -12, -4]), True),
+        "subset of subset": (Subset(Subset(a, [9, 0, 11, 3, 4, 1]), [5, 1, 0, 2]), True),
+        "subset of range": (Subset(Subset(a, range(2, 11)), range(1, 7)), False),
+        "subset of joined": (Subset(ConcatDataset([a, b, a]), list(range(30, 2, -1))), True),
+        "joined of subsets": (ConcatDataset([Subset(a, [9, 0, 11]), b, Subset(b, range(4))]), True),
+        "split": (random_split(ConcatDataset([a, b]), [15, 6], torch.Generator().manual_seed(1))[0], True),
+    }
+
+
+@pytest.mark.parametrize("name", some_datasets())
+def test_every_shard_is_found_and_stands_together(name):
+    """In the whole and in any part of it: boundaries where shards end, and an order only where indices have none."""
+    dataset, is_mixed = some_datasets()[name]
+    assert (check_layout(dataset, 0, len(dataset)) is not None) is is_mixed
+    for lo in range(len(dataset) + 1):
+        for hi in range(lo, len(dataset) + 1):
+            check_layout(dataset, lo, hi)
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
+def test_any_subset_of_any_shards(data, lengths):
+    """Whatever indices a subset has, in whatever order and however often."""
+    dataset = Shards(lengths)
+    n = len(dataset)
+    indices = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=30))
+    check_layout(Subset(dataset, indices), 0, len(indices))
+
+
+def test_unsorted_indices_stay_where_they_are_if_asked():
+    """Not sorted, indices out of shard order have no boundaries; those in order have them all the same."""
+    a = Shards([3, 5])
+    assert layout(Subset(a, [5, 0])).arrange(0, 2, is_sorted=False) == (None, None)
+    boundaries, order = layout(Subset(a, [1, 2, 4])).arrange(0, 3, is_sorted=False)
+    assert (boundaries.tolist(), order) == ([0, 2, 3], None)
+
+
+def test_a_range_of_a_large_dataset_costs_nothing():
+    """Subset(dataset, range(lo, hi)) of 1e12 samples is arithmetic."""
+    part = Subset(Shards([10**11] * 10), range(5, 10**12 - 5))
+    boundaries, order = layout(part).arrange(0, len(part), is_sorted=True)
+    assert order is None
+    assert boundaries.tolist() == [0, *(k * 10**11 - 5 for k in range(1, 10)), 10**12 - 10]
+
+
+class Odd:
+    """Attributes that mean something else."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return 9
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        range(9),
+        TensorDataset(torch.zeros(9)),
+        Subset(range(20), range(9)),
+        Odd(lengths=[3, 3]),
+        Odd(lengths=[10, -1]),
+        Odd(lengths=[]),
+        Odd(datasets=[[1, 2], [3]]),
+        Odd(datasets={"a": range(9)}),
+        Odd(datasets=[3, 4]),
+        Odd(dataset=Shards([9]), indices=None),
+        Odd(dataset=Shards([9]), indices=7),
+        Odd(dataset=Shards([9]), indices=[1, 2]),
+        Odd(dataset=Shards([9]), indices=["a"] * 9),
+        Odd(dataset=Shards([9]), indices=[[1]] * 9),
+        Odd(dataset=Shards([9]), indices=[9] * 9),
+        Odd(dataset=Shards([9]), indices=[-10] * 9),
+        Odd(dataset=Shards([9]), indices=[0.5] * 9),
+        Odd(dataset="train", indices=range(9)),
+    ],
+)
+def test_other_datasets_have_no_layout(dataset):
+    """What is not shards, or does not add up, is left alone."""
+    assert layout(dataset) is None
+    assert takes_marks(dataset) is False
+
+
+def test_a_join_with_others():
+    """A dataset without shards counts as one in a join; a join of nothing but such is several."""
+    boundaries, order = layout(ConcatDataset([TensorDataset(torch.zeros(4)), Shards([2, 3])])).arrange(
+        0, 9, is_sorted=True
+    )
+    assert (boundaries.tolist(), order) == ([0, 4, 6, 9], None)
+
+
+def test_empty_datasets():
+    """No samples, no trouble."""
+    for dataset in (Shards([]), Shards([0, 0]), Subset(Shards([3]), []), Subset(Shards([3]), range(0))):
+        found = layout(dataset)
+        if found is not None:
+            boundaries, order = found.arrange(0, 0, is_sorted=True)
+            assert order is None
+            assert boundaries is not None
+
+
+def test_fingerprints_tell_datasets_apart():
+    """Other shards, another choice of them or another join is another fingerprint; the same again is the same."""
+    a, b = Shards([3, 4], "a"), Shards([3, 4], "b")
+
+    def make():
+        return [a, b, a + b, b + a, Subset(a, [0, 1]), Subset(a, [1, 0]), Subset(b, [0, 1]), Subset(a + b, range(2))]
+
+    marks = list(map(fingerprint, make()))
+    assert len(set(marks)) == len(marks)
+    assert list(map(fingerprint, make())) == marks
+    assert fingerprint(Subset(a, range(2))) == fingerprint(Subset(a, torch.tensor([0, 1])))
+    assert fingerprint(range(7)) is None
+
+
+def test_who_takes_marks():
+    """A shard list does, and a join of such; a subset looks indices up, so the mark is lost."""
+    a = Shards([3])
+    assert takes_marks(a)
+    assert takes_marks(a + a)
+    assert not takes_marks(Subset(a, [0]))
+    assert not takes_marks(ConcatDataset([a, Subset(a, [0])]))
+
+
+@pytest.mark.parametrize("kind", [OwnIndex, RepeatedIndex])
+def test_a_marked_index_is_an_int(kind):
+    """In arithmetic, hashing, comparing and indexing; pickle and a join's subtraction keep the mark."""
+    index = kind(5)
+    assert isinstance(index, MarkedIndex)
+    assert isinstance(index, int)
+    assert (index, hash(index), index + 1, [10, 11, 12, 13, 14, 15][index]) == (5, hash(5), 6, 15)
+    again = pickle.loads(pickle.dumps(index))
+    assert type(again) is type(index - 2) is kind
+    assert (again, index - 2, index.is_valid) == (5, 3, kind is OwnIndex)
+    joined = ConcatDataset([Shards([3]), Shards([4])])
+    assert type(joined[index]) is kind
+    assert joined[index] == 2
+
+
+@pytest.mark.parametrize("kind", [OwnIndex, RepeatedIndex])
+@pytest.mark.parametrize("other", [0.5, np.array([1, 2]), 1j])
+def test_a_marked_index_subtracts_what_is_no_integer_as_an_int_does(kind, other):
+    """A float, an array or a complex number is subtracted as from any int; only integers keep the mark."""
+    found, plain = kind(5) - other, 5 - other
+    assert type(found) is type(plain)
+    assert np.array_equal(found, plain)
+
+
+def test_the_fingerprint_of_a_range_of_a_large_dataset_costs_nothing():
+    """A state of Subset(dataset, range(lo, hi)) does not list the range."""
+    part = Subset(Shards([10**6] * 10), range(5, 10**7 - 5))
+    tracemalloc.start()
+    try:
+        fingerprint(part)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10e6
+
+
+@pytest.mark.parametrize("indices", [range(8), range(0, 20, 9), range(-1, 3), [0, 7], [-8]])
+def test_indices_outside_a_dataset_have_no_layout_or_a_true_one(indices):
+    """Past the end, in a range or a list, there is none: the dataset will say so. Below 0 counts from the end."""
+    found = layout(Subset(Shards([3, 4]), indices))
+    if max(indices) >= 7 or min(indices) < -7:
+        assert found is None
+    else:
+        assert found.places_of(np.arange(len(indices))).tolist() == [i % 7 for i in indices]
+
+
+def test_a_range_is_arranged_once():
+    """Asked again, a random part of many samples is not sorted again."""
+    part, _ = random_split(Shards([30, 40]), [50, 20], torch.Generator().manual_seed(0))
+    found = layout(part)
+    assert found.arrange(0, 50, is_sorted=True) is found.arrange(0, 50, is_sorted=True)
+    assert found.arrange(0, 50, is_sorted=False) == (None, None)
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+def test_counts_alone_are_a_dataset(make):
+    """A dataset of known counts has a length, lengths and shard ends, as a sampler and prefetching ask for them."""
+    counts = ShardCounts(make([3, 0, 4]))
+    assert (len(counts), counts.shard_ends.tolist(), counts.boundaries(1, 6).tolist()) == (7, [3, 3, 7], [1, 3, 3, 6])
+    assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)

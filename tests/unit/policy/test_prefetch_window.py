@@ -1,0 +1,178 @@
+"""Which shards a prefetcher begins to download: against a walk through all visits at each position."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wids.order.layout import Visit
+from wids.policy import prefetching
+from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
+
+SIZE, SHARDS = 10, 6
+# None: as far as is good, which is twelve shards of any size while no rate is known.
+LIMITS = st.sampled_from([None, 0, 15, 20, 45, 200]).map(lambda given: AheadLimits(given, None)) | st.sampled_from(
+    [20, 39, 200]
+).map(lambda limit: AheadLimits(None, limit))
+
+
+@st.composite
+def readers(draw):
+    """The visits of a reader, in blocks as `wids.order.layout.Shards` has them, and how many samples it reads."""
+    count = draw(st.integers(1, 2))
+    keys = draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, SHARDS - 1)), min_size=1, max_size=50))
+    block = draw(st.integers(1, 20))
+    blocks = []
+    for begin in range(0, len(keys), block):
+        here = keys[begin : begin + block]
+        blocks.append(
+            sorted(
+                Visit(begin + here.index(key), begin + len(here) - 1 - here[::-1].index(key), *key) for key in set(here)
+            )
+        )
+    return blocks, len(keys), [draw(LIMITS) for _ in range(count)]
+
+
+def within_reach(entered, position, limits):
+    """Oracle: a walk through the visits that were looked at."""
+    found, ahead, full = [], [0] * len(limits), set()
+    for visit in entered:
+        key, own = (visit.dataset, visit.shard), limits[visit.dataset]
+        if visit.last < position or key in found or visit.dataset in full:
+            continue
+        is_open = own.given is None and own.cache_size is None
+        ahead[visit.dataset] += 0 if is_open and visit.first <= position else SIZE
+        most = own.max_bytes(SIZE) if own.given is not None else min(own.max_bytes(SIZE), 12 * SIZE)
+        if ahead[visit.dataset] > most:
+            full.add(visit.dataset)
+        else:
+            found.append(key)
+    return found
+
+
+def window_of(blocks, limits, present=(), connections=1000):
+    """A window, without a real download; ``present`` needs none."""
+    return PrefetchWindow(
+        iter(blocks),
+        limits,
+        size_of=lambda _: SIZE,
+        needs_download=lambda key: key not in present,
+        slots_of=lambda _: 1,
+        connections=connections,
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(readers(), st.data())
+def test_what_is_begun_is_what_a_walk_finds(reader, data):
+    """At each position the missing shards within reach begin, nearest first; evicted and failed ones begin again."""
+    blocks, count, limits = reader
+    present, under_way = set(), set()
+    window = window_of(blocks, limits, present)
+    position, entered = 0, []
+    while position <= count:
+        burst = data.draw(st.integers(0, 9), label="burst")
+        entered += window.advance(position, rate=0.0, read_before=position - burst)[0]
+        near = within_reach(entered, position, limits)
+        begun = []
+        while (visit := window.take()) is not None:
+            begun.append((visit.dataset, visit.shard))
+        assert set(begun) == set(near) - present - under_way
+        assert begun == sorted_by_use(begun, entered, position)
+        under_way.update(begun)
+        assert window.present() == [key for key in sorted_by_use(near, entered, position) if key in present]
+        for key in data.draw(st.sets(st.sampled_from(sorted(under_way))) if under_way else st.just(set())):
+            under_way.discard(key)
+            if data.draw(st.booleans(), label="arrives"):
+                present.add(key)
+            window.end_download(key)
+            window.report(key, is_present=key in present)
+        for key in data.draw(st.sets(st.sampled_from(sorted(present))) if present else st.just(set()), label="evicted"):
+            present.discard(key)
+            window.report(key, is_present=False)
+        position += data.draw(st.integers(0, 12), label="drawn") or 1
+
+
+def sorted_by_use(keys, entered, position):
+    """Shards by their next visits."""
+    visits = [visit for visit in entered if visit.last >= position]
+    return sorted(keys, key=lambda key: min((visit.first, key) for visit in visits if visit[2:] == key))
+
+
+@settings(deadline=None)
+@given(readers(), st.integers(1, 9), st.lists(st.integers(0, 9), max_size=9))
+def test_visits_enter_once_and_are_forgotten_once(reader, burst, steps):
+    """Each visit that enters leaves when it was read, or with the window; in between the reader may come back to it."""
+    blocks, count, limits = reader
+    window = window_of(blocks, limits)
+    entered, forgotten, position = [], [], 0
+    for step in [*steps, count]:
+        position += step
+        new, old = window.advance(position, rate=0.0, read_before=position - burst)
+        entered += new
+        forgotten += old
+        assert all(visit.last < position - burst for visit in old)
+        assert window.is_busy == any(visit.last < position for visit in set(entered) - set(forgotten))
+        kept = {(visit.dataset, visit.shard) for visit in set(entered) - set(forgotten)}
+        assert {(d, s) for d in range(len(limits)) for s in range(SHARDS) if (d, s) in window} == kept
+    assert len(set(entered)) == len(entered)
+    assert sorted([*forgotten, *window.forget_all()]) == sorted(entered)
+
+
+@pytest.mark.parametrize("connections", [1, 3, 8])
+def test_so_many_are_under_way(connections):
+    """As many as keep all connections busy, and three at least; the next one begins when one is over."""
+    window = window_of([[Visit(k, k, 0, k) for k in range(12)]], [AheadLimits(None, 1000)], connections=connections)
+    window.advance(0, rate=0.0, read_before=0)
+    begun = []
+    while (visit := window.take()) is not None:
+        begun.append(visit.shard)
+    assert begun == list(range(max(connections, prefetching.MIN_UNDER_WAY)))
+    window.end_download((0, 0))
+    window.report((0, 0), is_present=True)
+    assert window.take().shard == len(begun)
+    assert window.take() is None
+
+
+def test_a_reader_that_becomes_slower_is_less_far_ahead():
+    """The reach follows the rate; what lies beyond it is not begun."""
+    visits = [Visit(k, k, 0, k) for k in range(100)]
+    window = window_of([visits], [AheadLimits(None, None, 1)])
+    window.advance(0, rate=1.0, read_before=0)
+    assert len(take_all(window)) == 61  # what is read in a minute, and the one that is being read
+    for shard in range(61):
+        window.end_download((0, shard))
+        window.report((0, shard), is_present=False)
+    window.advance(0, rate=0.0, read_before=0)
+    assert len(take_all(window)) == 13
+
+
+def take_all(window):
+    """The shards that begin now."""
+    found = []
+    while (visit := window.take()) is not None:
+        found.append(visit.shard)
+    return found
+
+
+def test_a_first_look_that_comes_late_tells_the_burst():
+    """On a busy machine the first look may come late; what was drawn by then is taken for the burst."""
+    found = prefetching.RateEstimator(100.0)
+    found.note(200, 103.0)
+    assert found.burst == 200
+    found.note(900, 103.01)
+    assert found.burst == 200
+
+
+def test_the_rate_and_the_burst_of_a_reader():
+    """A rate is an average of looks a second apart; the burst is drawn in the first tenth of a second."""
+    found = prefetching.RateEstimator(100.0)
+    assert (found.rate, found.burst, found.moved) == (0.0, prefetching.MAX_BURST, 100.0)
+    found.note(500, 100.05)
+    assert (found.rate, found.burst, found.moved) == (0.0, 500, 100.05)
+    found.note(500, 101.5)
+    assert found.rate == pytest.approx(500 / 1.5)
+    assert (found.burst, found.moved) == (500, 100.05)
+    found.note(700, 103.5)
+    assert found.rate == pytest.approx(0.7 * 500 / 1.5 + 0.3 * 100)

@@ -1,0 +1,444 @@
+"""The simulation of a job: its visits against the samplers, its cache against a real one, and its time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import os
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tests.support import cache_shards as shards
+from tests.support.cache_dirs import table_of
+from tests.support.children import PATIENCE_SECONDS
+from tests.support.examples import examples
+from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
+from wids.cache.directory import CacheDirectory
+from wids.cache.leases import Leases
+from wids.cache.space import table_allowance
+from wids.events import Evicted, Fetched
+from wids.policy import prefetching
+from wids.simulate import figures, job
+from wids.simulate.link import Delivery, Link
+from wids.simulate.loop import EventLoop
+from wids.simulate.node_cache import NodeCache
+from wids.simulate.run import Simulation
+
+
+class Numbers:
+    """A dataset of which a sampler knows the shards."""
+
+    def __init__(self, lengths):
+        """Of shards with these counts."""
+        self.lengths = lengths
+
+    def __len__(self):
+        """How many samples."""
+        return sum(self.lengths)
+
+
+def describe(lengths, size=1000, **options):
+    """A job over shards with these counts."""
+    sizes = np.full(len(lengths), size)
+    return job.TrainingJob(lengths=np.array(lengths), sizes=sizes, footprints=sizes, **options)
+
+
+def simulate(described):
+    """(epochs, outcome) of a job."""
+    epochs = job.read_epochs(described, described.courses())
+    return epochs, Simulation(described, epochs).run()
+
+
+ORDERS = st.fixed_dictionaries(
+    {
+        "world": st.integers(1, 5),
+        "seed": st.integers(0, 3),
+        "chunksize": st.sampled_from([1, 3, 7, 10_000]),
+        "window": st.integers(1, 4),
+        "lanes": st.none() | st.integers(1, 7),
+        "tail": st.sampled_from(["pad", "drop"]),
+        "epochs": st.integers(1, 3),
+    }
+)
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) > 5)
+
+
+@settings(max_examples=examples(60))
+@given(lengths=LENGTHS, options=ORDERS, is_shuffled=st.booleans(), is_dealt=st.booleans())
+def test_indices_are_the_samplers(lengths, options, is_shuffled, is_dealt):
+    """A rank's course is what its DistributedChunkedSampler yields, epoch by epoch; so are the shards it visits."""
+    described = describe(lengths, is_shuffled=is_shuffled, is_dealt=is_dealt, **options)
+    own = {name: options[name] for name in ("seed", "chunksize", "window", "lanes", "tail")}
+    own |= {"shuffle": is_shuffled, "reshuffle": "epoch" if is_dealt else "fixed"}
+    ends = np.cumsum(lengths)
+    for rank, course in enumerate(described.courses()):
+        sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=options["world"], rank=rank, **own)
+        for epoch in range(options["epochs"]):
+            sampler.set_epoch(epoch)
+            expected = list(sampler)
+            found = [index for block in course.blocks(epoch) for index in block.tolist()]
+            assert found == expected
+            assert course.count(epoch) == len(expected)
+            where = np.searchsorted(ends, expected, side="right")
+            check_visits(course.visits(epoch, is_exact=True), where)
+            check_visits(course.coming(epoch), where)
+
+
+def check_visits(visits, where):
+    """Visits begin and end with their shard, and cover every sample of it."""
+    covered = [set() for _ in where]
+    for first, last, shard in zip(*(column.tolist() for column in visits), strict=True):
+        assert where[first] == where[last] == shard
+        for k in range(first, last + 1):
+            covered[k].add(shard)
+    assert all(shard in found for shard, found in zip(where.tolist(), covered, strict=True))
+
+
+@settings(max_examples=examples(40))
+@given(lengths=LENGTHS, world=st.integers(1, 4), passes=st.integers(2, 3), nbatches=st.none() | st.integers(1, 9))
+def test_endless_passes_are_the_samplers(lengths, world, passes, nbatches):
+    """With repeat or nbatches an epoch is what a sampler with epochs= or epoch_size= yields."""
+    own = {"epochs": passes} if nbatches is None else {"epoch_size": nbatches * 2 * world}
+    described = describe(
+        lengths, world=world, batch_size=2, passes=passes if nbatches is None else 1, nbatches=nbatches, epochs=3
+    )
+    for rank, course in enumerate(described.courses()):
+        sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=world, rank=rank, chunksize=10_000, **own)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert [index for block in course.blocks(epoch) for index in block.tolist()] == list(sampler)
+            course.visits(epoch, is_exact=True)
+
+
+def test_shards_of_ones_own_are_the_shard_samplers():
+    """By shards, a rank reads what ShardListSampler yields over its own shards."""
+    lengths = [5, 3, 4, 6, 2]
+    described = describe(lengths, world=2, is_by_shards=True, window=2, seed=3)
+    starts = np.cumsum([0, *lengths]).tolist()
+    for rank, course in enumerate(described.courses()):
+        sampler = ShardListSampler(Numbers(lengths), window=2, seed=3)
+        sampler.ranges = list(itertools.pairwise(starts))[rank::2]
+        assert [index for block in course.blocks(0) for index in block.tolist()] == list(sampler)
+
+
+@pytest.mark.parametrize("lanes", [None, 3, 8])
+@pytest.mark.parametrize("is_shuffled", [True, False])
+@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"is_dealt": True}, {"chunksize": 250}], ids=str)
+def test_visits_from_windows_are_nearly_the_exact_ones(lanes, is_shuffled, options):
+    """Without looking at indices, each window's shards are the same, and begin and end within a few samples."""
+    described = describe([700] * 40, world=4, lanes=lanes, is_shuffled=is_shuffled, **options)
+    for course in described.courses():
+        exact, close = (course.visits(0, is_exact=way) for way in (True, False))
+        a, b = (np.lexsort((v.first, v.shard)) for v in (exact, close))
+        assert exact.shard[a].tolist() == close.shard[b].tolist()
+        # A piece of a few samples, cut off by a lane's end, may begin anywhere in its window.
+        assert np.quantile(np.abs(exact.first[a] - close.first[b]), 0.9) <= 40
+        assert np.quantile(np.abs(exact.last[a] - close.last[b]), 0.9) <= 40
+
+
+def test_defaults_are_the_samplers():
+    """A job that says nothing of its order has the sampler's."""
+    own = {field.name: field.default for field in dataclasses.fields(job.TrainingJob)}
+    theirs = {
+        name: parameter.default for name, parameter in inspect.signature(DistributedChunkedSampler).parameters.items()
+    }
+    for ours, name in [("chunksize", "chunksize"), ("window", "window"), ("lanes", "lanes"), ("seed", "seed")]:
+        assert own[ours] == theirs[name]
+    assert own["is_shuffled"] is theirs["shuffle"]
+    assert theirs["reshuffle"] == "fixed"
+    assert theirs["tail"] is None  # "pad", for drop_last is None
+    assert (own["is_dealt"], own["tail"]) == (False, "pad")
+
+
+# --- a node's cache
+
+
+def test_what_is_being_read_has_a_lease():
+    """A shard that is being read is evicted for no other, but where all who read wait for space themselves."""
+    node = NodeCache(2, [1, 1, 1])
+    for shard in (0, 1):
+        assert node.reserve(shard, now=0)
+        node.arrive(shard, shard)
+    node.begin((0, 0), 0, (0, 9))
+    node.begin((0, 1), 1, (0, 9))
+    assert not node.reserve(2, now=5)
+    node.finish((0, 1), 1, is_read=True)
+    assert node.reserve(2, now=5)
+    assert (sorted(node.cached), node.evicted, node.again) == ([0], 1, set())
+    node.arrive(2, 2)
+    assert node.reserve(1, now=5, has_leases=False)
+    assert (sorted(node.cached), node.again, node.missing) == ([2], {0}, {0})
+
+
+def test_what_is_used_soon_has_a_grace():
+    """A loader that begins to wait evicts a shard that is not used soon, in the order of the library, or nothing."""
+    node = NodeCache(3, [1] * 4, is_busy=lambda: True)
+    for shard, use in enumerate((10, 500, 90)):
+        assert node.reserve(shard, now=0)
+        node.arrive(shard, shard)
+        node.plan(shard, use)
+    assert not node.reserve(3, now=0, second=1200, waited=0)  # soon is half a second
+    assert sorted(node.cached) == [0, 1, 2]
+    assert node.reserve(3, now=0, second=100, waited=0)
+    assert sorted(node.cached) == [0, 2]
+
+
+def test_a_download_ahead_costs_nothing_sooner():
+    """It evicts only shards that are used later, and asks again once something has changed."""
+    node = NodeCache(2, [1] * 4)
+    for shard, use in enumerate((10, 500)):
+        assert node.reserve(shard, now=0)
+        node.arrive(shard, shard)
+        node.plan(shard, use)
+    assert not node.reserve(2, now=0, use=600)
+    assert not node.reserve(2, now=0, use=700)
+    node.unplan(1, 500)
+    assert node.reserve(2, now=0, use=600)
+    assert sorted(node.cached) == [0]
+
+
+def test_a_rank_reads_up_to_what_is_missing():
+    """While a step waits, visits end that lie before the first missing sample of their rank, and no others."""
+    node = NodeCache(None, [1] * 4)
+    for shard in (0, 1, 3):
+        node.reserve(shard, now=0)
+        node.arrive(shard, 0)
+    node.begin((0, 0), 0, (0, 19))
+    node.begin((0, 1), 1, (20, 39))
+    node.begin((0, 2), 2, (20, 39))
+    node.begin((1, 0), 3, (0, 39))
+    assert node.unread(16) == {0: 20}
+    assert (node.can_read(0, 0, 19), node.can_read(0, 1, 39), node.can_read(1, 3, 39)) == (True, False, True)
+    node.finish_read(node.unread(16), 32)
+    assert sorted(node.open) == [1, 2, 3]
+    assert node.finished == {(0, 0)}
+
+
+def test_a_link_carries_one_shard_at_a_time():
+    """Shards that a loader waits for come first, else those of the ranks in turn; first bytes come side by side."""
+    loop, arrived = EventLoop(), []
+    link = Link(loop, bandwidth=10.0, latency=1.0, on_begin=lambda: None, on_arrival=lambda delivery: done(delivery))  # noqa: PLW0108 - see below
+
+    def done(delivery):
+        arrived.append((loop.now, delivery.shard))
+        link.serve()
+
+    for shard, rank, is_urgent in [(0, 0, False), (1, 0, False), (2, 1, False), (3, 1, True)]:
+        link.request(Delivery(rank, shard, 20, is_urgent))
+    while loop:
+        loop.run_next()
+    assert arrived == [(3.0, 0), (5.0, 3), (7.0, 1), (9.0, 2)]
+
+
+def test_a_window_that_does_not_fit_beside_the_last_one_waits():
+    """A cache of one window fetches no shard twice: the next window waits until the last one was read."""
+    lengths = [650] * 24
+    for workers in (0, 2, 8):
+        described = describe(lengths, cache_size=4000, workers=workers, batch_size=64, bandwidth=1e5)
+        epochs, found = simulate(described)
+        assert figures.needed_bytes(described, epochs) == 4000
+        assert (found.total("shards"), found.total("again"), found.stopped_at) == (24, 0, None)
+        _, free = simulate(dataclasses.replace(described, cache_size=24_000))
+        assert found.epoch_seconds[0] >= free.epoch_seconds[0]
+
+
+def test_less_than_a_window_comes_again_and_again():
+    """A cache that does not hold what is read at a time fetches it again without end, and that is said."""
+    _, found = simulate(describe([650] * 24, cache_size=3000, workers=2, batch_size=64))
+    assert found.total("again") > 100
+
+
+# --- against a real cache
+
+ROWS = 5
+
+
+@pytest.fixture
+def web(server):
+    """A server with twelve shards of five samples; returns how an index describes them, and the bytes of each."""
+    server.has_ranges = True
+    bodies = [shards.shard(chr(97 + k), count=ROWS) for k in range(12)]
+    listed = [
+        {"url": server.add(f"/{k}.tar", body), "nsamples": ROWS, "filesize": len(body)} for k, body in enumerate(bodies)
+    ]
+    return listed, len(bodies[0])
+
+
+class Watch:
+    """What becomes of shards: names in the order of events."""
+
+    def __init__(self):
+        """Nothing yet."""
+        self.fetched, self.evicted = [], []
+
+    def __call__(self, event):
+        """See the class."""
+        if isinstance(event, Fetched):
+            self.fetched.append(event.url)
+        elif isinstance(event, Evicted):
+            self.evicted.append(os.path.basename(event.path))
+
+    def counts(self):
+        """(fetched, fetched again, evicted)."""
+        return len(self.fetched), len(self.fetched) - len(set(self.fetched)), len(self.evicted)
+
+
+def measure_room(listed, directory):
+    """Bytes that a shard takes in a cache, with its table; they are all alike."""
+    with contextlib.closing(ShardListDataset(listed, cache_dir=directory, transformations=[])) as dataset:
+        _ = dataset[0]
+    [name] = [name for name in os.listdir(directory) if name.endswith(".tar")]
+    return sum(os.stat(path).st_size for path in (directory / name, table_of(directory / name)))
+
+
+@pytest.mark.parametrize("places", [5, 8, 11])
+@pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 3, "window": 2}, {}], ids=str)
+def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, places, order):
+    """Without prefetching, two epochs through a bounded cache fetch, evict and fetch again what the simulation says."""
+    listed, size = web
+    last = 0
+
+    def touch(directory, name):
+        # A file system's clock is coarse; of shards used in the same tick none would be the older one.
+        nonlocal last
+        last = max(time.time_ns(), last + 1)
+        os.utime(directory.table(name), ns=(last, last))
+
+    monkeypatch.setattr(CacheDirectory, "touch", touch)
+    # It closes what is open a moment after a process waited for space, for the sake of other processes.
+    monkeypatch.setattr(Leases, "_answer", lambda _: False)
+    room = measure_room(listed, tmp_path / "one")
+    limit = places * room + room // 2
+    watch = Watch()
+    with contextlib.closing(
+        ShardListDataset(
+            listed, cache_dir=tmp_path / "two", cache_size=limit, transformations=[], prefetch=False, hooks=[watch]
+        )
+    ) as dataset:
+        sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for index in sampler:
+                _ = dataset[index]
+    described = job.TrainingJob(
+        lengths=np.full(12, ROWS),
+        sizes=np.full(12, size),
+        footprints=np.full(12, room),
+        cache_size=limit,
+        prefetch=0,
+        batch_size=1,
+        epochs=2,
+        **order,
+    )
+    _, found = simulate(described)
+    assert (found.total("shards"), found.total("again"), found.total("evicted")) == watch.counts()
+
+
+@pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 2, "window": 3}, {}], ids=str)
+def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, monkeypatch, order):
+    """A prefetched epoch through a cache of the size that is said to be the smallest one fetches no shard again."""
+    # Nothing draws ahead here. On a busy machine shards would be kept for a loader that might, and none would come.
+    monkeypatch.setattr(prefetching, "MIN_BURST", 1)
+    listed, size = web
+    room = measure_room(listed, tmp_path / "one")
+    described = job.TrainingJob(
+        lengths=np.full(12, ROWS),
+        sizes=np.full(12, size),
+        footprints=np.full(12, room),
+        batch_size=1,
+        step_seconds=1.0,
+        **order,
+    )
+    epochs = job.read_epochs(described, described.courses())
+    smallest = figures.smallest_cache(described, epochs)
+    assert figures.needed_bytes(described, epochs) <= smallest <= 12 * room
+    _, found = simulate(dataclasses.replace(described, cache_size=smallest))
+    watch = Watch()
+    with contextlib.closing(
+        ShardListDataset(
+            listed,
+            cache_dir=tmp_path / "two",
+            cache_size=smallest + room // 2,
+            transformations=[],
+            hooks=[watch],
+        )
+    ) as dataset:
+        for index in DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order):
+            path, _ = dataset.cache.provider.cache.place(listed[index // ROWS]["url"])
+            end = time.monotonic() + PATIENCE_SECONDS
+            while not os.path.exists(path):  # steps are longer here than a fetch, as they are in the simulation
+                assert time.monotonic() < end, "it never came"
+                time.sleep(0.005)
+            _ = dataset[index]
+    assert watch.counts()[:2] == (found.total("shards"), found.total("again")) == (12, 0)
+
+
+SHARDS, WINDOW, BATCH, WORKERS = 24, 4, 8, 2
+# Runs of the real program: on a busy machine a worker may not run for half a second, and so loses its grace.
+RUNS = 4
+
+
+@pytest.mark.parametrize("places", [5, 6, 8, 12, 24])
+def test_as_many_shards_come_as_in_a_real_job(server, tmp_path, places):
+    """A loader with workers, through caches from one window up to all of the data, fetches what the simulation says.
+
+    The difference is a seventh at most. Both fetch each shard at least once. In a real job a worker that waits may take
+    a shard that the other worker has not begun: that is left to the machine's scheduler and not simulated; so the least
+    of some runs counts. Where the cache has the window and one shard, there is no place for what two workers draw
+    ahead, nearly a shard here: that costs a real job 30 to 35 downloads of 24 shards, and the simulated one none.
+    """
+    server.has_ranges = True
+    rows = 40
+    bodies = [shards.shard(f"{k:02}", count=rows) for k in range(SHARDS)]
+    listed = [
+        {"url": server.add(f"/{k}.tar", body), "nsamples": rows, "filesize": len(body)} for k, body in enumerate(bodies)
+    ]
+    size = len(bodies[0])
+    room = size + table_allowance(size, rows)
+    limit = places * room + room // 2
+    _, found = simulate(
+        job.TrainingJob(
+            lengths=np.full(SHARDS, rows),
+            sizes=np.full(SHARDS, size),
+            footprints=np.full(SHARDS, room),
+            batch_size=BATCH,
+            workers=WORKERS,
+            window=WINDOW,
+            cache_size=limit,
+            step_seconds=0.01,
+            latency=0.001,
+        )
+    )
+    simulated, counts = found.total("shards"), []
+    most = simulated * (1.5 if places == WINDOW + 1 else 1.15)
+    while len(counts) < RUNS and (not counts or min(counts) > most):
+        counts.append(fetch_for_real(server, listed, tmp_path / str(len(counts)), limit))
+    assert SHARDS <= min(counts) <= most
+    assert simulated <= min(counts) * 1.15
+
+
+def fetch_for_real(server, listed, directory, limit):
+    """How many shards a loader with workers fetches in an epoch, from an empty cache on; tiny ones take one request."""
+    server.requests.clear()
+    with contextlib.closing(
+        ShardListDataset(listed, cache_dir=directory, cache_size=limit, transformations=[])
+    ) as dataset:
+        sampler = DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=WINDOW)
+        loader = DataLoader(
+            dataset,
+            batch_size=BATCH,
+            sampler=sampler,
+            num_workers=WORKERS,
+            collate_fn=len,
+            multiprocessing_context="fork",
+            timeout=PATIENCE_SECONDS,
+        )
+        assert sum(loader) == len(dataset)
+    return len(server.requests)

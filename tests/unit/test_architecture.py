@@ -1,0 +1,233 @@
+"""The house rules that code review would otherwise have to hold: imports go one way, the face stays light."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wids
+from tests.support.clocks import PATIENCE_SECONDS
+
+ROOT = Path(wids.__file__).parent
+# From the bottom up. A part may import those of the rows above it, and what `BESIDE` adds from its own row.
+LAYERS = (
+    ("errors",),
+    ("events", "stats"),
+    ("index", "order", "policy"),
+    ("osfiles",),
+    ("transport",),
+    ("cache",),
+    ("readers",),
+    ("codecs", "collection"),
+    ("arguments", "batches", "keys", "live_index"),
+    ("jobs", "writing"),
+    ("dataset", "samplers", "otel"),
+    ("simulate", "testing"),
+    ("legacy",),
+    ("cli",),
+)
+BESIDE = {"stats": {"events"}, "policy": {"index"}, "writing": {"jobs"}}
+LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+PURE = {"index", "order", "policy"}
+IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
+# decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.
+LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py")
+
+
+def modules() -> list[Path]:
+    """Every module but the face, which checks itself below."""
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    """The layer that a module belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
+    """Absolute names of the modules that a file imports; what only type checkers see is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if is_top_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if isinstance(child, ast.Import):
+                found.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: imports are absolute"
+                found.update(f"{child.module}.{alias.name}" for alias in child.names)
+            visit(child)
+
+    visit(tree)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    """A module imports only from its own part and from the layers below it."""
+    part = part_of(path)
+    for name in imports_of(path, is_top_only=False):
+        words = name.split(".")
+        other = "legacy" if len(words) > 1 and words[1].startswith("wids") else ".".join(words[1:2])
+        if words[0] == "wids" and other not in ("", part):
+            is_below = other == "__version__" or LEVELS[other] < LEVELS[part] or other in BESIDE.get(part, ())
+            assert is_below, f"{path.name} imports {name}"
+
+
+def test_what_simulates_does_so_with_the_real_rules():
+    """simulate/ imports errors and what is pure: the order and the policies that the real cache goes by."""
+    for path in sorted((ROOT / "simulate").glob("*.py")):
+        names = [name.split(".") for name in imports_of(path, is_top_only=False)]
+        parts = {words[1] for words in names if words[0] == "wids" and len(words) > 1}
+        assert parts <= PURE | {"errors", "simulate"}, path
+
+
+@pytest.mark.parametrize("part", sorted(PURE | {"simulate"}))
+def test_pure_parts_do_no_io(part):
+    """They import nothing that does I/O or starts processes, not even inside a function."""
+    for path in sorted((ROOT / part).glob("*.py")):
+        tops = {name.split(".")[0] for name in imports_of(path, is_top_only=False)}
+        assert not tops & IMPURE, path
+        calls = {node.func.id for node in ast.walk(ast.parse(path.read_text())) if is_plain_call(node)}
+        assert not calls & {"open", "print", "input", "exec", "eval"}, path
+
+
+def is_plain_call(node):
+    """Whether a syntax node is a call of a bare name."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def test_torch_only_in_dataset_and_samplers():
+    """Only these two import torch at module level; elsewhere it loads where a user asks for what needs it."""
+    at_top, anywhere = set(), set()
+    for path in modules():
+        name = path.relative_to(ROOT).as_posix()
+        if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=True)):
+            at_top.add(name)
+        if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
+            anywhere.add(name)
+    assert at_top == {"dataset.py", "samplers.py"}
+    assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
+
+
+def test_only_the_command_line_prints():
+    """print() stands in cli/ and in the original's widsindex only."""
+    for path in modules():
+        if part_of(path) in ("cli", "legacy"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not [node for node in ast.walk(tree) if is_plain_call(node) and node.func.id == "print"], path
+
+
+def test_public_names():
+    """The names that users build on; adding one is a decision, losing one breaks programs."""
+    assert sorted(wids.__all__) == [
+        "ChunkedSampler",
+        "DistributedChunkedSampler",
+        "SampleDecoder",
+        "ShardListDataset",
+        "ShardListSampler",
+        "ShardWriter",
+        "ShardedSampler",
+        "WidsError",
+        "create_cleanup_background_process",
+        "errors",
+        "events",
+        "keep_most_recent_files",
+        "register_decoder",
+    ]
+    for name in wids.__all__:
+        assert getattr(wids, name) is not None
+    assert wids.__version__
+    assert set(wids.__all__) <= set(dir(wids))
+
+
+def test_unknown_name_is_an_attribute_error():
+    """A misspelt name fails as everywhere in Python, so hasattr and getattr defaults work."""
+    with pytest.raises(AttributeError, match="'wids' has no attribute 'ShardListDataSet'"):
+        _ = wids.ShardListDataSet
+
+
+def run_fresh(code: str) -> dict:
+    """Run code in a fresh interpreter; its last line of output is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_brings_no_heavy_module_and_touches_no_disk():
+    """`import wids` loads neither torch nor PIL nor fsspec nor numpy, and opens no file but Python's own modules."""
+    seen = run_fresh(
+        "import sys, json\n"
+        "import importlib.util  # the machinery itself opens files once\n"
+        "opened = []\n"
+        "def hook(event, args):\n"
+        "    if event in ('open', 'os.mkdir', 'os.listdir', 'os.scandir', 'socket.connect', 'subprocess.Popen'):\n"
+        "        opened.append((event, str(args[0])))\n"
+        "sys.addaudithook(hook)\n"
+        "import wids\n"
+        "names = 'torch', 'PIL', 'fsspec', 'numpy', 'msgspec', 'typer', 'http.server', 'wids.testing'\n"
+        "heavy = [m for m in names if m in sys.modules]\n"
+        "print(json.dumps({'heavy': heavy, 'opened': opened}))\n"
+    )
+    assert seen["heavy"] == []
+    # The import system itself lists directories and reads modules; nothing else may happen.
+    others = [
+        (event, name)
+        for event, name in seen["opened"]
+        if not (event == "open" and name.endswith((".py", ".pyc"))) and event != "os.listdir"
+    ]
+    assert others == []
+
+
+@pytest.mark.e2e
+def test_legacy_names_import_as_submodules():
+    """The original's submodules import by their old names, as one module each."""
+    seen = run_fresh(
+        "import json, wids.wids, wids.wids_cleanup, wids.wids_decode, wids.wids_dl, wids.wids_index\n"
+        "import wids.wids_lru, wids.wids_mmtar, wids.wids_specs\n"
+        "same = wids.wids.ShardListDataset is wids.ShardListDataset\n"
+        "print(json.dumps({'same': same, 'name': wids.wids_mmtar.MMIndexedTar.__module__}))\n"
+    )
+    assert seen == {"same": True, "name": "wids.wids_mmtar"}
+
+
+def test_modules_say_what_they_are_for():
+    """Every module opens with a docstring."""
+    for path in modules():
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+@pytest.mark.e2e
+def test_a_long_temporary_directory(tmp_path):
+    """Sockets have short paths: where $TMPDIR is too long for those of workers, the suite uses /tmp."""
+    directory = tmp_path / ("x" * 80)
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit/test_tally.py"],
+        cwd=ROOT.parent,
+        env={**os.environ, "TMPDIR": str(directory)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("README.md")), ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_folder_s_readme_names_its_modules(path):
+    """Each of them, and none that is gone: a stranger finds the place of a change there."""
+    table = path.read_text(encoding="utf-8").partition("| module | |\n")[2].partition("\n\n")[0]
+    named = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
+    there = {module.stem for module in path.parent.glob("*.py")} - {"__init__", "__main__"}
+    assert named == there

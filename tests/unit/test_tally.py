@@ -1,0 +1,71 @@
+"""What dataset.stats() says, over processes and copies."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import wids
+from tests.support.shards import write_index
+from wids.events import Closed, Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
+from wids.stats import Stats, Tally
+
+EVENTS = {
+    Fetched(url="u", path="p", size_bytes=10, seconds=0.5): {"fetches": 1, "fetched_bytes": 10, "stalled_seconds": 0.5},
+    Fetched(url="u", path="p", size_bytes=10, seconds=0.5, is_ahead=True): {
+        "fetches": 1,
+        "fetched_bytes": 10,
+        "fetched_ahead": 1,
+    },
+    Hit(url="u", path="p"): {"hits": 1},
+    Retried(url="u", attempt=1, cause="c"): {"retries": 1},
+    Rejected(url="u", path="p", cause="c"): {"rejections": 1},
+    Evicted(path="p", size_bytes=7): {"evictions": 1, "evicted_bytes": 7},
+    Waited(path="p", seconds=0.25): {"waits": 1, "stalled_seconds": 0.25},
+    WaitedForRoom(url="u", path="p", seconds=9.0): {"waits": 1},
+    Closed(url="u"): {},
+}
+
+
+@pytest.mark.parametrize(("event", "expected"), EVENTS.items(), ids=repr)
+def test_what_each_event_adds(event, expected):
+    """One event, one or a few numbers; the wait for room is part of the fetch that waited."""
+    tally = Tally()
+    tally(event)
+    assert tally.total() == Stats(**expected)
+
+
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.e2e), "forkserver"])
+def test_workers_count_with_the_main_process(web, tmp_path, method):
+    """Whoever fetches and wherever: each of the three shards once."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "cache", transformations="raw")
+    sampler = wids.DistributedChunkedSampler(dataset)
+    workers = {} if method is None else {"num_workers": 2, "multiprocessing_context": method}
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler, collate_fn=len, **workers)
+    assert sum(loader) == len(dataset)
+    stats = dataset.stats()
+    assert stats.fetches == 3
+    assert stats.fetched_bytes == sum(path.stat().st_size for path in (tmp_path / "data").glob("*.tar"))
+    assert (stats.evictions, stats.rejections, stats.retries) == (0, 0, 0)
+    assert sum(loader) == len(dataset)
+    assert dataset.stats().fetches == 3
+    assert dataset.stats().hits > stats.hits or method is None
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_counts_for_itself(web, tmp_path, duplicate):
+    """A copied or pickled dataset begins with zeros, and leaves the original's alone."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "cache", transformations="raw")
+    dataset[0]
+    other = duplicate(dataset)
+    assert (dataset.stats().fetches, other.stats()) == (1, Stats())
+    other[0]
+    assert (dataset.stats().hits, other.stats().hits) == (0, 1)
+
+
+def test_local_shards_count_nothing(tmp_path):
+    """Nothing is fetched, found or evicted where shards are read in place."""
+    dataset = wids.ShardListDataset(write_index(tmp_path, (2, 2)))
+    assert len(list(dataset)) == 4
+    assert dataset.stats() == Stats()

@@ -1,0 +1,132 @@
+"""The arguments of a dataset: checks, defaults, the log line about them, advice in errors.
+
+Without torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import math
+import operator
+import os
+from typing import TYPE_CHECKING, Any
+
+from wids.cache.placement import default_cache_dir
+from wids.errors import without_secrets
+from wids.events import logger
+from wids.index.table import find_groupings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.collection import OnCountMismatch, ShardCollection
+    from wids.index.spec import ShardList
+    from wids.index.table import MemberTable
+    from wids.readers.provider import AutoProvider
+
+
+def parse_count_mismatch(value: OnCountMismatch) -> OnCountMismatch:
+    """What to do about a shard that does not hold as many samples as the index says."""
+    if value not in ("error", "warn"):
+        raise ValueError(f"on_count_mismatch is {value!r}; it must be 'error' or 'warn'")
+    return value
+
+
+def parse_cache_size(size: Any) -> int | None:
+    """Bytes that a cache may hold; None: no limit."""
+    if size is None:
+        return None
+    if isinstance(size, (str, bytes)) or not 0 <= size < math.inf:
+        raise ValueError(f"cache_size is {size!r}; it must be a number of bytes, or None")
+    return int(size)
+
+
+def parse_prefetch(ahead: Any) -> bool | int:
+    """Whether to download ahead, or how many bytes at most."""
+    if isinstance(ahead, bool):
+        return ahead
+    if not hasattr(ahead, "__index__") or operator.index(ahead) < 0:
+        raise ValueError(
+            f"prefetch is {ahead!r}; it must be True, False, or a maximal number of bytes to download ahead"
+        )
+    return operator.index(ahead)
+
+
+def parse_fields(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Extensions, each with its leading dot; None: all."""
+    if fields is None:
+        return None
+    names = [fields] if isinstance(fields, str) else list(fields)
+    return tuple(name if name.startswith(".") else f".{name}" for name in names)
+
+
+def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None) -> str | None:
+    """Where remote shards are kept; None: where ``localname`` says."""
+    if cache_dir is not None:
+        return os.path.expanduser(os.fspath(cache_dir))
+    return None if localname is not None else default_cache_dir()
+
+
+def choose_name(name: str | None, shards: Any, found: ShardList) -> str:
+    """The name of a dataset: the given one, the index's, else a digest of the index's path or of the list of shards."""
+    text = str(shards)
+    if not isinstance(shards, (str, os.PathLike)):  # what an open file or a generator says of itself is its address
+        text = "\n".join(f"{url} {count}" for url, count in zip(found.urls, found.nsamples, strict=True))
+    return name or found.header.get("name") or digest_name(text)
+
+
+def digest_name(input_string: str) -> str:
+    """16 letters that differ where the text does."""
+    digest = hashlib.sha256(input_string.encode("utf-8", "surrogatepass")).digest()
+    return base64.urlsafe_b64encode(digest)[:16].decode()
+
+
+def announce(shards: Any, found: ShardList, *, base: str | None, name: str, cache_dir: str | None) -> None:
+    """Say in the log what a dataset consists of; on stderr if ``$WIDS_VERBOSE`` asks for it."""
+    if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
+        _log_to_stderr()
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(
+            "%s: base %s, name %s, %d shards, %d bytes, %d samples, cache %s",
+            without_secrets(str(shards))[:50],  # in this order: half a password is not seen to be one
+            base,
+            name,
+            len(found),
+            sum(size for size in found.filesizes if size > 0),
+            sum(found.nsamples),
+            cache_dir,
+        )
+
+
+def _log_to_stderr() -> None:
+    """Let the ``wids`` logger speak without the program having set up logging."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+
+
+def advise(collection: ShardCollection, table: MemberTable, expected: int) -> str:
+    """What to do about a shard that does not hold as many samples as the index says."""
+    if collection.on_count_mismatch == "warn":
+        return ". There is none to repeat: leave the shard out (dataset.shards = [...])"
+    return (
+        f"{_other_grouping(collection.provider, table, expected)}. Write the index again (wids index create); if it is "
+        "not yours to write, on_count_mismatch='warn' repeats such a shard's samples, or leaves out its last ones"
+    )
+
+
+def _other_grouping(provider: AutoProvider, table: MemberTable, nsamples: int) -> str:
+    """How members would have to be grouped to be so many samples, for a message; ``""`` if there is no such way."""
+    own_rule, own_group = provider.files.rule, provider.files.group
+    if callable(own_rule):  # it may give keys and extensions that are no parts of a name
+        return ""
+    for rule, group in find_groupings(table, nsamples):
+        wanted = {"key_rule": (rule, own_rule), "group": (group, own_group)}
+        options = [f"{name}={value!r}" for name, (value, own) in wanted.items() if value != own]
+        return f"; with {', '.join(options)} it would be as many"
+    return ""

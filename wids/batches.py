@@ -1,0 +1,148 @@
+"""Samples of a collection, one or a batch of them, each with the names of where it is. Without torch.
+
+A batch is read shard by shard, in the order of the file, and given in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from wids.collection import CLOSED
+from wids.readers.base import ClosedReaderError
+from wids.readers.pool import OpenShard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.collection import ShardCollection
+    from wids.readers.base import Sample
+
+    # Gives (shard, row in it, the shard's dict) of an index.
+    GetShard: TypeAlias = Callable[[int], tuple[Any, Any, dict[str, Any]]]
+
+
+def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] | None) -> Sample:
+    """Sample ``index``, 0 <= index < len, its shard opened if need be.
+
+    Raises:
+        WidsError: it cannot be read.
+    """
+    lo, _, reader, name = collection.find(index)
+    sample: Sample | None = None
+    if reader is not CLOSED:  # to raise and catch its error would take as long as the read
+        # Not in the except clause: an error of opening the shard would come with this one as its context.
+        try:  # not `contextlib.suppress`, which this look-up would feel
+            sample = reader.read(index - lo, fields)
+        except ClosedReaderError:
+            sample = None
+    if sample is None:
+        lo, _, reader, name = collection.pin_stretch(index)
+        try:
+            sample = reader.read(index - lo, fields)
+        finally:
+            reader.unpin()
+    sample["__dataset__"] = name
+    sample["__index__"] = index
+    sample["__shard__"] = reader.url
+    sample["__shardindex__"] = index - lo
+    return sample
+
+
+def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[str] | None) -> Sample:
+    """Sample ``index`` of a dataset of ``total``, through a subclass's own ``get_shard``.
+
+    Raises:
+        IndexError: a negative one is out of range; ``get_shard`` decides about the others.
+    """
+    if index < -total:
+        raise IndexError(f"sample {index} of a dataset of {total}")
+    index += total if index < 0 else 0
+    shard, row, desc = get_shard(index)
+    row = operator.index(row)
+    if isinstance(shard, OpenShard):
+        sample, url = shard.read(row, fields), shard.url
+    else:
+        sample, url = dict(shard[row]), desc["url"]
+        if fields is not None:
+            sample = {name: value for name, value in sample.items() if name in fields or name.startswith("__")}
+    sample["__dataset__"] = desc.get("dataset")
+    sample["__index__"] = index
+    sample["__shard__"] = url
+    sample["__shardindex__"] = row
+    return sample
+
+
+def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[str] | None) -> list[Sample]:
+    """The samples at ``wanted``, in that order; negative indices count from the end.
+
+    Raises:
+        IndexError: one is out of range. WidsError: one cannot be read.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    if order and (wanted[order[0]] < 0 or wanted[order[-1]] >= len(collection)):
+        wanted = [collection.plain(i) for i in wanted]
+        order.sort(key=wanted.__getitem__)
+    samples: list[Any] = [None] * len(wanted)
+    for places in _by_shard(collection, wanted, order):
+        _read_into(samples, collection, places, wanted, fields)
+    return samples
+
+
+def _by_shard(collection: ShardCollection, wanted: list[int], order: list[int]) -> list[list[int]]:
+    """The places in ``order`` shard by shard: open ones first, then local and cached ones, then those to be fetched.
+
+    A shard that has to be fetched may need the space of one that this batch has been read from.
+    """
+    groups: list[tuple[int, list[int]]] = []
+    at, ends = 0, collection.ends
+    while at < len(order):
+        k, first = bisect_right(ends, wanted[order[at]]), at
+        hi = ends[k]
+        if wanted[order[-1]] < hi:
+            at = len(order)
+        while at < len(order) and wanted[order[at]] < hi:
+            at += 1
+        groups.append((k, order[first:at]))
+    if len(groups) > 1 and collection.has_remote():
+        urls, lru, cache = collection.shards.urls, collection.pool.lru, collection.provider.cache
+        absent = [urls[k] not in lru and 1 + (not cache.has(urls[k])) for k, _ in groups]
+        groups = [groups[n] for n in sorted(range(len(groups)), key=absent.__getitem__)]
+    return [group for _, group in groups]
+
+
+def _read_into(
+    samples: list[Any],
+    collection: ShardCollection,
+    places: list[int],
+    wanted: list[int],
+    fields: Sequence[str] | None,
+) -> None:
+    """Set ``samples[p]`` for each of ``places`` to the sample ``wanted[p]``; all lie in one shard, in order."""
+    must_pin = False
+    while places:
+        lo, hi, reader, name = collection.find(wanted[places[0]])
+        is_pinned = must_pin or reader is CLOSED
+        if is_pinned:
+            lo, hi, reader, name = collection.pin_stretch(wanted[places[0]])
+        now, rest = places, []
+        if wanted[places[-1]] >= hi:  # the shard repeats its samples: those of one pass through it
+            count = bisect_left(places, hi, key=wanted.__getitem__)
+            now, rest = places[:count], places[count:]
+        rows = [wanted[place] - lo for place in now]
+        try:
+            found = reader.read_rows(rows, fields)
+        except ClosedReaderError:  # another thread opened or released shards
+            must_pin = True
+            continue
+        finally:
+            if is_pinned:
+                reader.unpin()
+        url, places = reader.url, rest
+        for place, row, sample in zip(now, rows, found):  # noqa: B905 - to be strict takes longer
+            sample["__dataset__"] = name
+            sample["__index__"] = row + lo
+            sample["__shard__"] = url
+            sample["__shardindex__"] = row
+            samples[place] = sample

@@ -1,0 +1,161 @@
+"""Member tables of shards: saved or published ones loaded, new ones scanned from headers or another tool's index.
+
+A saved table is used only after it was compared with its open shard by the caller. A published one, which lies beside
+a remote shard (``<shard>.widx``, as ``wids index create --members`` writes it), is used only if it is of the shard's
+size and md5, as far as these are known; the reader finds out the rest. One that is too long, or damaged, is none.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import FetchDeniedError, FetchError, ShardError, ShardNotFoundError, TableError
+from wids.events import logger
+from wids.index import foreign, headers, tar, urls
+from wids.index import table as tables
+from wids.osfiles import system
+from wids.osfiles.atomic import open_file
+from wids.transport import download, retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.index.spec import Shard
+    from wids.index.table import Group, Identity, KeyRule, MemberTable
+    from wids.index.tar import Member
+
+
+# No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
+_MIN_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
+# A published one that is longer than this is not read, for shards of any size.
+_MAX_PUBLISHED_BYTES = 512 << 20
+# Headers that tell how long one takes, how long is long, and how many are then read at a time.
+_FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 200e-6, 16
+
+
+def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
+    """The members of an open archive of ``size`` bytes, from its headers; see `wids.index.tar.scan`.
+
+    Raises:
+        ShardError: it is not a readable tar, or cannot be read at all.
+    """
+    return tar.scan(_reader(fd, url), size, shard=url)
+
+
+def _reader(fd: int, url: str) -> Callable[[int, int], bytes]:
+    pread = system.pread  # called once for each large member, so that even the look-up counts
+
+    def read(offset: int, count: int) -> bytes:
+        try:
+            return pread(fd, count, offset)
+        except OSError as error:
+            raise ShardError(
+                f"{url}: {count} bytes at byte {offset} cannot be read ({error})", shard=url, offset=offset
+            ) from error
+
+    return read
+
+
+def scan_table(
+    fd: int, url: str, identity: Identity, *, rule: KeyRule = "first-dot", group: Group = "adjacent"
+) -> MemberTable:
+    """The member table of an open shard, from its headers.
+
+    Raises:
+        ShardError: it is not a readable tar, or cannot be read at all.
+    """
+    members = scan_members(fd, url, identity.size)
+    return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
+
+
+def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTable | None:
+    """The table of an open shard from DALI's index beside it; None when there is none, or in any doubt.
+
+    All headers are compared; knowing where they are, they can be read at the same time. Where a header comes at once,
+    as from memory, it is quicker to scan the shard.
+    """
+    try:
+        index_fd, facts = open_file(path.removesuffix(".tar") + foreign.DALI_SUFFIX)
+        with open(index_fd, "rb", buffering=0) as file:
+            if facts.size > identity.size or not file.read(8).startswith(foreign.DALI_STARTS):
+                return None
+            file.seek(0)
+            data = file.read()
+        members = foreign.list_members(foreign.parse_dali(data, shard=url), identity.size, shard=url)
+        read, start = _reader(fd, url), time.perf_counter()
+        few = members[:: max(len(members) // _FEW_HEADERS, 1)]
+        for _, header, _, _ in few:
+            read(header, tar.BLOCK)
+        if time.perf_counter() - start < _SLOW_SECONDS * len(few):
+            return None
+        with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as pool:
+            doubt = foreign.find_doubt(members, read, identity.size, shard=url, each=partial(pool.map, chunksize=64))
+        if not doubt:
+            return tables.build_table(members, identity=identity, shard=url)
+    except (OSError, RuntimeError):  # there is none; there are no more threads to be had
+        return None
+    except ShardError as error:
+        doubt = str(error)
+    logger.debug("%s: the %s file beside it is not used: %s", url, foreign.DALI_SUFFIX, doubt)
+    return None
+
+
+def max_table_bytes(shard_bytes: int) -> int:
+    """Bytes that the table of a shard of so many may have; a longer file is not a table."""
+    return _MIN_TABLE_BYTES + _TABLE_RATIO * shard_bytes
+
+
+def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
+    """The table saved in the file ``path``; None when there is none, or none that can be used."""
+    try:
+        fd, facts = open_file(path)
+        with open(fd, "rb", buffering=0) as file:
+            if facts.size > max_table_bytes(shard_bytes):
+                logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
+                return None
+            data = file.read()
+    except OSError:
+        return None
+    try:
+        return tables.parse_table(data, shard=url)
+    except TableError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def load_published(
+    shard: Shard, *, shard_bytes: int, storage_options: dict[str, Any] | None = None
+) -> MemberTable | None:
+    """The table that lies beside a remote shard; None when there is none, or none that can be its own.
+
+    Args:
+        shard: which.
+        shard_bytes: how long it is.
+        storage_options: for fsspec.
+    """
+    if urls.scheme_of(shard.url) == "pipe" or urls.without_query(shard.url) != shard.url:
+        return None  # a signature is for one object alone
+    try:
+        data = download.read_bytes(
+            shard.url + tables.SUFFIX,
+            storage_options=storage_options,
+            max_bytes=min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
+            seconds=retrying.FIRST_SECONDS,
+        )
+        table = tables.parse_table(data, shard=shard.url)
+    except (TableError, FetchError) as error:  # the headers are read instead
+        # A bucket that cannot be listed says 403 for an object that does not exist.
+        if not isinstance(error, (ShardNotFoundError, FetchDeniedError)):
+            logger.warning("%s", error)
+        return None
+    if table.nmembers and min(table.offsets) < headers.BLOCK:
+        logger.warning("%s: the member table beside it has a member where no header fits before it", shard.url)
+        return None
+    md5 = table.identity.md5
+    if table.identity.size != shard_bytes or (md5 and shard.md5sum and md5 != shard.md5sum):
+        logger.warning("%s: the member table beside it is of another version of the shard", shard.url)
+        return None
+    return table

@@ -1,0 +1,89 @@
+"""Where the bytes of a shard are or will be: in place, or under which name in a cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from wids.cache.directory import directory_of
+from wids.errors import CacheError
+from wids.index import urls
+from wids.osfiles import atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def default_cache_dir() -> str:
+    """``$WIDS_CACHE``, else a per-user directory under the system's temporary directory."""
+    chosen = os.environ.get("WIDS_CACHE")
+    return os.path.expanduser(chosen) if chosen else atomic.private_dir()
+
+
+class Placement:
+    """The path of each shard on this machine.
+
+    Args:
+        cache_dir: where remote shards are kept; None: only ``localname`` decides.
+        localname: URL -> path, the caller's own choice; wins over ``cache_dir``.
+        cache_local: copy local shards to the cache directory too (NAS to NVMe).
+        storage_options: for fsspec; the same name on two servers is two shards.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: str | None,
+        localname: Callable[[str], str] | None,
+        cache_local: bool,
+        storage_options: dict[str, Any] | None,
+    ) -> None:
+        self.cache_dir, self.localname, self.cache_local = cache_dir, localname, cache_local
+        self._storage_options = storage_options
+        # Relative paths mean what they meant here, wherever the program or a worker goes later.
+        try:
+            self._home = os.getcwd()
+        except FileNotFoundError:  # someone deleted it; absolute paths and URLs do not need it
+            self._home = ""
+
+    def find(self, url: str) -> tuple[str, bool]:
+        """The path, and whether the shard is read in place.
+
+        Raises:
+            CacheError: there is no directory for it.
+        """
+        own = self._absolute(urls.local_path(url)) if urls.is_local(url) else None
+        if self.localname is not None:
+            path = os.fspath(self.localname(url))
+            path = self._absolute(urls.local_path(path) if urls.is_local(path) else path)
+            directory, name = directory_of(path)
+            return path, path == own or (os.path.exists(path) and not directory.is_downloaded(name))
+        if own is not None and not self.cache_local:
+            return own, True
+        if self.cache_dir is None:
+            raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
+        # A relative path means another shard in another directory, and must not share its name in the cache.
+        endpoint = _endpoint(urls.options_for(url, self._storage_options)) if own is None else ""
+        name = urls.cache_name(url if own is None else own, endpoint=endpoint)
+        return os.path.join(self._absolute(self.cache_dir), name), False
+
+    def local_path(self, url: str) -> str:
+        """The path; see `find`."""
+        return self.find(url)[0]
+
+    def origin(self, url: str) -> str | None:
+        """A digest of the URL, its query aside (signatures change): a caller's ``localname`` may give two one path."""
+        if self.localname is None:
+            return None
+        name = self._absolute(urls.local_path(url)) if urls.is_local(url) else urls.without_query(url)
+        return "url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self._home, os.path.expanduser(path))
+
+
+def _endpoint(storage_options: dict[str, Any]) -> str:
+    """The server that options name: one bucket and key may stand for two shards on two of them."""
+    client = storage_options.get("client_kwargs") or {}
+    return str(storage_options.get("endpoint_url") or client.get("endpoint_url") or storage_options.get("host") or "")

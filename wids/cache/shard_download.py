@@ -1,0 +1,241 @@
+"""One download of one shard into a cache directory: reserve, download, verify, publish, lease."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
+
+from wids.cache import member_tables
+from wids.cache.directory import directory_of, writing
+from wids.cache.leases import Lease
+from wids.cache.space import table_allowance
+from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
+from wids.index import table as tables
+from wids.osfiles import atomic, locks, system
+from wids.transport import download
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.cache.space import Space
+    from wids.events import Hook
+    from wids.index.spec import Shard
+    from wids.index.table import Identity, MemberTable
+
+_PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!doctype xml")
+
+
+class CachedShard(NamedTuple):
+    """A shard of the cache, open; who gets it closes the lease.
+
+    Attributes:
+        lease: its file. table: the member table that holds for its bytes.
+    """
+
+    lease: Lease
+    table: MemberTable
+
+
+class DownloadOptions(NamedTuple):
+    """How shards are downloaded; see `wids.transport.download.download_to`."""
+
+    storage_options: dict[str, Any] | None
+    allow_pipe: bool
+
+
+class ShardDownload:
+    """The download of a shard, with the lock of its name held.
+
+    Args:
+        shard: which.
+        path: where it goes.
+        space: of its directory.
+        origin: see `wids.cache.placement.Placement.origin`.
+        options: how it is downloaded.
+        hooks: called for each retry.
+        lock: of its name.
+        after: see `wids.cache.space.Space.reserve`.
+        is_cancelled: asked now and then; once it says True, the transfer ends.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        path: str,
+        *,
+        space: Space,
+        origin: str | None,
+        options: DownloadOptions,
+        hooks: Sequence[Hook],
+        lock: locks.HeldLock,
+        after: float | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self._shard, self._path, self._space, self._origin = shard, path, space, origin
+        self._options, self._hooks, self._lock = options, hooks, lock
+        self._after, self._is_cancelled = after, is_cancelled
+        self._directory, self._name = directory_of(path)
+        self._verified: CachedShard | None = None
+
+    def run(self) -> CachedShard:
+        """Download, verify and publish the shard.
+
+        Raises:
+            WidsError: it cannot be had, or is not what the index says. CacheFull: there is no space for it.
+            CancelledTransferError: it was cancelled.
+        """
+        staging = self._directory.staging(self._name)
+        with (
+            atomic.part_file(staging) as (self._part, self._fd),
+            atomic.part_file(staging + tables.SUFFIX) as (self._table_part, self._table_fd),
+        ):
+            for fd in (self._fd, self._table_fd):  # if this process is killed, other users see that they are left
+                self._directory.share_for_reading(fd)
+            if self._shard.filesize is not None:
+                self._reserve(self._shard.filesize)
+            try:
+                found = self._download()
+                self._publish(*found)
+            except BaseException:
+                self._close_verified()
+                raise
+            return found
+
+    def _download(self) -> CachedShard:
+        download.download_to(
+            self._shard.url,
+            self._part,
+            check=self._verify,
+            size=self._shard.filesize,
+            reserve=self._reserve,
+            is_cancelled=self._is_ended,
+            storage_options=self._options.storage_options,
+            allow_pipe=self._options.allow_pipe,
+            hooks=self._hooks,
+        )
+        return cast("CachedShard", self._verified)  # by `_verify`
+
+    def _reserve(self, size: int, table_bytes: int | None = None) -> None:
+        """Have space for a shard of ``size`` bytes and its table."""
+        if table_bytes is None:
+            table_bytes = table_allowance(size, self._shard.nsamples)
+        files = [(self._fd, size), (self._table_fd, table_bytes)]
+        self._space.reserve(files, url=self._shard.url, after=self._after, go_on=self._lock.touch)
+
+    def _is_ended(self) -> bool:
+        """Whether it was cancelled; asked all the time while bytes come, or are waited for."""
+        self._lock.touch()
+        return self._is_cancelled is not None and self._is_cancelled()
+
+    def _verify(self) -> None:
+        """See that what arrived is the shard, and learn its members."""
+        self._close_verified()
+        shard = self._shard
+        # By name: a pipe: program may replace the part file instead of filling it.
+        lease, facts = Lease.open(self._part)
+        with lease.closing_on_error():
+            fd = lease.fd
+            check_content(shard.url, system.pread(fd, 512, 0))
+            check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum, go_on=self._lock.touch)
+            self._reserve(facts.size)
+            self._lock.touch()
+            os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
+            table = member_tables.scan_table(fd, shard.url, identify(fd, shard, self._origin))
+            if not table.nsamples and shard.nsamples:  # zeros are what an empty tar is made of
+                raise EmptyShardError(
+                    f"{shard.url}: {facts.size} bytes arrived without a sample, and the index says nsamples "
+                    f"{shard.nsamples}; fetch it again, or update the index if the shard was written anew",
+                    shard=shard.url,
+                    offset=0,
+                )
+        self._verified = CachedShard(lease, table)
+
+    def _publish(self, lease: Lease, table: MemberTable) -> None:
+        """Give the shard and its table their names, and lease it."""
+        data = table.to_bytes()
+        size = table.identity.size
+        self._reserve(size, len(data))
+        with writing(self._path):
+            system.write_all(self._table_fd, data, 0)
+            os.ftruncate(self._table_fd, len(data))  # its space was a guess
+        self._directory.share_for_reading(lease.fd)
+        self._directory.share(self._table_fd)
+        with self._space.publishing(self._name, size + len(data)), writing(self._path):
+            # The table first: alone it is inert, and a shard without one would have to be proved.
+            os.replace(self._table_part, self._directory.table(self._name))
+            os.replace(self._part, self._path)
+            system.unlock(self._fd)  # else it would be locked against our own lease
+            lease.begin()
+
+    def _close_verified(self) -> None:
+        verified, self._verified = self._verified, None
+        if verified is not None:
+            verified.lease.release()
+
+
+def check_content(url: str, head: bytes) -> None:
+    """Refuse a page, which servers, proxies and log-in walls send with status 200.
+
+    Args:
+        url: where it came from.
+        head: its first bytes.
+
+    Raises:
+        WrongContentError: it is one.
+    """
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(_PAGES):
+        raise WrongContentError(
+            f"{url}: a web page came instead of a shard ({head[:80]!r}); open the URL in a browser to see what it says "
+            "(a log-in, a proxy, a page about the file?)",
+            url=url,
+        )
+
+
+def check_file(
+    url: str, fd: int, *, size: int | None, md5: str | None, go_on: Callable[[], None] = lambda: None
+) -> None:
+    """Compare a file that has arrived with what the index promises; ``go_on`` is called now and then.
+
+    Raises:
+        SizeMismatchError: not ``size`` bytes.
+        DigestMismatchError: another md5.
+    """
+    found = os.fstat(fd).st_size
+    if size is not None and found != size:
+        raise SizeMismatchError(
+            f"{url}: {found} bytes arrived, and the index says filesize {size}; fetch it again, or update the index "
+            "if the shard was written anew",
+            url=url,
+            expected=size,
+            found=found,
+        )
+    if md5 and (digest := file_md5(fd, go_on=go_on)) != md5:
+        raise DigestMismatchError(
+            f"{url}: the md5 of what arrived is {digest}, and the index says {md5}; fetch it again, or update the "
+            "index if the shard was written anew",
+            url=url,
+            expected=md5,
+            found=digest,
+        )
+
+
+def file_md5(file: str | int, *, go_on: Callable[[], None] = lambda: None) -> str:
+    """Hexadecimal md5 of a whole file, by path or by a descriptor that stands at its start (and is left open).
+
+    ``go_on`` is called for each block: a large shard takes minutes.
+    """
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(file, "rb", closefd=isinstance(file, str)) as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            go_on()
+    return digest.hexdigest()
+
+
+def identify(fd: int, shard: Shard, origin: str | None) -> Identity:
+    """The identity that is verified of a file that came from ``shard.url``."""
+    return msgspec.structs.replace(atomic.identify(fd, md5=shard.md5sum), etag=origin)

@@ -1,0 +1,32 @@
+"""Advice about command-line flags, added to errors of the library.
+
+The library's messages state facts and name Python parameters. Where a flag of the command line helps, the error has a
+``hint``, and the table below has the words for it, which may quote attributes of the error.
+"""
+
+from wids.errors import WidsError
+
+_ADVICE = {
+    "base": "make the index again from the shards, with --base",
+    "overwrite": "--overwrite replaces it",
+    "output": "say where with -o",
+    "index": "`wids index create` makes one",
+    "skip_errors": "--skip-errors leaves out what cannot be packed",
+    "number_keys": "--number-keys numbers them",
+    "format_files": "for other files use --format files",
+    "format_files_too": "or say --format files",
+    "samples": "cut shards by --samples",
+    "jobs": "--jobs says how many",
+    "fetch": "--fetch allows that, --cache-dir says where they are or go",
+    "cache_dir": "--cache-dir says which",
+    "cache_size": "take a larger --cache-size",
+    "fewer_shards": "take fewer{fitting} or a larger --cache-size",
+    "disk": "take fewer with --shards, or another --cache-dir",
+}
+
+
+def with_advice(error: WidsError) -> str:
+    """Return the error's message, with advice about a flag that helps, if there is one."""
+    message = str(error) or type(error).__name__
+    advice = _ADVICE.get(error.hint or "")
+    return f"{message}; {advice.format_map({'fitting': '', **vars(error)})}" if advice else message

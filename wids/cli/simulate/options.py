@@ -1,0 +1,257 @@
+"""The options of ``wids simulate``, by the panels of its help."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wids.cli.format import parse_size
+from wids.cli.options import ORDER_PANEL, OrderOptions
+from wids.errors import OutputError, SpecError
+
+if TYPE_CHECKING:
+    from wids.cli.simulate.report import Report
+
+_JOB, _MACHINES, _RESULT = "The job", "Machines", "The result"
+
+# Each of them takes memory and time.
+_MAX_RANKS, _MAX_SHARDS = 50_000, 4_000_000
+# No job has more; beyond, numbers would overflow somewhere, and the message would be about that.
+_MAX, _MAX_OF_A_RANK, _MAX_SECONDS = 10**12, 10_000, 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """Shards that are simulated without an index, or whose sizes it does not say."""
+
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=_MAX_SHARDS, help="Shards, without an index.", rich_help_panel=_JOB)
+    ] = None
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=_MAX, help="Samples in each of them.", rich_help_panel=_JOB)
+    ] = None
+    shard_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Bytes of each of them, or of those whose size the index does not say.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None
+
+    def find(self, index: str | None) -> tuple[list[int], list[int]]:
+        """Samples and bytes of each shard.
+
+        Raises:
+            typer.BadParameter: there is neither an index nor a description of shards, or both.
+            SpecError: the index has no counts, or no sizes.
+        """
+        if index is None:
+            if self.shards is None or self.samples is None or self.shard_size is None:
+                raise typer.BadParameter("give an INDEX, or --shards, --samples (in each shard) and --shard-size")
+            return [self.samples] * self.shards, [self.shard_size] * self.shards
+        if self.shards is not None or self.samples is not None:
+            raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
+        from wids.collection import load_shards
+
+        _, found, _ = load_shards(index)
+        if any(count < 0 for count in found.nsamples):
+            raise SpecError(
+                f"{index}: it does not say how many samples its shards hold; write an index (wids index create)",
+                path="",
+            )
+        missing = sum(known < 0 for known in found.filesizes)
+        if missing and self.shard_size is None:
+            raise SpecError(
+                f"{index}: {missing} of {len(found)} shards have no filesize; say how large they are with --shard-size",
+                path="",
+            )
+        return list(found.nsamples), [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The job: its ranks, epochs, batches and loaders."""
+
+    world_size: Annotated[int, typer.Option(min=1, max=_MAX_RANKS, help="Ranks.", rich_help_panel=_JOB)] = 1
+    epochs: Annotated[int, typer.Option(min=1, max=_MAX_RANKS, help="Epochs.", rich_help_panel=_JOB)] = 1
+    nbatches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            help="Batches of a rank in an epoch, pass after pass (epoch_size=).",
+            rich_help_panel=_JOB,
+        ),
+    ] = None
+    repeat: Annotated[
+        int,
+        typer.Option(min=1, max=_MAX, help="Passes in an epoch, without a seam (epochs=).", rich_help_panel=_JOB),
+    ] = 1
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=_MAX, help="Samples in a rank's batch.", rich_help_panel=_JOB)
+    ] = 32
+    workers: Annotated[
+        int, typer.Option(min=0, max=_MAX_OF_A_RANK, help="Loader workers of a rank.", rich_help_panel=_JOB)
+    ] = 0
+    step_seconds: Annotated[
+        float,
+        typer.Option(min=0, max=_MAX_SECONDS, help="Seconds of computing in a step.", rich_help_panel=_JOB),
+    ] = 0.1
+    decode_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=_MAX_SECONDS,
+            help="Seconds a worker needs for a batch, once its shards are there.",
+            rich_help_panel=_JOB,
+        ),
+    ] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Nodes, their caches and links."""
+
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=_MAX_RANKS, help="Nodes that they are on.", rich_help_panel=_MACHINES)
+    ] = None
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX_RANKS,
+            help="Ranks of a node; default 8, if --nodes does not say.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None
+    cache_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Bytes that a node's cache may hold; default: no bound.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None
+    bandwidth: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=1e9, metavar="MB/S", help="MB a second that a node gets.", rich_help_panel=_MACHINES
+        ),
+    ] = 1000.0
+    latency: Annotated[
+        float,
+        typer.Option(
+            min=0, max=_MAX_SECONDS, metavar="MS", help="Milliseconds to a first byte.", rich_help_panel=_MACHINES
+        ),
+    ] = 30.0
+    connections: Annotated[
+        int,
+        typer.Option(
+            min=1, max=_MAX_OF_A_RANK, help="Byte ranges of a rank under way at a time.", rich_help_panel=_MACHINES
+        ),
+    ] = 8
+    prefetch: Annotated[
+        bool, typer.Option("--prefetch/--no-prefetch", help="Fetch shards ahead.", rich_help_panel=_MACHINES)
+    ] = True
+    ahead: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Bytes that a rank fetches ahead at most (prefetch=).",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None
+
+    def ranks_of_a_node(self, world_size: int) -> int:
+        """How many ranks a node has.
+
+        Raises:
+            typer.BadParameter: there are too few places for all ranks, or ``ahead`` without prefetching.
+        """
+        nodes, own = self.nodes, self.ranks_per_node
+        if self.ahead is not None and not self.prefetch:
+            raise typer.BadParameter("--ahead and --no-prefetch contradict each other")
+        if own is None:
+            return min(world_size, 8) if nodes is None else -(-world_size // nodes)
+        if nodes is not None and nodes * own < world_size:
+            raise typer.BadParameter(f"{nodes} nodes of {own} ranks have no place for {world_size}")
+        return own
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerOptions(OrderOptions):
+    """The sampler, of either kind."""
+
+    by_shards: Annotated[
+        bool,
+        typer.Option(
+            "--by-shards",
+            help="Give each rank every world-size-th shard instead of a lane (ShardListSampler).",
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """The output."""
+
+    show_splits: Annotated[
+        bool, typer.Option("--show-splits", help="List the shards that several ranks read.", rich_help_panel=_RESULT)
+    ] = False
+    show_open: Annotated[
+        bool, typer.Option("--show-open", help="Shards open at a time, by rank over steps.", rich_help_panel=_RESULT)
+    ] = False
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw curves to this picture.", rich_help_panel=_RESULT)
+    ] = None
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write all to this page.", rich_help_panel=_RESULT)
+    ] = None
+    is_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_RESULT)] = False
+
+    def check(self) -> None:
+        """Find out now, and not after a long simulation, whether files can be written.
+
+        Raises:
+            OutputError: one cannot. DependencyError: matplotlib is not installed.
+        """
+        if self.html is not None:
+            _check_target(self.html)
+        if self.plot is not None:
+            from wids.cli.simulate.picture import check_picture
+
+            _check_target(self.plot)
+            check_picture(self.plot)
+
+    def write(self, report: Report) -> None:
+        """Write the files that were asked for."""
+        if self.plot is not None:
+            from wids.cli.simulate.picture import save
+
+            save(report, self.plot)
+        if self.html is not None:
+            from wids.cli.simulate.page import write
+
+            write(report, self.html)
+
+
+def _check_target(path: str) -> None:
+    directory = os.path.dirname(os.path.abspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{path}: no file can be made in {directory} ({error.strerror}); choose another place", path=path
+        ) from error

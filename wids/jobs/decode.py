@@ -1,0 +1,77 @@
+"""Decoding all samples of a shard, member by member, to find those that cannot be decoded."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import ChangedShardError, DecodeError, JobError, ShardError, UnsafeFormatError
+from wids.jobs.problems import Problem, problem_of
+from wids.osfiles.open_file import OpenFile
+from wids.readers.local import LocalReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeAlias
+
+    from wids.index.table import MemberTable
+
+    Sample: TypeAlias = dict[str, Any]
+    Decode: TypeAlias = Callable[[Sample], Sample]
+
+_ADVICE = "repair or leave out the member, or register a decoder for it"
+
+
+def decode_file(path: str, table: MemberTable, url: str, decode: Decode) -> tuple[list[Problem], int]:
+    """Decode each member of a local file; see `decode_samples`."""
+    try:
+        file, _ = OpenFile.open(path)
+        with contextlib.closing(LocalReader(file, table=table, url=url, path=path)) as reader:
+            return decode_samples(reader, decode, url)
+    except (ShardError, OSError) as error:
+        return [problem_of(ChangedShardError(f"{url}: changed or failed while it was decoded ({error})", shard=url))], 0
+
+
+def decode_samples(samples: Iterable[Sample], decode: Decode, url: str) -> tuple[list[Problem], int]:
+    """Decode each member by itself: (what failed, how many members were not decoded because that could run code).
+
+    Args:
+        samples: as a `LocalReader` gives them.
+        decode: takes a sample, raises DecodeError.
+        url: of their shard.
+    """
+    problems: list[Problem] = []
+    undecoded = 0
+    for sample in samples:
+        key = sample.pop("__key__")
+        for field, value in sample.items():
+            try:
+                decode({"__key__": key, "__shard__": url, field: value})
+            except UnsafeFormatError:
+                undecoded += 1
+            except DecodeError as error:
+                problems.append(_problem(key, field, error.__cause__ or error, str(error)))
+            except MemoryError as error:
+                problems.append(_problem(key, field, error, "it takes more memory than there is"))
+    return problems, undecoded
+
+
+def crash_of(error: JobError) -> Problem:
+    """The problem of a shard whose decoding ended the process."""
+    code = error.found
+    how = "on a Ray cluster" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    what = f"decoding its samples ended the process ({how})"
+    return Problem(kind="decode", what=what, advice="look for the sample in this shard alone", detail=str(error))
+
+
+def _problem(key: str, field: str, cause: BaseException, detail: str) -> Problem:
+    words = str(cause) if isinstance(cause, DecodeError) else f"{type(cause).__name__}: {cause}"
+    return Problem(
+        kind="decode",
+        what=f"cannot be decoded ({words})",
+        where=f"sample {key!r} {field}",
+        advice=_ADVICE,
+        detail=detail,
+        key=key,
+        field=field,
+    )

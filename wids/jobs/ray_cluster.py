@@ -1,0 +1,248 @@
+"""Tasks on a Ray cluster: anywhere on it, or each on a node of its own.
+
+A task whose node dies is run again on another one; the results of other tasks stay. A task begins in the directory of
+the process that gave it, so that relative paths mean the same wherever nodes share a file system. What tasks report
+waits in an actor until it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from wids.errors import ClusterError, DependencyError
+from wids.jobs.runner import END_SECONDS, TaskResult, call, portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from wids.jobs.runner import OnReport
+
+_CONNECT_SECONDS = 10.0
+_GRPC_PORT = 443  # where a client goes that is given no other
+_ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
+# Nodes that may die under one task, one after the other, before that is an error.
+_MAX_RETRIES = 3
+
+
+class ClusterNode(NamedTuple):
+    """A node: its id in the cluster, its address, its host's name."""
+
+    node_id: str
+    address: str
+    host: str
+
+
+class RayRunner:
+    """Runs tasks on a Ray cluster.
+
+    Args:
+        function: sent by name if it is a module's: each node needs wids.
+        on_report: gets the last report of each task under way, now and then; None: none is wanted.
+        address: see `connect`.
+        node_of: the id of the node that must run a task; None: any that has a CPU free.
+
+    Raises:
+        DependencyError: ray is not installed. ClusterError: the cluster cannot be reached.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        on_report: OnReport | None = None,
+        *,
+        address: str | None,
+        node_of: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._connection = connect(address)
+        self._ray = self._connection.__enter__()
+        self._node_of, self._on_report = node_of, on_report
+        self._reports, self._asked = None, None
+        self._under_way: dict[Any, int] = {}
+        try:
+            self._remote = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_on_node)
+            self._function, self._directory = self._ray.put(function), os.getcwd()
+            if on_report is not None:
+                self._reports = self._ray.remote(num_cpus=0, max_restarts=-1)(_Reports).remote()
+        except BaseException:
+            self._connection.__exit__(None, None, None)
+            raise
+
+    def give(self, k: int, task: Any) -> None:
+        """Begin a task, as soon as a node has a CPU for it; one of a given node needs none."""
+        remote = self._remote
+        if self._node_of is not None:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            pinned = NodeAffinitySchedulingStrategy(self._node_of(task), soft=False)
+            remote = remote.options(num_cpus=0, scheduling_strategy=pinned)
+        self._under_way[remote.remote(self._function, k, task, self._directory, self._reports)] = k
+
+    def take(self, seconds: float) -> list[TaskResult[Any]]:
+        """The tasks that have ended."""
+        done, _ = self._ray.wait([*self._under_way], timeout=seconds)
+        self._pass_reports()
+        return [self._result(reference) for reference in done]
+
+    def close(self) -> None:
+        """Interrupt tasks that have not ended, and kill those that do not end in some seconds."""
+        try:
+            if self._under_way:
+                self._cancel()
+            if self._reports is not None:
+                with contextlib.suppress(self._ray.exceptions.RayError):
+                    self._ray.kill(self._reports)
+        finally:
+            self._connection.__exit__(None, None, None)
+
+    def _pass_reports(self) -> None:
+        """Pass on the reports that have come, and ask for more; nothing waits for them."""
+        if self._reports is None or self._on_report is None:
+            return
+        if self._asked is not None:
+            if not self._ray.wait([self._asked], timeout=0)[0]:
+                return
+            with contextlib.suppress(self._ray.exceptions.RayError):  # the actor's node died; it is there again soon
+                numbers = set(self._under_way.values())
+                for k, report in self._ray.get(self._asked).items():
+                    if k in numbers:
+                        self._on_report(k, *report)
+        self._asked = self._reports.take.remote()
+
+    def _result(self, reference: Any) -> TaskResult[Any]:
+        k = self._under_way.pop(reference)
+        try:
+            result: TaskResult[Any] = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            why = " ".join(str(error).split())
+            return TaskResult(k, error=ClusterError(f"the Ray cluster lost a task ({type(error).__name__}: {why})"))
+        return result
+
+    def _cancel(self) -> None:
+        left = [*self._under_way]
+        for force, seconds in ((False, END_SECONDS), (True, 1.0)):
+            for reference in left:
+                with contextlib.suppress(Exception):  # it has ended meanwhile
+                    self._ray.cancel(reference, force=force)
+            with contextlib.suppress(Exception):
+                _, left = self._ray.wait(left, num_returns=len(left), timeout=seconds)
+            if not left:
+                return
+
+
+class _Reports:
+    """An actor that has the last report of each task."""
+
+    def __init__(self) -> None:
+        self._reports: dict[int, tuple[Any, ...]] = {}
+
+    def put(self, k: int, *report: Any) -> None:
+        """Keep what task ``k`` reports."""
+        self._reports[k] = report
+
+    def take(self) -> dict[int, tuple[Any, ...]]:
+        """The reports since the last time."""
+        taken, self._reports = self._reports, {}
+        return taken
+
+
+def _call_on_node(function: Callable[..., Any], k: int, task: Any, directory: str, reports: Any) -> TaskResult[Any]:
+    """In a worker of Ray."""
+
+    def report(*state: Any) -> None:
+        if reports is not None:
+            reports.put.remote(*state)
+
+    with contextlib.suppress(OSError):  # a node without that directory needs no relative paths
+        os.chdir(directory)
+    return portable(call(function, k, task, report=report))
+
+
+def alive_nodes(ray: Any, excluded: Collection[str] = ()) -> list[ClusterNode]:
+    """The nodes that are alive, the head too, but those whose id, address or host's name is among ``excluded``.
+
+    Raises:
+        ClusterError: there are none, or none of that name is to be left out.
+    """
+    found = [
+        ClusterNode(node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    unknown = sorted(set(excluded).difference(*found))
+    if unknown:
+        names = ", ".join(node.address for node in found)
+        raise ClusterError(f"the Ray cluster has no node {unknown[0]!r} to be left out; it has {names}")
+    chosen = sorted(node for node in found if not set(node) & set(excluded))
+    if not chosen:
+        raise ClusterError("the Ray cluster has no node that is not left out")
+    return chosen
+
+
+@contextlib.contextmanager
+def connect(address: str | None = None) -> Iterator[Any]:
+    """Ray, connected to a cluster within the block; a connection that was there before stays.
+
+    Args:
+        address: ``ray.init``'s: ``auto`` for the cluster this machine belongs to, ``ray://host:port``, or None:
+            $RAY_ADDRESS, else a cluster of this machine alone.
+
+    Raises:
+        DependencyError: ray is not installed. ClusterError: the cluster cannot be reached.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise DependencyError("Ray is not installed; install it with: pip install 'wids[ray]'") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    check_reachable(address, ray.util.get_node_ip_address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ClusterError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_reachable(address: str | None, own_host: Callable[[], str]) -> None:
+    """See that the port is open: Ray itself tries for more than a minute before it gives up.
+
+    Args:
+        address: as for `connect`.
+        own_host: the name that Ray has for this machine; it takes loopback addresses for that one.
+
+    Raises:
+        ClusterError: it is not.
+    """
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    place = address.removeprefix("ray://")
+    try:
+        found = urlsplit(f"//{place}")
+        host, port = found.hostname, found.port
+    except ValueError as error:
+        raise ClusterError(f"{address!r} is no address of a Ray cluster ({error}); {_ADDRESSES}") from error
+    if place != address and port is None:
+        port = _GRPC_PORT
+    elif port is None and (place in ("", "auto", "local") or "://" in place):  # Ray knows these by itself
+        return
+    if not host or port is None:
+        raise ClusterError(f"{address!r} is no address of a Ray cluster; {_ADDRESSES}")
+    try:
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            if host not in ("localhost", "127.0.0.1", "::1"):
+                raise
+            socket.create_connection((own_host(), port), timeout=_CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        raise ClusterError(
+            f"no Ray cluster at {address} ({error}); check the address, and that its head runs"
+        ) from error

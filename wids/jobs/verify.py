@@ -1,0 +1,205 @@
+"""Verifying many shards: all are looked at, even if some are wrong; a run that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import CacheError, ClusterError, OutputError, WorkerError, without_secrets
+from wids.events import logger
+from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.check import CheckTask, check_shard
+from wids.jobs.decode import crash_of
+from wids.jobs.journal import JobJournal
+from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.problems import Finding, Problem, VerifySettings
+from wids.jobs.runner import RunOptions, run
+from wids.transport.upload import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.jobs.decode import Decode
+    from wids.jobs.runner import TaskResult
+
+DEFAULT_JOBS, _MAX_PROCESSES, _RAY_JOBS = 8, 64, 64
+_FORMAT = 1  # of findings; raised when the same shards give other ones
+# Faults that stay as long as a shard and its tables do; others (no connection, say) may be over in the next run.
+_LASTING = frozenset({"size", "digest", "tar", "count", "table", "decode"})
+
+
+class VerifyOutcome(JobOutcome, kw_only=True):
+    """The findings of all shards.
+
+    Attributes:
+        findings: of each shard, by number.
+        known: shards that an earlier run had checked, and that are as they were then.
+    """
+
+    findings: list[Finding] = msgspec.field(default_factory=list)
+    known: int = 0
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """Of the shards that something is wrong with."""
+        return [finding for finding in self.findings if finding.problems]
+
+
+class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
+    """A shard that was checked, as a journal has it.
+
+    Attributes:
+        how: the settings, in words. shard: what the index said of it. finding: of the shard, with its version.
+    """
+
+    how: str
+    shard: Shard
+    finding: Finding
+
+
+def open_journal(place: str, storage_options: dict[str, Any] | None = None) -> JobJournal[CheckedShard]:
+    """The journal of a verify, to be closed.
+
+    Args:
+        place: its path or URL.
+        storage_options: for fsspec.
+
+    Raises:
+        OutputError: it cannot be written. OutputExistsError: another process is writing it.
+    """
+    return JobJournal(place, "", CheckedShard, writer="wids verify", target=Target(storage_options))
+
+
+def verify_shards(
+    shards: Sequence[tuple[int, Shard]],
+    settings: VerifySettings = VerifySettings(),  # noqa: B008 - frozen
+    *,
+    decode: Decode | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    journal: JobJournal[CheckedShard] | None = None,
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> VerifyOutcome:
+    """Look at all shards.
+
+    Args:
+        shards: each with its number in the index.
+        settings: how closely.
+        decode: what decodes a sample, to be pickled; None: nothing is decoded. Shards are then looked at in processes,
+            for a decoder may crash: that costs its shard a problem.
+        options: what runs it. Of remote shards there are never more on the disk than ``jobs``.
+        journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
+            Of decoders it knows the name alone. A quick look does without.
+        show: called now and then.
+
+    Raises:
+        CacheError: there is no space for a remote shard.
+        JobError: no shard can be looked at.
+    """
+    start = time.monotonic()
+    jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
+    options = options.resolve("threads" if decode is None else "processes", _RAY_JOBS if options.is_ray else jobs)
+    journal = None if settings.is_quick else journal
+    verifying = _Verifying(shards, settings, decode, options, journal, show)
+    verifying.look(shards, decode)
+    if verifying.crashed:  # they may have other faults
+        verifying.look([task for task in shards if task[0] in verifying.crashed], None)
+    outcome = verifying.outcome
+    outcome.findings.sort(key=lambda finding: finding.number)
+    outcome.failed = {finding.url: finding.problems[0].what for finding in outcome.wrong}
+    outcome.seconds = time.monotonic() - start
+    if journal is not None:
+        with contextlib.suppress(OutputError):  # the findings are worth more
+            journal.remove()
+    return outcome
+
+
+class _Verifying:
+    """Shards that are looked at.
+
+    Attributes:
+        outcome: the findings so far.
+        crashed: decoding these shards ended the process, so that no more is known of them.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[tuple[int, Shard]],
+        settings: VerifySettings,
+        decode: Decode | None,
+        options: RunOptions,
+        journal: JobJournal[CheckedShard] | None,
+        show: Callable[[JobProgress], None],
+    ) -> None:
+        self.outcome, self.crashed = VerifyOutcome(shards=len(shards)), dict[int, Problem]()
+        self._settings, self._options, self._journal, self._show = settings, options, journal, show
+        self._progress = JobProgress(shards=len(shards))
+        # By what the index says: a shard that is missing is done with, too.
+        sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
+        if sizes and None not in sizes:
+            self._progress.total = sum(filter(None, sizes))
+        decoder = getattr(decode, "__qualname__", type(decode).__qualname__)
+        self._how = repr((_FORMAT, settings.has_digest, settings.rule, settings.group, decoder))
+        before = [] if journal is None else journal.before
+        self._before = {each.shard.url: each for each in before if each.how == self._how}
+
+    def look(self, shards: Sequence[tuple[int, Shard]], decode: Decode | None) -> None:
+        """Look at shards, all of which are there or crashed afterwards."""
+        tasks = [self._task(number, shard) for number, shard in shards]
+        self._show(self._progress)
+        check = partial(check_shard, settings=self._settings, decode=decode)
+        results = run(check, tasks, self._options, tick=lambda: self._show(self._progress))
+        with contextlib.closing(results):
+            for result in results:
+                task = tasks[result.k]
+                if isinstance(result.error, CacheError):  # of the disk: other shards would fail alike
+                    words = f"{result.error} (shards that are looked at go to $TMPDIR)"
+                    raise CacheError(words, **result.error.__dict__) from result.error
+                if decode is not None and isinstance(result.error, (WorkerError, ClusterError)):
+                    self.crashed[task.number] = crash_of(result.error)
+                else:
+                    self._take(task, _finding(task, result, self.crashed.get(task.number)))
+
+    def _task(self, number: int, shard: Shard) -> CheckTask:
+        if self._journal is None or number in self.crashed:
+            return CheckTask(number=number, shard=shard)
+        before = self._before.get(shard.url)
+        known = None if before is None or before.shard != shard else before.finding
+        known = known and msgspec.structs.replace(known, number=number)
+        return CheckTask(number=number, shard=shard, has_version=True, known=known)
+
+    def _take(self, task: CheckTask, finding: Finding) -> None:
+        progress = self._progress
+        self.outcome.findings.append(finding)
+        if finding == task.known:
+            self.outcome.known += 1
+        else:
+            progress.bytes += finding.size_bytes or 0
+            self._remember(task.shard, finding)
+        progress.ended += 1
+        progress.failed += bool(finding.problems)
+        progress.done += task.shard.filesize or 0
+
+    def _remember(self, shard: Shard, finding: Finding) -> None:
+        is_lasting = _LASTING.issuperset(problem.kind for problem in finding.problems)
+        if self._journal is None or finding.version is None or not is_lasting:
+            return
+        try:
+            self._journal.add(CheckedShard(how=self._how, shard=shard, finding=finding))
+        except OutputError as error:
+            logger.warning("%s; this run goes on without", error)
+            self._journal = None
+
+
+def _finding(task: CheckTask, result: TaskResult[Finding], known: Problem | None) -> Finding:
+    if result.error is None:
+        finding = result.get()
+    else:
+        what = f"could not be looked at ({type(result.error).__name__}: {result.error})"
+        problem = Problem(kind="error", what=without_secrets(what, task.shard.url), detail=str(result.error))
+        finding = Finding(number=task.number, url=task.shard.url, problems=(problem,))
+    return finding if known is None else msgspec.structs.replace(finding, problems=(*finding.problems, known))

@@ -1,0 +1,125 @@
+"""``dataset.shards`` and ``dataset.spec``: the index of a collection as a program sees it and writes into it.
+
+Without torch.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.collection import load_shards
+from wids.errors import SpecError
+from wids.index import checks
+from wids.index.live import FixedList, LiveDict, live_shard, live_spec
+from wids.index.spec import list_shards
+from wids.order.layout import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.collection import ShardCollection, Shards
+    from wids.index.spec import ShardList
+
+
+class LiveIndex:
+    """The index of a collection, which follows what is written into it."""
+
+    def __init__(self, collection: ShardCollection) -> None:
+        self._collection = collection
+        self._shards: list[dict[str, Any]] | None = None
+        self._fingerprint: str | None = None
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards as dicts; a key that is set in one of them holds from then on."""
+        if self._shards is None:
+            self._shards = FixedList(map(self._live, range(len(self._collection.shards))), name="dataset.shards")
+        return self._shards
+
+    @shards.setter
+    def shards(self, shards: Shards) -> None:
+        self._follow({**self._collection.shards.header, "shardlist": shards})
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The index as a dict, with `shards` in it; a key that is set in it holds from then on."""
+        return live_spec(self._collection.shards, self.shards, weakref.WeakMethod(self._follow))
+
+    @spec.setter
+    def spec(self, spec: dict[str, Any]) -> None:
+        self._follow(spec)
+
+    @property
+    def fingerprint(self) -> str:
+        """See `fingerprint`; of the shards as they are now."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self._collection.shards)
+        return self._fingerprint
+
+    def describe(self, k: int) -> dict[str, Any]:
+        """``shards[k]``, which does not make the dicts of all the others."""
+        return self._live(k) if self._shards is None else self._shards[k]
+
+    def _live(self, k: int) -> LiveDict:
+        return live_shard(self._collection.shards, k, weakref.WeakMethod(self._follow_shard))
+
+    def _follow(self, spec: dict[str, Any]) -> None:
+        """Follow an index that a program wrote, or wrote into.
+
+        Raises:
+            SpecError: it has no shards, or sub-datasets; nothing has changed.
+        """
+        if "shardlist" not in spec or spec.get("datasets"):
+            raise SpecError(
+                "a spec that is assigned has its shards in 'shardlist' and no 'datasets'; make a new ShardListDataset "
+                "of an index with sub-datasets",
+                path="shardlist",
+            )
+        header, shards, collection = dict(spec), spec["shardlist"], self._collection
+        del header["shardlist"]
+        if shards is not self._shards:
+            _, found, _ = load_shards(shards, storage_options=collection.provider.storage_options)
+            collection.close()  # a shard that has been written anew is counted anew
+            collection.count_unknown(found)
+            collection.adopt(found)
+            self._shards = self._fingerprint = None
+        collection.shards.header = header
+
+    def _follow_shard(self, shards: ShardList, k: int, desc: dict[str, Any]) -> None:
+        """Follow what a program wrote into the dict of shard ``k``; ``shards``: the list that it was taken from.
+
+        Raises:
+            SpecError: it is no shard any more; nothing has changed.
+        """
+        if shards is not self._collection.shards:  # which is no longer the collection's
+            return
+        row = list_shards([desc], first=k)
+        if row.nsamples[0] != shards.nsamples[k]:
+            checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
+        self._collection.replace(k, row)
+        self._fingerprint = None
+
+
+def fingerprint(shards: ShardList) -> str:
+    """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+
+    Directories count where shards in several have the same name, then from where their paths part.
+    """
+    counts = np.asarray(shards.nsamples, "<i8").tobytes()
+    return digest("\n".join(_portable_names(shards.urls)).encode("utf-8", "surrogatepass"), counts)
+
+
+def _portable_names(names: Sequence[str]) -> list[str]:
+    """What tells shards apart, without the place where they are kept and without signatures."""
+    # A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
+    paths = [re.sub(r"(\.tar[^/?]*)\?.*", r"\1", url, flags=re.DOTALL) for url in names]
+    bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+    if len(set(bare)) == len(bare):
+        return bare
+    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
+    parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return ["/".join(path.split("/")[parted:]) for path in paths]

@@ -1,0 +1,332 @@
+"""Which upcoming shards one reader should have downloaded by now.
+
+Pure: the reader's position and rate are arguments, and its owner reports what became of each download. The prefetcher
+(`wids.cache.prefetch`) and `wids simulate` run the same object.
+
+    visits    . . forgotten . . [ . passed . | . . . . upcoming . . . . . . ] . . not looked at yet . .
+                                    position ^ -- within reach: download -- ^
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from wids.policy import prefetching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wids.order.layout import Visit
+
+# The number of a shard list, and the shard's own there.
+ShardKey = tuple[int, int]
+
+
+class AheadLimits(NamedTuple):
+    """How far ahead the shards of one shard list may be downloaded.
+
+    Attributes:
+        given: bytes, by the user; None: as far as is good.
+        cache_size: bytes of their cache; None: no limit.
+        ranks: how many share that cache.
+    """
+
+    given: int | None
+    cache_size: int | None
+    ranks: int = 1
+
+    def max_bytes(self, typical: int) -> int:
+        """The maximum, for shards of about ``typical`` bytes."""
+        return prefetching.max_ahead(self.given, limit=self.cache_size, ranks=self.ranks, typical=typical)
+
+
+class _Upcoming:
+    """A shard with visits in the window.
+
+    Attributes:
+        visits: how many, passed ones included. upcoming: those that were not passed, in order.
+        is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
+    """
+
+    __slots__ = ("is_counted", "is_near", "is_present", "size", "upcoming", "visits")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.visits = size, 0
+        self.upcoming: list[Visit] = []
+        self.is_counted = self.is_near = self.is_present = False
+
+
+class _Reach:
+    """The shards of one list that are within reach: the first ones, as far as the bytes allow."""
+
+    __slots__ = ("begins", "beyond", "limits", "near_bytes")
+
+    def __init__(self, limits: AheadLimits) -> None:
+        self.limits, self.near_bytes = limits, 0
+        # (first position of the shard's next visit, shard); outdated ones are skipped when they come up.
+        self.beyond: list[tuple[int, ShardKey]] = []
+        self.begins: list[tuple[int, ShardKey]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether shards that are being read do not count: they take no space that something ahead could use."""
+        return self.limits.given is None and self.limits.cache_size is None
+
+
+class PrefetchWindow:
+    """The upcoming visits of one reader as far as they matter, and the downloads that they call for.
+
+    Args:
+        visits: the reader's visits to shards, in blocks, by ascending first positions; taken as needed.
+        limits: of each shard list.
+        size_of: the bytes of a shard; None: not known.
+        needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
+        slots_of: how many connections the download of a shard keeps busy.
+        connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
+
+    Attributes:
+        visits: those in the window, by their first positions; some of the passed ones may be forgotten.
+        is_exhausted: the reader has no other visits than these.
+    """
+
+    def __init__(
+        self,
+        visits: Iterator[Sequence[Visit]],
+        limits: Iterable[AheadLimits],
+        *,
+        size_of: Callable[[ShardKey], int | None],
+        needs_download: Callable[[ShardKey], bool],
+        slots_of: Callable[[ShardKey], int],
+        connections: int = prefetching.CONNECTIONS,
+    ) -> None:
+        self._blocks, self._reaches = visits, [_Reach(own) for own in limits]
+        self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
+        self._connections = connections
+        self.visits: deque[Visit] = deque()
+        self.is_exhausted = False
+        self._position = self._weight = 0
+        self._read_before = 0.0
+        self._shards: dict[ShardKey, _Upcoming] = {}
+        self._known_bytes = self._known = 0  # of the shards with known sizes
+        self._ahead_bytes = 0
+        self._upcoming: list[tuple[int, Visit]] = []  # heaps, by last positions
+        self._passed: list[tuple[int, Visit]] = []
+        self._missing: list[tuple[int, ShardKey]] = []  # a heap, as those of `_Reach`
+        self._under_way: set[ShardKey] = set()
+
+    def __contains__(self, key: ShardKey) -> bool:
+        return key in self._shards
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether visits were passed that are not known to have been read."""
+        return bool(self._passed)
+
+    # --- the reader's progress
+
+    def advance(self, position: int, *, rate: float, read_before: float) -> tuple[list[Visit], list[Visit]]:
+        """The reader has drawn up to ``position``, at ``rate`` positions a second.
+
+        Args:
+            position: never less than before.
+            rate: 0: not known.
+            read_before: the loader has read all samples before this position; visits that end there are forgotten.
+
+        Returns:
+            The visits that entered the window, and those that were forgotten.
+        """
+        self._position, self._read_before = position, min(read_before, position)
+        while self._upcoming and self._upcoming[0][0] < position:
+            visit = heapq.heappop(self._upcoming)[1]
+            heapq.heappush(self._passed, (visit.last, visit))
+            self._shards[_key(visit)].upcoming.remove(visit)
+            self._renew(_key(visit))
+        for reach in self._reaches:
+            while reach.begins and reach.begins[0][0] <= position:
+                first, key = heapq.heappop(reach.begins)
+                if self._is_next(key, first):
+                    self._count(key, is_counted=False)
+        forgotten = self.forget(read_before)
+        entered = self._look()
+        for number, reach in enumerate(self._reaches):
+            self._extend(number, reach, rate)
+        return entered, forgotten
+
+    def forget(self, read_before: float) -> list[Visit]:
+        """Forget visits that were passed and end before this position; returns them."""
+        found = []
+        while self._passed and self._passed[0][0] < read_before:
+            visit = heapq.heappop(self._passed)[1]
+            found.append(visit)
+            key, self._weight = _key(visit), self._weight - _weight(visit)
+            shard = self._shards[key]
+            shard.visits -= 1
+            if not shard.visits:
+                del self._shards[key]
+                if self._size_of(key) is not None:
+                    self._known, self._known_bytes = self._known - 1, self._known_bytes - shard.size
+        while self.visits and self.visits[0].last < min(read_before, self._position):
+            self.visits.popleft()
+        return found
+
+    def forget_all(self) -> list[Visit]:
+        """The reader has ended: the visits that were in the window, which has no more use."""
+        return [visit for _, visit in self._passed + self._upcoming]
+
+    # --- downloads
+
+    def take(self) -> Visit | None:
+        """The next visit whose shard should be downloaded, which is under way then; None: nothing more may begin."""
+        while self._missing:
+            first, key = self._missing[0]
+            if self._is_next(key, first) and self._shards[key].is_near and self._is_missing(key):
+                if self._needs_download(key):
+                    break
+                self._shards[key].is_present = True
+            heapq.heappop(self._missing)
+        else:
+            return None
+        slots = sum(map(self._slots_of, self._under_way))
+        if slots >= self._connections and len(self._under_way) >= prefetching.MIN_UNDER_WAY:
+            return None
+        heapq.heappop(self._missing)
+        self._under_way.add(key)
+        return self._shards[key].upcoming[0]
+
+    def end_download(self, key: ShardKey) -> None:
+        """A download has ended; `report` says whether the shard is cached."""
+        self._under_way.discard(key)
+
+    def report(self, key: ShardKey, *, is_present: bool) -> None:
+        """A shard is cached; or it is not, was evicted or may be tried again."""
+        shard = self._shards.get(key)
+        if shard is not None:
+            shard.is_present = is_present
+            if shard.is_near and self._is_missing(key):
+                heapq.heappush(self._missing, (shard.upcoming[0].first, key))
+
+    def present(self) -> list[ShardKey]:
+        """The shards within reach that need no download, as far as is known; by their next use."""
+        found = [(shard.upcoming[0].first, key) for key, shard in self._shards.items() if shard.is_near]
+        return [key for _, key in sorted(found) if self._shards[key].is_present]
+
+    # --- inside
+
+    def _look(self) -> list[Visit]:
+        """Look at as many visits as matter."""
+        entered: list[Visit] = []
+        while (
+            not self.is_exhausted
+            and self._weight < prefetching.MAX_VISITS
+            and self._ahead_bytes < max(self._scope(reach.limits) for reach in self._reaches)
+        ):
+            block = next(self._blocks, None)
+            if block is None:
+                self.is_exhausted = True
+                break
+            for visit in block:
+                if visit.last >= self._read_before:
+                    self._enter(visit)
+                    entered.append(visit)
+        return entered
+
+    def _enter(self, visit: Visit) -> None:
+        key = _key(visit)
+        shard = self._shards.get(key)
+        if shard is None:
+            size = self._size_of(key)
+            shard = self._shards[key] = _Upcoming(prefetching.UNKNOWN_BYTES if size is None else size)
+            if size is not None:
+                self._known, self._known_bytes = self._known + 1, self._known_bytes + size
+        shard.visits += 1
+        self.visits.append(visit)
+        self._weight += _weight(visit)
+        if visit.last < self._position:
+            heapq.heappush(self._passed, (visit.last, visit))
+            return
+        heapq.heappush(self._upcoming, (visit.last, visit))
+        shard.upcoming.append(visit)
+        if len(shard.upcoming) == 1:
+            self._renew(key)
+
+    def _renew(self, key: ShardKey) -> None:
+        """The next visit of a shard is another one, or there is none: it has to come within reach anew."""
+        shard, reach = self._shards[key], self._reaches[key[0]]
+        self._count(key, is_counted=False)
+        shard.is_near = False
+        if not shard.upcoming:
+            return
+        first = shard.upcoming[0].first
+        heapq.heappush(reach.beyond, (first, key))
+        if not reach.is_open or first > self._position:
+            self._count(key, is_counted=True)
+            if reach.is_open:
+                heapq.heappush(reach.begins, (first, key))
+
+    def _count(self, key: ShardKey, *, is_counted: bool) -> None:
+        shard = self._shards[key]
+        if shard.is_counted != is_counted:
+            shard.is_counted = is_counted
+            change = shard.size if is_counted else -shard.size
+            self._ahead_bytes += change
+            if shard.is_near:
+                self._reaches[key[0]].near_bytes += change
+
+    def _extend(self, number: int, reach: _Reach, rate: float) -> None:
+        """See which shards of a list are within reach now."""
+        limit = reach.limits.max_bytes(self._typical)
+        if reach.limits.given is None:
+            good = prefetching.good_ahead(rate, typical=self._typical, each=self._samples_a_shard())
+            limit = min(limit, good)
+        if reach.near_bytes > limit:  # the reader has become slower: those that come first again
+            for key, shard in self._shards.items():
+                if shard.is_near and key[0] == number:
+                    shard.is_near = False
+                    heapq.heappush(reach.beyond, (shard.upcoming[0].first, key))
+            reach.near_bytes = 0
+        while reach.beyond:
+            first, key = reach.beyond[0]
+            if self._is_next(key, first) and not (shard := self._shards[key]).is_near:
+                size = shard.size if shard.is_counted else 0
+                if reach.near_bytes + size > limit:
+                    break
+                shard.is_near = True
+                reach.near_bytes += size
+                if self._is_missing(key):
+                    heapq.heappush(self._missing, (first, key))
+            heapq.heappop(reach.beyond)
+
+    def _is_next(self, key: ShardKey, first: int) -> bool:
+        """Whether the shard's next visit is the one that begins there."""
+        shard = self._shards.get(key)
+        return shard is not None and bool(shard.upcoming) and shard.upcoming[0].first == first
+
+    def _is_missing(self, key: ShardKey) -> bool:
+        shard = self._shards[key]
+        return not shard.is_present and key not in self._under_way
+
+    @property
+    def _typical(self) -> int:
+        """The size of a shard, about."""
+        return self._known_bytes // self._known if self._known else prefetching.UNKNOWN_BYTES
+
+    def _samples_a_shard(self) -> float:
+        """Positions from one new shard to the next, about."""
+        if len(self.visits) < 2:
+            return 1.0
+        return max((self.visits[-1].last - self.visits[0].first + 1) / len(self._shards), 1.0)
+
+    def _scope(self, limits: AheadLimits) -> int:
+        """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
+        return max(limits.max_bytes(self._typical), limits.cache_size or 0)
+
+
+def _key(visit: Visit) -> ShardKey:
+    return visit.dataset, visit.shard
+
+
+def _weight(visit: Visit) -> int:
+    """A visit of many blocks of indices counts as one for each."""
+    return 1 + (visit.last - visit.first) // prefetching.BLOCK

@@ -1,0 +1,91 @@
+"""Which bytes of a shard to read for its headers: skip long payloads, read through short ones.
+
+Each byte is read at most once, and offsets never go back. This module knows the cost of a read, not where the bytes
+come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from wids.transport.failures import CancelledTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A request takes about as long as these bytes: payload that is shorter is read, longer payload is skipped.
+_WORTH_BYTES = 1 << 20
+# After a skip, so much is read: the next header, and those of the small members that stand beside a large one.
+_AFTER_SKIP_BYTES = 32 << 10
+FIRST_BYTES, _GROWTH, _MAX_BYTES = 256 << 10, 4, 8 << 20
+
+
+class Window:
+    """Reads for `wids.index.tar.scan`, which asks for headers, from a place where each read has its price.
+
+    Where members are short, their payload is read with them, in ever longer pieces; where it is long, it is skipped.
+    For a checksum, all is read, piece by piece.
+
+    Args:
+        read: ``read(offset, n)``, as `scan` wants it.
+        size: of the shard, in bytes.
+        is_cancelled: asked before each read.
+        summed_bytes: if not 0, read everything for a checksum, so much at a time.
+        first: the shard's first bytes, if they are here already.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], bytes],
+        size: int,
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        summed_bytes: int = 0,
+        first: bytes = b"",
+    ) -> None:
+        self._read, self._size, self._is_cancelled = read, size, is_cancelled
+        self._digest = hashlib.md5(usedforsecurity=False) if summed_bytes else None
+        self._data, self._lo = first, 0
+        self._length = summed_bytes or max(len(first), FIRST_BYTES // _GROWTH)
+        self._last, self._step = 0, 0.0
+        if self._digest is not None:
+            self._digest.update(first)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` bytes from ``offset`` on; fewer only at the shard's end. Offsets never go back."""
+        hop, self._last = offset - self._last, offset
+        if hop > _AFTER_SKIP_BYTES:
+            self._step = hop if not self._step else 0.75 * self._step + 0.25 * hop
+        end = offset + count
+        while self._lo + len(self._data) < min(end, self._size):
+            self._load(offset, min(end, self._size))
+        return self._data[offset - self._lo : end - self._lo]
+
+    def digest(self) -> str:
+        """Read the rest, and give the md5 of the whole shard, in hexadecimal."""
+        while self._lo + len(self._data) < self._size:
+            self._load(self._size, self._size)
+        return "" if self._digest is None else self._digest.hexdigest()
+
+    def _load(self, offset: int, end: int) -> None:
+        """Have bytes up to ``end``, or the next piece on the way there; those before ``offset`` may go."""
+        if self._is_cancelled():
+            raise CancelledTransferError
+        here = self._lo + len(self._data)
+        kept = self._data[max(offset - self._lo, 0) :]
+        if self._digest is not None:
+            length = self._length
+        elif self._step > _WORTH_BYTES:
+            self._length, length = FIRST_BYTES, _AFTER_SKIP_BYTES
+        else:
+            length = self._length = min(_GROWTH * self._length, _MAX_BYTES)
+        lo = here if self._digest is not None else max(here, offset)
+        more = self._read(lo, min(max(length, end - lo if self._digest is None else 0), self._size - lo))
+        if not more:
+            self._size = here  # it has become shorter, which scan finds out
+            return
+        if self._digest is not None:
+            self._digest.update(more)
+        self._data = kept + more
+        self._lo = lo - len(kept)

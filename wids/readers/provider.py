@@ -1,0 +1,253 @@
+"""From a shard of an index to an open reader: in place, through the cache, by byte ranges, or whichever fits.
+
+Local shards are read where they are, never copied or deleted. Which file lies where: `wids.cache.placement`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from wids.cache import member_tables
+from wids.cache.placement import Placement
+from wids.cache.store import Miss, ShardCache
+from wids.errors import ChangedShardError, FetchDeniedError, ShardNotFoundError
+from wids.index import table as tables
+from wids.osfiles.open_file import OpenFile
+from wids.readers.base import announce
+from wids.readers.local import Blocks, LocalReader
+from wids.readers.memo import Remembered
+from wids.readers.range_provider import RangeProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.events import Hook
+    from wids.index.spec import Shard
+    from wids.index.table import Group, Identity, KeyRule, MemberTable
+    from wids.readers.base import Reader
+
+
+Access: TypeAlias = Literal["fetch", "range", "auto"]
+
+
+def parse_access(access: Any) -> Access:
+    """Check what a caller gave.
+
+    Raises:
+        ValueError: it is none of the three.
+    """
+    if access not in ("fetch", "range", "auto"):
+        raise ValueError(
+            f"access is {access!r}; it is 'fetch' (whole shards, into the cache), 'range' (members, by byte ranges) "
+            "or 'auto' (members first, whole shards once that is cheaper)"
+        )
+    found: Access = access
+    return found
+
+
+class ShardProvider(Protocol):
+    """Opens shards for reading."""
+
+    def open(self, shard: Shard) -> Reader:
+        """An open shard, which the caller closes.
+
+        Raises:
+            FetchError: it cannot be had. CacheError: the cache directory cannot be used.
+            ShardError: its bytes are not a readable tar, or not what the index says.
+        """
+
+
+class LocalFiles:
+    """Makes readers of open local files.
+
+    Args:
+        rule, group: see `wids.index.table.build_table`.
+        use_mmap: see `wids.readers.local`.
+        hooks: called with every event.
+    """
+
+    def __init__(
+        self,
+        *,
+        rule: KeyRule = "first-dot",
+        group: Group = "adjacent",
+        use_mmap: bool = False,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        tables.parse_rule(rule)
+        self.rule: KeyRule = rule
+        self.group: Group = group
+        self.is_standard = tables.is_standard(rule, group)
+        self._use_mmap, self._hooks = use_mmap, hooks
+        self._begin()
+
+    def _begin(self) -> None:
+        self._blocks = Blocks()
+        # Of shards that have no saved one, so that reopening is free.
+        self._tables: Remembered[MemberTable] = Remembered(_size_of)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_blocks", "_tables")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def build_table(self, fd: int, path: str, url: str, facts: Identity, *, is_in_place: bool = False) -> MemberTable:
+        """The member table of an open file, by the rule: remembered, or built."""
+        table = self._tables.get(path)
+        if table is None or not table.identity.is_same(facts):
+            table = member_tables.load_foreign(fd, path, url, facts) if is_in_place else None
+            if table is None:
+                table = member_tables.scan_table(fd, url, facts, rule=self.rule, group=self.group)
+            self._tables.remember(path, table)
+        return table
+
+    def make_reader(
+        self, file: OpenFile, table: MemberTable, shard: Shard, path: str, *, has_saved_table: bool, start: float
+    ) -> LocalReader:
+        """The reader of an open file, which it owns once this returns; ``start``: when opening it began."""
+        reader = LocalReader(file, table=table, url=shard.url, path=path, blocks=self._blocks, use_mmap=self._use_mmap)
+        announce(self._hooks, reader, has_saved_table=has_saved_table, start=start)
+        return reader
+
+
+class InPlaceProvider:
+    """Reads local shards where they are."""
+
+    def __init__(self, files: LocalFiles, placement: Placement) -> None:
+        self._files, self._placement = files, placement
+
+    def open(self, shard: Shard) -> Reader:
+        """See `ShardProvider.open`."""
+        return self.open_at(shard, self._placement.find(shard.url)[0])
+
+    def open_at(self, shard: Shard, path: str) -> Reader:
+        """As `open`, where the shard lies at ``path``."""
+        start = time.perf_counter()
+        try:
+            file, facts = OpenFile.open(path)
+        except FileNotFoundError as error:
+            raise ShardNotFoundError(
+                f"{shard.url}: there is no file {path}; check the index's URLs and its base", url=shard.url
+            ) from error
+        except OSError as error:
+            raise FetchDeniedError(f"{shard.url}: {path} cannot be opened ({error})", url=shard.url) from error
+        with file.closing_on_error():
+            if shard.filesize not in (None, facts.size):
+                raise ChangedShardError(
+                    f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
+                    "the shard or the index is out of date: write the index again (wids index create)",
+                    shard=shard.url,
+                    expected=shard.filesize,
+                    found=facts.size,
+                )
+            files, beside = self._files, path + tables.SUFFIX
+            table = member_tables.load_table(beside, shard.url, shard_bytes=facts.size) if files.is_standard else None
+            has_saved = table is not None and table.identity.is_same(facts)
+            if table is None or not has_saved:
+                table = files.build_table(file.fd, path, shard.url, facts, is_in_place=files.is_standard)
+            return files.make_reader(file, table, shard, path, has_saved_table=has_saved, start=start)
+
+
+class CachedProvider:
+    """Reads shards from the cache, downloaded first if need be."""
+
+    def __init__(self, files: LocalFiles, cache: ShardCache) -> None:
+        self._files, self._cache = files, cache
+
+    def open(self, shard: Shard) -> Reader:
+        """See `ShardProvider.open`."""
+        return self.open_at(shard, self._cache.place(shard.url)[0])
+
+    def open_at(self, shard: Shard, path: str) -> Reader:
+        """As `open`, where the shard lies, or will, at ``path``."""
+        start = time.perf_counter()
+        (lease, table), has_saved = self._cache.open(shard, path)
+        files = self._files
+        with lease.closing_on_error():
+            if not files.is_standard:
+                table = files.build_table(lease.fd, path, shard.url, table.identity)
+            has_saved = has_saved and files.is_standard
+            return files.make_reader(lease, table, shard, path, has_saved_table=has_saved, start=start)
+
+
+class AutoProvider:
+    """Chooses for each shard how to open it.
+
+    Args:
+        cache_dir, localname, cache_local: see `wids.cache.placement.Placement`.
+        cache_size, keep, allow_pipe, checks_counts: see `wids.cache.store.ShardCache`.
+        storage_options: for fsspec.
+        use_mmap, rule, group: see `LocalFiles`.
+        hooks: called with every event.
+        access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
+            by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
+
+    Attributes:
+        cache: the shards on this machine's disk. files: makes readers of local files.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: str | None,
+        cache_size: int | None = None,
+        keep: bool = False,
+        localname: Callable[[str], str] | None = None,
+        cache_local: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        allow_pipe: bool = False,
+        use_mmap: bool = False,
+        rule: KeyRule = "first-dot",
+        group: Group = "adjacent",
+        hooks: Sequence[Hook] = (),
+        access: Access = "fetch",
+        checks_counts: bool = True,
+    ) -> None:
+        self.access: Access = access
+        self.storage_options = storage_options
+        self.files = LocalFiles(rule=rule, group=group, use_mmap=use_mmap, hooks=hooks)
+        placement = Placement(
+            cache_dir=cache_dir, localname=localname, cache_local=cache_local, storage_options=storage_options
+        )
+        # The tables that a cache saves group members in the standard way: other counts say nothing of the bytes.
+        self._checks_counts = checks_counts and self.files.is_standard
+        self.cache = ShardCache(
+            placement,
+            cache_size=cache_size,
+            keep=keep,
+            storage_options=storage_options,
+            allow_pipe=allow_pipe,
+            hooks=hooks,
+            checks_counts=self._checks_counts,
+        )
+        self._in_place = InPlaceProvider(self.files, placement)
+        self._cached = CachedProvider(self.files, self.cache)
+        self._by_ranges = RangeProvider(
+            is_final=access == "range", storage_options=storage_options, rule=rule, group=group, hooks=hooks
+        )
+
+    def open(self, shard: Shard) -> Reader:
+        """See `ShardProvider.open`."""
+        path, is_in_place = self.cache.place(shard.url)
+        if is_in_place:
+            return self._in_place.open_at(shard, path)
+        if self.access != "fetch" and not self._is_cached(shard, path):
+            reader = self._by_ranges.find(shard)
+            if reader is not None:
+                return reader
+        return self._cached.open_at(shard, path)
+
+    def _is_cached(self, shard: Shard, path: str) -> bool:
+        """Whether it is in the cache, or with ``"auto"`` is being downloaded."""
+        found = self.cache.find(shard, path)
+        if not isinstance(found, Miss):
+            found.lease.release()
+            return True
+        return self.access == "auto" and self.cache.is_downloading(path)
+
+
+def _size_of(table: MemberTable) -> int:
+    return table.nbytes

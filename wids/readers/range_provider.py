@@ -1,0 +1,156 @@
+"""From a remote shard to a reader of its members where they are: only its member table is needed for that.
+
+A table comes from memory, else from beside the shard (see `wids.cache.member_tables.load_published`), else from the
+shard's headers.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wids.cache import member_tables
+from wids.errors import FetchError
+from wids.index import table as tables
+from wids.index import tar, urls
+from wids.readers.base import announce
+from wids.readers.header_reader import Window
+from wids.readers.memo import Remembered
+from wids.readers.remote import RangeReader
+from wids.transport.range_client import ShardBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.events import Hook
+    from wids.index.spec import Shard
+    from wids.index.table import Group, KeyRule, MemberTable
+    from wids.readers.base import Reader
+
+
+class RangeProvider:
+    """Reads members of remote shards where they are.
+
+    Args:
+        is_final: a shard that gives no ranges is an error, and reading on never turns into downloading; else both do.
+        storage_options: for fsspec.
+        rule, group: see `wids.index.table.build_table`.
+        hooks: called with every event.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_final: bool,
+        storage_options: dict[str, Any] | None,
+        rule: KeyRule,
+        group: Group,
+        hooks: Sequence[Hook],
+    ) -> None:
+        self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
+        self._rule: KeyRule = rule
+        self._group: Group = group
+        # URL -> (table, whether it comes from the shard's own headers).
+        self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
+        # What each shard was asked last through, by which it is known what it has cost: "auto" only.
+        self._sources: dict[str, ShardBytes] = {}
+        self._spent: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_sources": {}}
+
+    def open(self, shard: Shard) -> Reader:
+        """See `wids.readers.provider.ShardProvider.open`."""
+        reader = self.find(shard)
+        if reader is None:
+            raise self._refuse(shard)
+        return reader
+
+    def find(self, shard: Shard) -> Reader | None:
+        """As `open`; None: the shard is better downloaded, or gives no ranges and another provider has the last word.
+
+        Raises:
+            FetchError: it cannot be had. ShardError: it is not a readable tar.
+            ChangedShardError: it is not what the index says.
+        """
+        start = time.perf_counter()
+        source = self._source_of(shard)
+        if source is None:
+            return None
+        table, is_proven = self._known_table(shard, source)
+        has_saved = table is not None
+        if table is None:
+            if not self._is_final and source.scan_bytes(shard.nsamples) > source.size:
+                return None
+            table, is_proven = self._scan(source), True
+        elif not is_proven:
+            self._tables.remember(shard.url, (table, False))
+        reader = RangeReader(
+            source,
+            table=table,
+            rescan=partial(self._scan, source),
+            is_proven=is_proven,
+            split=tables.parse_rule(self._rule),
+            on_spent=None if self._is_final else partial(self._spent.add, shard.url),
+            hooks=self._hooks,
+        )
+        announce(self._hooks, reader, has_saved_table=has_saved, start=start)
+        return reader
+
+    def _source_of(self, shard: Shard) -> ShardBytes | None:
+        """The bytes of a shard that is to be read by ranges."""
+        if shard.url in self._spent or urls.is_local(shard.url):
+            return None
+        if urls.scheme_of(shard.url) == "pipe" and not self._is_final:
+            return None
+        source = ShardBytes(shard.url, storage_options=self._storage_options, hooks=self._hooks, size=shard.filesize)
+        if self._is_final:
+            if not source.has_ranges:
+                raise self._refuse(shard)
+            return source
+        if not source.has_ranges:
+            return None
+        self._go_on_counting(source)
+        return source
+
+    def _refuse(self, shard: Shard) -> FetchError:
+        return FetchError(
+            f"{shard.url}: the server gives no byte ranges; use access='fetch', which fetches whole shards",
+            url=shard.url,
+        )
+
+    def _identity(self, source: ShardBytes) -> tables.Identity:
+        version = source.version
+        return tables.Identity(size=source.size, etag=None if version is None else str(version))
+
+    def _scan(self, source: ShardBytes) -> MemberTable:
+        """From the headers; the bytes between them are read only where that is quicker."""
+        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
+        identity = self._identity(source)
+        table = tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
+        self._tables.remember(source.url, (table, True))
+        return table
+
+    def _go_on_counting(self, source: ShardBytes) -> None:
+        """What a shard cost before it was closed counts, or one that is opened again and again is never downloaded."""
+        before = self._sources.get(source.url)
+        if before is not None:
+            source.requests += before.requests
+            source.read_bytes += before.read_bytes
+        self._sources[source.url] = source
+
+    def _known_table(self, shard: Shard, source: ShardBytes) -> tuple[MemberTable | None, bool]:
+        """The table from memory or from beside the shard, and whether it comes from the shard's headers."""
+        identity = self._identity(source)
+        known = self._tables.get(shard.url)
+        if known is not None and known[0].identity == identity:
+            return known
+        if not tables.is_standard(self._rule, self._group):
+            return None, False
+        table = member_tables.load_published(shard, shard_bytes=source.size, storage_options=self._storage_options)
+        return (None if table is None else table.with_identity(identity)), False
+
+
+def _size_of(known: tuple[MemberTable, bool]) -> int:
+    return known[0].nbytes

@@ -1,0 +1,359 @@
+"""One node while time goes on: its cache, its link, the prefetchers of its ranks, and loaders that wait for space.
+
+Loaders and prefetchers find space by `wids.policy.reservation`, prefetchers choose shards by `PrefetchWindow`. A shard
+that is on its way is not asked for again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from wids.order.layout import Visit
+from wids.policy import prefetching
+from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
+from wids.simulate.link import Delivery, Link
+from wids.simulate.node_cache import NodeCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wids.policy.prefetch_window import ShardKey
+    from wids.simulate.job import TrainingJob
+    from wids.simulate.loop import EventLoop
+    from wids.simulate.outcome import SimulationResult
+    from wids.simulate.trace import Visits
+
+
+class WaitingStep(NamedTuple):
+    """A step that cannot begin: its number in the epoch, and when it was due."""
+
+    step: int
+    due: float
+
+
+@dataclass
+class SimulationProgress:
+    """How far the job is, for all of its nodes.
+
+    Attributes:
+        outcome: its figures so far.
+        downloads_left: after so many more it is given up. is_strict: give up when the first shard is downloaded again.
+        offset, past_steps: positions and steps of the epochs before this one. step: of this epoch.
+        position: what the ranks have drawn up to, over all epochs.
+        waiting: the step that waits; None: none does.
+    """
+
+    outcome: SimulationResult
+    downloads_left: int
+    is_strict: bool
+    offset: int = 0
+    past_steps: int = 0
+    step: int = 0
+    position: int = 0
+    waiting: WaitingStep | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the simulation ends here."""
+        return self.outcome.stopped_at is not None
+
+    def give_up(self) -> None:
+        """Shards are evicted while they are read, without end."""
+        self.outcome.stopped_at = self.past_steps + self.step
+
+
+class _Waiter(NamedTuple):
+    """A loader that waits for space."""
+
+    rank: int
+    shard: int
+    since: float
+
+
+class _Meter:
+    """What one node has downloaded."""
+
+    def __init__(self, number: int, progress: SimulationProgress) -> None:
+        self._number, self._progress = number, progress
+        self._size_bytes = 0
+        self._epochs: dict[int, int] = {}  # of each shard, when it was downloaded last
+
+    def note_download(self, shard: int, size: int, *, is_urgent: bool) -> None:
+        """A download begins."""
+        progress, epoch = self._progress, len(self._progress.outcome.traffic) - 1
+        progress.downloads_left -= 1
+        if progress.downloads_left < 0 and not progress.is_given_up:
+            progress.give_up()
+        traffic = progress.outcome.traffic[-1][self._number]
+        traffic.shards += 1
+        traffic.size_bytes += size
+        traffic.waited += is_urgent
+        if shard in self._epochs:
+            traffic.again += 1
+            traffic.again_bytes += size
+            traffic.again_within += self._epochs[shard] == epoch
+            if progress.is_strict:
+                progress.give_up()
+        self._epochs[shard] = epoch
+
+    def note_use(self, now: float, used: int, *, arrived: int = 0) -> None:
+        """So many bytes are in the cache, of which some have just arrived."""
+        self._size_bytes += arrived
+        self._progress.outcome.log[self._number].append((now, used, self._size_bytes))
+
+
+class SimulatedNode:
+    """One node of a job.
+
+    Attributes:
+        pending: shards without which the step that waits cannot begin. arrived_at: when the last of them came.
+    """
+
+    def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
+        self._job, self._number, self._loop, self._progress = job, number, loop, progress
+        self._sizes: list[int] = job.sizes.tolist()
+        self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
+        self._link = Link(
+            loop,
+            bandwidth=job.bandwidth,
+            latency=job.latency,
+            on_begin=lambda: self._meter.note_use(loop.now, self.cache.used),
+            on_arrival=self._arrive,
+        )
+        self._windows: dict[int, PrefetchWindow] = {}
+        self._waiters: deque[_Waiter] = deque()
+        self.pending: set[int] = set()
+        self.arrived_at: float | None = None
+        self._meter = _Meter(number, progress)
+        self._range = 10 * job.latency * job.bandwidth / job.connections
+        self._is_planned = job.cache_size is not None
+
+    # --- an epoch
+
+    def begin_epoch(self, coming: dict[int, Visits]) -> None:
+        """The ranks' prefetchers begin.
+
+        Args:
+            coming: rank -> its visits, as its prefetcher sees them.
+        """
+        job = self._job
+        limits = AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
+        for rank, visits in coming.items():
+            self._windows[rank] = PrefetchWindow(
+                _upcoming(visits, self._progress.offset),
+                [limits],
+                size_of=lambda key: self._sizes[key[1]],
+                needs_download=lambda key: key[1] not in self.cache.cached and key[1] not in self.cache.coming,
+                slots_of=self._slots_of,
+                connections=job.connections,
+            )
+            self.look(rank)
+        self.pump()
+
+    def end_epoch(self) -> None:
+        """Plans are withdrawn, and no loader waits any more."""
+        for window in self._windows.values():
+            self._unplan(window.forget_all())
+        self._windows.clear()
+        self._waiters.clear()
+        self.cache.end_epoch()
+
+    def look(self, rank: int) -> None:
+        """The prefetcher of a rank takes note of where its rank is."""
+        progress, window = self._progress, self._windows.get(rank)
+        if window is not None:
+            entered, forgotten = window.advance(
+                progress.position, rate=self._rate, read_before=progress.position - self._job.burst
+            )
+            if self._is_planned:
+                for visit in entered:
+                    self.cache.plan(visit.shard, visit.first)
+            self._unplan(forgotten)
+
+    def _unplan(self, visits: Iterable[Visit]) -> None:
+        if self._is_planned:
+            for visit in visits:
+                self.cache.unplan(visit.shard, visit.first)
+
+    # --- loaders
+
+    def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
+        """A loader draws the first batch that a shard is needed for."""
+        self.cache.begin((rank, visit), shard, (first, last))
+        self.cache.touch(shard, self._progress.offset + last)
+        self._demand(rank, shard)
+
+    def need(self, rank: int, shard: int) -> None:
+        """The step that is due cannot begin without a shard."""
+        if shard not in self.cache.cached:
+            self.pending.add(shard)
+            self._demand(rank, shard)
+
+    def need_evicted(self, step: int) -> None:
+        """Shards that were evicted while they were being read are needed for the next batch."""
+        cache, least = self.cache, step * self._job.batch_size
+        for shard in sorted(cache.again):
+            readers = [key for key, (first, _) in cache.open.get(shard, {}).items() if first < least]
+            if not cache.open.get(shard):
+                cache.again.discard(shard)
+            elif readers:
+                cache.again.discard(shard)
+                self.need(readers[0][0], shard)
+        if cache.again and all(first >= least for shard in cache.again for first, _ in cache.open[shard].values()):
+            cache.again.clear()  # these are needed when their first batches are
+
+    def wait(self) -> None:
+        """A step begins to wait."""
+        self.arrived_at = None
+        if self._waiters:
+            self._look_again_at(self._loop.now + self._job.burst / self._rate)
+        self.ask_again()
+
+    def admit_pending(self) -> None:
+        """Nothing can happen any more: all space was promised to others. A limit that cannot be kept is none."""
+        for shard in sorted(self.pending - self.cache.coming):
+            self.cache.admit(shard)
+            self._download(self._number * self._job.ranks_per_node, shard, is_urgent=True)
+
+    def ask_again(self) -> None:
+        """Something has changed for loaders that wait for space."""
+        cache = self.cache
+        if not self._waiters:
+            return
+        if self._progress.waiting is not None:
+            self._read_on(*self._progress.waiting)
+        # Where one finds no space, others that need as much find none either. There may be hundreds, and each would go
+        # through all that is cached and planned.
+        refused: dict[bool, int] = {}
+        for _ in range(len(self._waiters)):
+            waiter = self._waiters.popleft()
+            is_new = self._loop.now < waiter.since + prefetching.GRACE_SECONDS
+            footprint = cache.footprint(waiter.shard)
+            if self._is_refused(waiter.shard, footprint, refused.get(is_new), is_new=is_new):
+                self._waiters.append(waiter)
+                continue
+            before = len(cache.coming), cache.evicted
+            self._demand(waiter.rank, waiter.shard, waiter.since)
+            if (len(cache.coming), cache.evicted) != before:
+                refused.clear()
+            elif waiter.shard not in cache.coming and waiter.shard not in cache.cached:
+                refused[is_new] = min(footprint, refused.get(is_new, footprint))
+
+    def _is_refused(self, shard: int, footprint: int, refused: int | None, *, is_new: bool) -> bool:
+        """Whether a shard that is still to come finds no space, as ``refused`` bytes found none."""
+        cache = self.cache
+        if refused is None or shard in cache.coming or shard in cache.cached or cache.limit is None:
+            return False
+        if is_new and self._progress.waiting is None:  # it depends on whose lease is met: only just as many bytes
+            return footprint == refused and footprint <= cache.limit
+        return refused <= footprint <= cache.limit
+
+    def _demand(self, rank: int, shard: int, since: float | None = None) -> None:
+        """A loader cannot go on without a shard."""
+        cache, now = self.cache, self._loop.now
+        if shard in cache.coming or shard in cache.cached:
+            return
+        begun = now if since is None else since
+        waited = now - begun if now < begun + prefetching.GRACE_SECONDS else math.inf
+        if self._reserve(shard, waited=waited):
+            self._download(rank, shard, is_urgent=True)
+        else:
+            self._waiters.append(_Waiter(rank, shard, begun))
+            if since is None:
+                self._look_again_at(now + prefetching.GRACE_SECONDS)
+        self._report_evicted()
+
+    def _reserve(self, shard: int, *, use: float | None = None, waited: float = math.inf) -> bool:
+        return self.cache.reserve(
+            shard,
+            now=self._progress.position,
+            second=self._rate,
+            use=use,
+            waited=waited,
+            has_leases=self._progress.waiting is None,
+        )
+
+    def _look_again_at(self, when: float) -> None:
+        """Look then whether there is space for loaders that wait."""
+
+        def look() -> None:
+            self.ask_again()
+            self.pump()
+
+        self._loop.schedule(when, look)
+
+    def _read_on(self, step: int, due: float) -> None:
+        """A step waits: loaders read what they have drawn, as far as they can, and plans count that they do."""
+        job, least = self._job, step * self._job.batch_size
+        self.cache.finish_read(self.cache.unread(least), least + job.drawn_samples)
+        read = least + job.drawn_samples - job.burst + (self._loop.now - due) * self._rate
+        for window in self._windows.values():
+            self._unplan(window.forget(self._progress.offset + read))
+
+    # --- downloads
+
+    def pump(self) -> None:
+        """Let the prefetchers begin what they may."""
+        position = self._progress.position
+        for rank, window in self._windows.items():
+            while not self._progress.is_given_up and (visit := window.take()) is not None:
+                use = prefetching.with_margin(max(visit.first, position), position)
+                if not self._reserve(visit.shard, use=use):
+                    window.end_download((0, visit.shard))
+                    window.report((0, visit.shard), is_present=False)
+                    break
+                self._download(rank, visit.shard, is_urgent=False)
+                self._report_evicted()
+
+    def _download(self, rank: int, shard: int, *, is_urgent: bool) -> None:
+        size = self._sizes[shard]
+        self._link.request(Delivery(rank, shard, size, is_urgent))
+        self._meter.note_download(shard, size, is_urgent=is_urgent)
+
+    def _arrive(self, delivery: Delivery) -> None:
+        shard = delivery.shard
+        self.cache.arrive(shard, self._progress.position)
+        self._meter.note_use(self._loop.now, self.cache.used, arrived=delivery.size)
+        if shard in self.pending:
+            self.pending.discard(shard)
+            self.arrived_at = self._loop.now
+        window = self._windows.get(delivery.rank)
+        if window is not None and not delivery.is_urgent:
+            window.end_download((0, shard))
+            window.report((0, shard), is_present=True)
+        self.ask_again()
+        self._link.serve()
+        self.pump()
+
+    def _report_evicted(self) -> None:
+        gone, self.cache.gone = self.cache.gone, []
+        for window in self._windows.values():
+            for shard in gone:
+                window.report((0, shard), is_present=False)
+
+    @property
+    def _rate(self) -> float:
+        """Samples of a rank in a second."""
+        if self._job.step > 0:
+            return self._job.batch_size / self._job.step
+        return self._progress.position / self._loop.now if self._loop.now > 0 else prefetching.FIRST_RATE
+
+    def _is_busy(self) -> bool:
+        return any(window.is_busy for window in self._windows.values())
+
+    def _slots_of(self, key: ShardKey) -> int:
+        size, connections = self._sizes[key[1]], self._job.connections
+        return prefetching.slots(
+            size, prefetching.range_bytes(size, wanted=self._range, connections=connections), connections
+        )
+
+
+def _upcoming(visits: Visits, offset: int) -> Iterator[list[Visit]]:
+    """The visits one by one, in positions over all epochs."""
+    for lo in range(0, len(visits.first), prefetching.BLOCK):
+        rows = (column[lo : lo + prefetching.BLOCK].tolist() for column in visits)
+        for first, last, shard in zip(*rows, strict=True):
+            yield [Visit(offset + first, offset + last, 0, shard)]

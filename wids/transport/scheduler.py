@@ -1,0 +1,106 @@
+"""The one scheduler of byte ranges: the spans of an object into a sink, as many at a time as its store allows.
+
+What one try brings stays with the sink; tries and their patience are `wids.transport.retrying`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wids.transport import filesystems
+from wids.transport.failures import InterruptedTransferError, StalledTransferError, is_transient
+from wids.transport.source import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+
+    from wids.transport.source import ByteSource
+    from wids.transport.spans import Span
+
+T = TypeVar("T")
+
+
+def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink) -> None:
+    """Write the bytes of some spans to a sink, and prove that all are of the version that the sink knows.
+
+    After an error that another try may mend, the requests that have begun end and the other connections go on, or
+    what they bring would be asked for again; after one that is final, or that makes all that came useless, all end.
+
+    Args:
+        source: of which object.
+        spans: which bytes; not empty ones.
+        sink: gets each byte once, those of one span in order, those of several in any.
+
+    Raises:
+        Exception: what the source or the sink raised first; the bytes that came are in the sink.
+    """
+    waiting = deque(spans)
+    if source.is_blocking:
+        _run_here(_work(source, waiting, sink))
+    else:
+        filesystems.run(_work_together(source, waiting, sink), go_on=source.go_on)
+    if not source.answers_have_stat:
+        sink.learn(source.stat())
+
+
+async def _work(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
+    """Read one span after the other."""
+    while waiting:
+        if source.is_blocking:
+            source.go_on()
+        span = waiting.popleft()
+        written = _Written(source.url, span, sink)
+        await source.read(span, Sink(sink.learn, written.write))
+        written.check_end()
+
+
+async def _work_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
+    count = min(len(waiting), filesystems.connections().count)
+    workers = [asyncio.ensure_future(_work(source, waiting, sink)) for _ in range(count)]
+    error: Exception | None = None
+    try:
+        for done in asyncio.as_completed(workers):
+            try:
+                await done
+            except Exception as failure:  # noqa: BLE001 - raised below, when the others have done what they can
+                error = error or failure
+                if isinstance(failure, InterruptedTransferError) or not is_transient(failure, None):
+                    break
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    if error is not None:
+        raise error
+
+
+class _Written:
+    """Holds a read to its span: no byte more, and none less."""
+
+    def __init__(self, url: str, span: Span, sink: Sink) -> None:
+        self._url, self._span, self._sink = url, span, sink
+        self._at = span.lo
+
+    def write(self, at: int, data: bytes) -> None:
+        if at != self._at or at + len(data) > self._span.hi:
+            raise InterruptedTransferError(f"{self._url}: other bytes came than were asked for")
+        self._sink.write(at, data)
+        self._at += len(data)
+
+    def check_end(self) -> None:
+        if self._at < self._span.hi:
+            came = self._at - self._span.lo
+            raise StalledTransferError(f"{self._url}: {came} bytes came of {self._span.size}")
+
+
+def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never waits, as those of blocking sources; in this thread, without a loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a source that says it is blocking waits for an event loop")

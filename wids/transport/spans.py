@@ -1,0 +1,108 @@
+"""Byte ranges as values: cut a download into ranges, coalesce reads into requests, put together what arrives.
+
+Pure: nothing here reads, waits or writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class Span(NamedTuple):
+    """The bytes ``lo .. hi`` of an object, half-open."""
+
+    lo: int
+    hi: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.hi - self.lo
+
+
+def clip(span: tuple[int, int], size: int) -> Span:
+    """The part of a span that lies in an object of ``size`` bytes; empty if none does."""
+    lo, hi = span
+    return Span(lo, max(min(hi, size), lo))
+
+
+def cut(spans: Iterable[Span], step: int) -> list[Span]:
+    """The bytes of all spans, in ranges of at most ``step`` bytes each."""
+    return [Span(lo, min(lo + step, hi)) for first, hi in spans for lo in range(first, hi, step)]
+
+
+def subtract(spans: Sequence[Span], done: Span) -> list[Span]:
+    """The bytes of sorted, disjoint spans that do not lie in ``done``."""
+    left: list[Span] = []
+    for span in spans:
+        parts = Span(span.lo, min(span.hi, done.lo)), Span(max(span.lo, done.hi), span.hi)
+        left += [part for part in parts if part.lo < part.hi]
+    return left
+
+
+def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, list[Span]]:
+    """Requests that hold all pieces but the empty ones: disjoint spans, in order, each with its pieces.
+
+    Args:
+        pieces: in any order; they may overlap, and then they are one request.
+        gap: so many bytes between two pieces take no longer than another request.
+        max_bytes: a request gets no longer than this by filling a gap.
+    """
+    found: list[tuple[Span, list[Span]]] = []
+    for piece in sorted({piece for piece in pieces if piece.lo < piece.hi}):
+        if found:
+            (lo, hi), inside = found[-1]
+            end = max(hi, piece.hi)
+            if piece.lo < hi or (piece.lo - hi <= gap and end - lo <= max_bytes):
+                inside.append(piece)
+                found[-1] = Span(lo, end), inside
+                continue
+        found.append((piece, [piece]))
+    return dict(found)
+
+
+class Gather:
+    """Pieces cut out of spans whose bytes arrive block by block; the bytes between the pieces are dropped at once.
+
+    Args:
+        wanted: disjoint spans, in order, each with the pieces that lie in it.
+
+    Attributes:
+        pieces: those that are complete. arrived_bytes: of the spans that are.
+    """
+
+    def __init__(self, wanted: Mapping[Span, Sequence[Span]]) -> None:
+        self.pieces: dict[Span, bytes] = {}
+        self.arrived_bytes = 0
+        self._wanted = dict(wanted)
+        self._spans = list(wanted)
+        self._starts = [span.lo for span in wanted]
+        self._blocks: dict[Span, list[bytes]] = {}
+
+    @property
+    def missing(self) -> list[Span]:
+        """The spans that are not complete, in order."""
+        return list(self._wanted)
+
+    def restart(self) -> None:
+        """Forget the bytes of spans that are not complete.
+
+        Would it count, a server that sends a byte now and then would never be given up.
+        """
+        self._blocks.clear()
+
+    def write(self, at: int, data: bytes) -> None:
+        """Take the next bytes of a span."""
+        span = self._spans[bisect_right(self._starts, at) - 1]
+        blocks = self._blocks.setdefault(span, [])
+        blocks.append(data)
+        if at + len(data) < span.hi:
+            return
+        self.arrived_bytes += span.size
+        whole = b"".join(self._blocks.pop(span))
+        for lo, hi in self._wanted.pop(span):
+            self.pieces[Span(lo, hi)] = whole[lo - span.lo : hi - span.lo]

@@ -1,0 +1,189 @@
+"""The byte sources of local files and of fsspec's file systems, and the one function that picks a URL's source."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import NotAllowedError
+from wids.index import urls
+from wids.osfiles import atomic, system
+from wids.transport import filesystems
+from wids.transport.http import HttpSource
+from wids.transport.pipe import PipeSource
+from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.transport.source import Sink
+    from wids.transport.spans import Span
+
+# These clients give a range as a whole, in memory.
+_MAX_RANGE_BYTES = 16 << 20
+
+
+def open_source(
+    url: str,
+    storage_options: dict[str, Any] | None = None,
+    *,
+    go_on: Callable[[], None] = lambda: None,
+    path: str | None = None,
+    is_bounded: bool = True,
+) -> ByteSource:
+    """The source of a URL's bytes: where a new kind of store is added. The caller closes it.
+
+    Args:
+        url: any URL that fsspec knows, ``pipe:command``, or a local path.
+        storage_options: for the fsspec file system.
+        go_on: see `ByteSource`.
+        path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
+        is_bounded: each request has a time limit in all, by its length; else only silence ends it.
+
+    Raises:
+        NotAllowedError: a program that may not be run.
+        ImportError, ValueError: see `filesystems.open_filesystem`. OSError: a local file cannot be opened.
+    """
+    scheme = urls.scheme_of(url)
+    if scheme == "pipe":
+        if path is None:
+            raise NotAllowedError(f"{url}: runs a program, whose output can only be fetched as a whole")
+        return PipeSource(url, path, go_on=go_on)
+    if urls.is_local(url):
+        return LocalSource(url, go_on=go_on)
+    filesystem, name = filesystems.open_filesystem(url, storage_options)
+    if scheme in ("http", "https"):
+        return HttpSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
+    kind = AsyncSource if getattr(filesystem, "async_impl", False) else SyncSource
+    return kind(url, filesystem, name, go_on=go_on)
+
+
+class LocalSource(ByteSource):
+    """A local file, held open: one that is put in its place is not mixed with it."""
+
+    is_blocking, answers_have_stat = True, False
+
+    def __init__(self, url: str, *, go_on: Callable[[], None]) -> None:
+        self.url, self.go_on = url, go_on
+        self._fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """Those of the file that was opened, which may be written to."""
+        facts = os.fstat(self._fd)
+        return Stat(facts.st_size, (facts.st_mtime_ns, facts.st_ino), has_ranges=True)
+
+    async def read(self, span: Span, sink: Sink) -> None:
+        """See `ByteSource`."""
+        at = span.lo
+        while at < span.hi and (data := system.pread(self._fd, span.hi - at, at)):
+            sink.write(at, data)
+            at += len(data)
+        if at < span.hi:  # shorter than it was, which no other try mends
+            sink.learn(self.stat())
+
+    def stream(self, end: int | None = None) -> Iterator[bytes]:
+        """See `ByteSource`."""
+        at = 0
+        while data := system.pread(self._fd, _step(at, end), at):
+            yield data
+            at += len(data)
+
+    def close(self) -> None:
+        """See `ByteSource`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _FilesystemSource(ByteSource):
+    """An object in a file system of fsspec that is not HTTP."""
+
+    answers_have_stat = False
+
+    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None]) -> None:
+        self.url, self.go_on = url, go_on
+        self._filesystem, self._name = filesystem, name
+
+    def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
+        """See `ByteSource`."""
+        if is_fresh:
+            self._filesystem.invalidate_cache()
+        info = self._info()
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{self._name} is a directory")
+        size = info.get("size")
+        version = filesystems.version_of(info) or None
+        return Stat(None if size is None else int(size), version, has_ranges=size is not None)
+
+    def _info(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class AsyncSource(_FilesystemSource):
+    """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ..."""
+
+    is_blocking = False
+
+    def _info(self) -> dict[str, Any]:
+        limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
+        info: dict[str, Any] = filesystems.run(limited, go_on=self.go_on)
+        return info
+
+    async def read(self, span: Span, sink: Sink) -> None:
+        """See `ByteSource`."""
+        limit = filesystems.limit_of(span.size)
+        async with filesystems.connections().free:
+            got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
+            data = await asyncio.wait_for(got, limit)
+        sink.write(span.lo, data)
+
+    def stream(self, end: int | None = None) -> Iterator[bytes]:
+        """In one block: these clients have no other way."""
+        options = {} if end is None else {"start": 0, "end": end}
+        limit = None if end is None else filesystems.limit_of(min(end, _MAX_RANGE_BYTES))
+        got = self._filesystem._cat_file(self._name, **options)  # noqa: SLF001 - likewise
+        try:
+            data = filesystems.run(asyncio.wait_for(got, limit), go_on=self.go_on)
+        except OSError as error:  # an empty object has no range at all
+            if error.errno != errno.EINVAL or self.stat().size != 0:
+                raise
+        else:
+            yield bytes(data)
+
+    def range_bytes(self, size: int | None) -> int:
+        """See `ByteSource`."""
+        return min(filesystems.connections().range_bytes(urls.host_of(self.url), size), _MAX_RANGE_BYTES)
+
+
+class SyncSource(_FilesystemSource):
+    """An object in a file system of fsspec that blocks: memory, SFTP, chains, archives, ..."""
+
+    is_blocking = True
+
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = self._filesystem.info(self._name)
+        return info
+
+    async def read(self, span: Span, sink: Sink) -> None:
+        """See `ByteSource`."""
+        from fsspec import AbstractFileSystem
+
+        # fsspec's own one reads through a file that would fetch megabytes ahead.
+        is_general = getattr(type(self._filesystem), "cat_file", None) is AbstractFileSystem.cat_file
+        options = {"cache_type": "none"} if is_general else {}
+        sink.write(span.lo, self._filesystem.cat_file(self._name, start=span.lo, end=span.hi, **options))
+
+    def stream(self, end: int | None = None) -> Iterator[bytes]:
+        """Through one open file: to open it for each range could be to unpack it, or to log in, each time."""
+        at = 0
+        with self._filesystem.open(self._name, "rb") as file:
+            while data := file.read(_step(at, end)):
+                yield data
+                at += len(data)
+
+
+def _step(at: int, end: int | None) -> int:
+    """How long the next block of a stream is."""
+    return BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - at)
