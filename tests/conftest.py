@@ -14,6 +14,8 @@ from tests.support.shards import serve, write_index
 # Programs that tests start buffer what they print and keep bytecode, as for users, whatever is set where the tests run.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+# Read when torch is imported: threads of a process that computes are no help to tests that use all cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 E2E = ROOT / "tests" / "e2e"
 LONGEST = (

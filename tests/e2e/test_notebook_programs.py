@@ -15,7 +15,7 @@ import torch
 
 import wids
 from tests.support import paths
-from tests.support.launch import LIMIT_SECONDS, environment, forked_ranks, torchrun
+from tests.support.launch import LIMIT_SECONDS, environment, forked_ranks, start, torchrun
 
 NOTEBOOKS = paths.ROOT / "notebooks"
 PROGRAM = str(NOTEBOOKS / "train_steps.py")
@@ -42,9 +42,8 @@ def started(place, world, *options, is_real=False):
     """A run and the file of what it says; it is ended with the block, and with all that it started."""
     directory, env = place
     output = directory / "output.txt"
-    with open(output, "wb") as stream:
-        run = command(world, *options, is_real=is_real)
-        process = subprocess.Popen(run, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+    output.write_bytes(b"")
+    process = start(command(world, *options, is_real=is_real), env=env, output=output)
     try:
         yield process, output
     finally:

@@ -1,10 +1,18 @@
-"""How tests start programs of several processes, alone or by torchrun, and end them whatever happens."""
+"""How tests start programs of several processes, alone or by torchrun, and end them whatever happens.
 
+To import torch and torchvision takes a process four seconds, more than most of these programs need for their work. So
+a program of Python is a fork of a process that has imported them, which multiprocessing's forkserver is.
+"""
+
+import atexit
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import wids
@@ -14,8 +22,12 @@ LIMIT_SECONDS = 500
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+# What the forkserver of a test process imports before it forks; it is imported there and nowhere else.
+multiprocessing.set_forkserver_preload(["tests.support.programs.imports"])
+
+
 def environment(**variables):
-    """For child processes: this wids, loopback, one thread, and no rank from whatever launched the tests."""
+    """For child processes: this wids, loopback, and no rank from whatever launched the tests."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in os.environ.items() if name not in launcher}
     path = [str(Path(wids.__file__).parents[1]), *filter(None, [kept.get("PYTHONPATH")])]
@@ -25,7 +37,6 @@ def environment(**variables):
         "PYTHONPATH": os.pathsep.join(path),
         "GLOO_SOCKET_IFNAME": loopback,
         "TP_SOCKET_IFNAME": loopback,
-        "OMP_NUM_THREADS": "1",
         **variables,
     }
 
@@ -44,16 +55,62 @@ def forked_ranks(world):
     return [sys.executable, str(PROGRAMS / "forked_ranks.py"), str(world)]
 
 
+class Program:
+    """A program of Python that runs, with the methods of ``subprocess.Popen`` that the tests call."""
+
+    def __init__(self, command, *, env, output):
+        arguments = list(map(str, command)), dict(env), str(output)
+        self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=arguments)
+        self._process.start()
+        self.pid, self.terminate = self._process.pid, self._process.terminate
+
+    def poll(self):
+        """The exit code, as of a process of one's own; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        """Wait for the end: the exit code."""
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.poll()
+
+    def send_signal(self, number):
+        """Send a signal to the process, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _run(command, env, output):
+    """In the process of a program: make all as if Python had been started with it."""
+    os.setsid()
+    with open(output, "ab") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv, sys.path[:0] = command, [os.path.dirname(os.path.abspath(command[0]))]
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def start(command, *, env, output):
+    """Start a command in a session of its own, which adds what it prints to the file ``output``."""
+    if command[0] == sys.executable and command[1].endswith(".py"):
+        return Program(command[1:], env=env, output=output)
+    with open(output, "ab") as stream:
+        return subprocess.Popen(command, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+
+
 def run_all(commands, *, env, output, code=0, limit=LIMIT_SECONDS):
     """Run the commands at the same time; each must end with ``code``, well within ``limit`` s. None is left behind."""
     started = []
+    Path(output).write_bytes(b"")
     try:
-        with open(output, "wb") as stream:
-            started.extend(
-                # A session of its own: whatever it starts can be ended with it.
-                subprocess.Popen(command, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
-                for command in commands
-            )
+        started.extend(start(command, env=env, output=output) for command in commands)
         codes = [process.wait(limit) for process in started]
     finally:
         # A launcher ends its workers on SIGTERM; SIGKILL would orphan them.

@@ -2,9 +2,8 @@
 
     python forked_ranks.py WORLD PROGRAM [ARGUMENT ...]
 
-Each rank that torchrun starts imports torch and torchvision anew, which takes more time than most programs of the tests
-need for their work. Ranks here are forks of one process that has imported both. As with torchrun, SIGTERM is passed on
-to the ranks, one that fails ends the others, and the exit code is then 1.
+Ranks are forks of a process that has imported torch. As with torchrun, SIGTERM is passed on to the ranks, one that
+fails ends the others, and the exit code is then 1.
 """
 
 import os
@@ -14,13 +13,6 @@ import sys
 from datetime import timedelta
 
 import torch.distributed
-import torch.nn.parallel
-import torchvision
-from torchvision.transforms import v2
-
-import wids.dataset  # with numpy, PIL and what else the ranks need
-
-__all__ = ["torchvision", "v2", "wids"]
 
 _END_SECONDS = 30
 
