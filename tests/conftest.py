@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import gc
 import os
 import tempfile
 
@@ -47,15 +48,23 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of ``tests/e2e``; leave out those marked ``long`` unless ``-m`` names the mark; longest first."""
+    """Mark the tests of ``tests/e2e``, and those whose processes import torch anew; leave out those marked ``long``
+    unless ``-m`` names the mark; longest first.
+    """
     for item in items:
-        if E2E in item.path.parents:
+        if E2E in item.path.parents or any(method in item.name for method in ("[spawn", "-spawn", "forkserver")):
             item.add_marker("e2e")
     if "long" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=_place)
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the collector need not look at it in each of the tests that call it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(item):

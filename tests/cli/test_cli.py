@@ -61,6 +61,7 @@ def test_help_lists_the_commands(args):
     assert "--debug" in shown
 
 
+@pytest.mark.e2e
 def test_help_is_light():
     """The command line and its help bring in neither torch nor numpy nor PIL nor fsspec."""
     heavy = "{'torch', 'numpy', 'PIL', 'fsspec', 'aiohttp'} & set(sys.modules)"
@@ -153,6 +154,7 @@ def living(mark):
         *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS),
     ],
 )
+@pytest.mark.e2e
 def test_a_signal_at_any_moment(tmp_path, name, rounds):
     """SIGINT and SIGTERM end a command soon, without a traceback, half a file, or a process that goes on."""
     seed = random.randrange(10**9)

@@ -262,6 +262,7 @@ def complaint_of_mortal(*args):
     return in_one_line(err)
 
 
+@pytest.mark.e2e
 def test_a_directory_that_may_not_be_read(full):
     """A directory that the user may not list is told as such by each command."""
     full.chmod(0)
@@ -287,6 +288,7 @@ def unwritable(cache):
             folder.chmod(0o700)
 
 
+@pytest.mark.e2e
 def test_a_directory_that_may_not_be_written(full):
     """It is listed without knowing what is open; nothing is cleaned or fetched there, and the reason is told."""
     with unwritable(full):
@@ -302,6 +304,7 @@ def test_a_directory_that_may_not_be_written(full):
 
 
 @pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.e2e
 def test_output_that_nobody_reads(is_json, full):
     """A reader that has gone is no error to talk about, a full disk is one line."""
     args = ["cache", "ls", full, *(["--json"] if is_json else [])]
@@ -313,6 +316,7 @@ def test_output_that_nobody_reads(is_json, full):
         assert run_apart(*args, stdout=disk) == (1, None, "wids: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.e2e
 def test_ls_is_light(full):
     """The commands do not wait for torch."""
     before = (
@@ -638,6 +642,7 @@ def test_bytes_of_downloads_under_way_have_arrived(full):
 @pytest.mark.parametrize(
     ("number", "code", "words"), [("INT", 130, "wids: interrupted\n"), ("TERM", 143, ""), ("HUP", 129, "")]
 )
+@pytest.mark.e2e
 def test_warm_that_is_ended(number, code, words, server, cache):
     """Ctrl-C, SIGTERM and a closed terminal end it at once; what came whole stays, and nothing half."""
     index, gates = gated(server)
@@ -651,6 +656,7 @@ def test_warm_that_is_ended(number, code, words, server, cache):
     assert files_in(cache) == [f".wids/tables/{name}.widx", name]
 
 
+@pytest.mark.e2e
 def test_warm_under_nohup(server, cache):
     """A signal that was ignored when it started does not end it."""
     index, gates = gated(server)
@@ -716,6 +722,7 @@ class Daemon:
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT"])
+@pytest.mark.e2e
 def test_daemon(name, full):
     """It says what it keeps, logs each deletion, looks again when asked to, and ends well by SIGTERM and SIGINT."""
     put_file(full, "notes.txt")
@@ -735,6 +742,7 @@ def test_daemon(name, full):
     assert (full / "notes.txt").exists()
 
 
+@pytest.mark.e2e
 def test_daemon_looks_again_by_itself(full):
     """It looks every so many seconds, with no signal."""
     with Daemon(full, "--max-files", 4, "--every", 0.1) as daemon:
@@ -744,6 +752,7 @@ def test_daemon_looks_again_by_itself(full):
         assert daemon.end()[0] == 0
 
 
+@pytest.mark.e2e
 def test_daemon_tells_the_time_outside_of_the_journal(full):
     """Where no journal adds it, each line begins with the time; a name cannot break a line."""
     name = "x\n2000-01-01 cleanup: all is well.tar"
@@ -755,6 +764,7 @@ def test_daemon_tells_the_time_outside_of_the_journal(full):
     assert line.endswith(f"cleanup: deleted {full}/{printable(name)} (10 bytes)")
 
 
+@pytest.mark.e2e
 def test_second_daemon_waits(full):
     """Of two on one directory one cleans; the other takes over when the first is gone, however it went."""
     with (
@@ -778,6 +788,7 @@ def test_second_daemon_waits(full):
         assert second.end()[0] == 0
 
 
+@pytest.mark.e2e
 def test_daemon_outlives_its_directory(full):
     """A directory that does not exist yet is waited for, and one that is deleted too."""
     elsewhere = full.parent / "elsewhere"
@@ -806,6 +817,7 @@ def test_daemon_with_a_pattern(full):
     assert names_in(full) == ["a.tar", "b.tar", "c.tar"]
 
 
+@pytest.mark.e2e
 def test_daemon_in_a_directory_that_may_not_be_written(full):
     """That is a warning in each round, not its end: the next round may do."""
     with unwritable(full), Daemon(full, "--max-files", 2, "--every", 0.1, before=MORTAL) as daemon:
@@ -815,6 +827,7 @@ def test_daemon_in_a_directory_that_may_not_be_written(full):
     assert len(names_in(full)) == 4
 
 
+@pytest.mark.e2e
 def test_daemon_in_the_background(full):
     """Where a shell lets its background jobs ignore Ctrl-C, it does."""
     with Daemon(full, "--max-files", 3, "--every", 3600, before=DEAF) as daemon:

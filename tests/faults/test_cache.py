@@ -312,7 +312,7 @@ def answer_ring(connection, directory):
     connection.send(ring(directory))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_process_that_ends_leaves_no_download(server, tmp_path, method):
     """A process of multiprocessing that ends while shards come ahead leaves neither part files nor plans."""
     index = serve_shards(server, 4)

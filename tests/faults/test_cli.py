@@ -57,6 +57,7 @@ def test_the_line_of_an_error_is_shown_and_not_obeyed(tmp_path):
     assert "\\x1b[31m.tar" in told
 
 
+@pytest.mark.e2e
 def test_a_closed_stdout_is_no_error(tmp_path):
     """With stdout closed a command does its work and says nothing."""
     write_shard(tmp_path / "a.tar", 3)
@@ -66,6 +67,7 @@ def test_a_closed_stdout_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("--version",)])
+@pytest.mark.e2e
 def test_help_on_a_full_disk_is_one_line(args):
     """What is printed before a command runs fails in a line, too."""
     with open("/dev/full", "wb") as full:

@@ -53,6 +53,7 @@ def run_script(text):
 # --- forks while another thread is at it
 
 
+@pytest.mark.e2e
 def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held():
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
     run_script("""
@@ -98,6 +99,7 @@ def test_opening_a_first_shard_imports_nothing_late():
 
 
 @pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
+@pytest.mark.e2e
 def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
     """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
     run_script(f"""
@@ -210,7 +212,8 @@ def stop(_):
     raise StopIteration
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+# A loader that an exception refers to waits five seconds for its worker.
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.e2e)])
 def test_a_stop_iteration_in_a_transformation_does_not_end_the_loop(tmp_path, workers):
     """It ended the epoch of this rank, unseen, and left the other ranks waiting for it."""
     dataset = wids.ShardListDataset(write_shards(tmp_path, (3, 4)), transformations=[])

@@ -313,7 +313,7 @@ def test_a_drip_ends(web, far, monkeypatch, path, fault):
     dataset = open_dataset(url)
     if path == "/a.tar":
         dataset[0]
-    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.3)
+    monkeypatch.setattr(filesystems, "limit_of", lambda size: 0.1)
     web.faults[path] = [fault]
     if path == "/a.tar":
         with pytest.raises(FetchError, match=r"/a\.tar"):

@@ -799,7 +799,7 @@ def test_loader_with_persistent_workers_and_shuffling(web, tmp_path):
     assert sorted(path for path in web.requests if path.endswith(".tar")) == [f"/data/s{k}.tar" for k in range(3)]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.e2e), "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_share_one_cache_and_download_each_shard_once(web, tmp_path, method):
     """Two workers, started in each way, that all want all shards at once; the dataset was in use before."""
     dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")

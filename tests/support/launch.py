@@ -22,10 +22,6 @@ LIMIT_SECONDS = 500
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-# What the forkserver of a test process imports before it forks; it is imported there and nowhere else.
-multiprocessing.set_forkserver_preload(["tests.support.programs.imports"])
-
-
 def environment(**variables):
     """For child processes: this wids, loopback, and no rank from whatever launched the tests."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

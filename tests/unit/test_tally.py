@@ -36,7 +36,7 @@ def test_what_each_event_adds(event, expected):
     assert tally.total() == Stats(**expected)
 
 
-@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.e2e), "forkserver"])
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
 def test_workers_count_with_the_main_process(web, tmp_path, method):
     """Whoever fetches and wherever: each of the three shards once."""
     dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "cache", transformations="raw")

@@ -236,6 +236,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 @pytest.mark.parametrize("how", ["interrupt", "kill"])
+@pytest.mark.e2e
 def test_ctrl_c_and_a_killed_parent(engine, how, tmp_path):
     """Ctrl-C reaches all processes of a terminal: tasks clean up. A parent that is killed takes its workers along."""
     names = [str(tmp_path / "a"), str(tmp_path / "b")]

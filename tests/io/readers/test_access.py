@@ -232,7 +232,7 @@ def test_auto_keeps_no_shard_open_that_was_closed(web, make, monkeypatch, tmp_pa
         gc.enable()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("access", ["range", "auto"])
 def test_loaders_and_samplers(make, access, method):
     """Each sample once through two workers, whatever is fetched on the way."""

@@ -472,6 +472,7 @@ def write_one_and_vanish():
     os._exit(0)
 
 
+@pytest.mark.e2e
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
     """Its shard under way lay in the temporary directory."""
     scratch = tmp_path / "scratch"

@@ -4,7 +4,6 @@ import sklearn.datasets  # noqa: F401
 import torch.distributed
 import torch.nn.parallel
 import torch.utils.data  # noqa: F401
-import torchvision
 from torchvision.transforms import v2  # noqa: F401
 
 import wids.dataset
