@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
 from wids.events import Waited, emit, logger
-from wids.osfiles import system
+from wids.osfiles import forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,8 @@ class HeldLock:
     """A lock that is held; `touch` shows others that its holder runs.
 
     It owns the open lock file from the moment it is opened: an interrupt may come at any time, and whatever it leaves
-    out, the lock ends with this object.
+    out, the lock ends with this object. A forked child has no part in it: its copy of the file would keep the lock of a
+    process that is dead.
     """
 
     def __init__(self, path: str) -> None:
@@ -51,11 +52,13 @@ class HeldLock:
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._touched = time.monotonic()
         self._identity = (-1, -1)
+        forks.reset_in_child(self)
 
     def acquire(self, mode: int, wait: _Wait | None) -> bool:
         """Lock the file, as `acquire` does; False: it is locked already, and there is nothing to wait with."""
         while True:
-            self._file = system.until_permitted(functools.partial(_open, self._path, mode))
+            with forks.lock:  # a child must not have a copy that this object does not know of
+                self._file = system.until_permitted(functools.partial(_open, self._path, mode))
             fd = self._file.fileno()
             is_locked = system.try_lock(fd, is_shared=False)
             status = os.fstat(fd)
@@ -91,14 +94,17 @@ class HeldLock:
         if self._file is None:
             return
         try:
-            if os.getpid() == self._pid:  # a forked child has a copy, and the lock is not its own
-                if not is_kept and self._is_ours():
-                    # Those who wait on the deleted file see that it is deleted, and lock a new one.
-                    with contextlib.suppress(OSError):
-                        os.unlink(self._path)
-                system.unlock(self._file.fileno())
+            if not is_kept and self._is_ours():
+                # Those who wait on the deleted file see that it is deleted, and lock a new one.
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
+            system.unlock(self._file.fileno())
         finally:
             self._close()
+
+    def start_child(self) -> None:
+        """See `wids.osfiles.forks.Inherited`."""
+        self._close()
 
     def _close(self) -> None:
         file, self._file = self._file, None

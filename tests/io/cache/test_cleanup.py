@@ -467,12 +467,13 @@ def test_two_cleaners_take_turns(tmp_path, started):
     wait_until(lambda: is_locked(tmp_path))
     second = cleanup.create_cleanup_background_process(tmp_path, maxfiles=1, every=0.02)
     started.append(second)
-    for names in (["a.tar", "b.tar", "c.tar"], ["0.tar", "b.tar", "c.tar"]):
-        fill(tmp_path, names)
-        wait_until(lambda: left(tmp_path) == ["b.tar", "c.tar"])
+    fill(tmp_path, ["a.tar", "b.tar", "c.tar"])
+    wait_until(lambda: left(tmp_path) == ["b.tar", "c.tar"])
+    put_shard(tmp_path, "d.tar", 10, used=1_000_003)
+    wait_until(lambda: left(tmp_path) == ["c.tar", "d.tar"])
     assert second.is_alive()
     first.kill()
-    wait_until(lambda: left(tmp_path) == ["c.tar"])
+    wait_until(lambda: left(tmp_path) == ["d.tar"])
 
 
 def is_locked(directory):
