@@ -80,6 +80,7 @@ class Program:
 def _run(command, env, output):
     """In the process of a program: make all as if Python had been started with it."""
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # Python's default, whatever is the tests' own
     with open(output, "ab") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)

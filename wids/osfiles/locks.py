@@ -57,9 +57,7 @@ class HeldLock:
     def acquire(self, mode: int, wait: _Wait | None) -> bool:
         """Lock the file, as `acquire` does; False: it is locked already, and there is nothing to wait with."""
         while True:
-            with forks.lock:  # a child must not have a copy that this object does not know of
-                self._file = system.until_permitted(functools.partial(_open, self._path, mode))
-            fd = self._file.fileno()
+            fd = system.until_permitted(functools.partial(self._open, mode))
             is_locked = system.try_lock(fd, is_shared=False)
             status = os.fstat(fd)
             self._identity = status.st_dev, status.st_ino
@@ -105,6 +103,12 @@ class HeldLock:
     def start_child(self) -> None:
         """See `wids.osfiles.forks.Inherited`."""
         self._close()
+
+    def _open(self, mode: int) -> int:
+        """Open the lock file: its descriptor."""
+        with forks.lock:  # a child must not have a copy that this object does not know of
+            self._file = _open(self._path, mode)
+            return self._file.fileno()
 
     def _close(self) -> None:
         file, self._file = self._file, None
