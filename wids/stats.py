@@ -86,8 +86,8 @@ class Tally:
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""
-        *sums, seconds = sum(counts.sum(axis=0) for counts in self._arrays).tolist()
-        return Stats(**dict(zip(COLUMNS, map(int, sums), strict=False)), stalled_seconds=seconds)
+        sums = zip(COLUMNS, sum(counts.sum(axis=0) for counts in self._arrays).tolist(), strict=True)
+        return Stats(**{name: value if name.endswith("_seconds") else int(value) for name, value in sums})
 
 
 def _zeros() -> npt.NDArray[np.float64]:
