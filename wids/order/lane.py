@@ -176,9 +176,7 @@ class Lane:
         samples = self._permuted.get(chunk)
         if samples is None:
             lo, hi = self.chunks[chunk].tolist()
-            samples = np.arange(lo, hi)
-            if self._window > 1:
-                samples = samples[self._permutation(hi - lo, PARTS, chunk)]
+            samples = lo + self._permutation(hi - lo, PARTS, chunk) if self._window > 1 else np.arange(lo, hi)
             self._permuted[chunk] = samples
         return samples
 

@@ -1,8 +1,9 @@
 """Permutations that depend on their arguments alone and never change with a release of numpy.
 
 `numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
-may not (NEP 19), nor may a stable sort. So a permutation here is the stable argsort of raw Philox words, whose 128-bit
-key is (seed, stream) and whose counter is (epoch, position).
+may not (NEP 19), nor may a sort of numbers that all differ. So a permutation here is what sorts raw Philox words, whose
+128-bit key is (seed, stream) and whose counter is (epoch, position): the lowest bits of each word are its own index, which
+makes it differ from all others, and is what is left when the words are sorted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0
     Any integers will do: ``seed`` and ``position`` count modulo 2**64, ``epoch`` modulo 2**128.
     """
     words = random_words(n, seed=seed, epoch=epoch, stream=stream, position=position)
-    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    bits = np.uint64(max(n - 1, 0).bit_length())
+    words >>= bits
+    words <<= bits
+    words |= np.arange(n, dtype=np.uint64)
+    words.sort()
+    words &= (np.uint64(1) << bits) - np.uint64(1)
+    return words.view(np.int64)
 
 
 def random_words(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> NDArray[np.uint64]:
