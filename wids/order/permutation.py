@@ -1,9 +1,9 @@
 """Permutations that depend on their arguments alone and never change with a release of numpy.
 
 `numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
-may not (NEP 19), nor may a sort of numbers that all differ. So a permutation here is what sorts raw Philox words, whose
-128-bit key is (seed, stream) and whose counter is (epoch, position): the lowest bits of each word are its own index, which
-makes it differ from all others, and is what is left when the words are sorted.
+may not (NEP 19), nor may a sort of numbers that all differ. So a permutation here is what sorts raw Philox words,
+whose 128-bit key is (seed, stream) and whose counter is (epoch, position). The lowest bits of each word are its own
+index: that makes it differ from all others, and is what is left when the words are sorted.
 """
 
 from __future__ import annotations
