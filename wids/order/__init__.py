@@ -12,6 +12,6 @@
     schedule      which rank reads which sample at which step
     validation    arguments -> integers
 
-numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox) and a stable
-argsort, so that an order never changes with a numpy release.
+numpy only, no I/O, no global random state. Permutations come from raw counter-based bits (Philox), so that an order
+never changes with a numpy release.
 """
