@@ -134,7 +134,7 @@ class Space:
                 break
             if decision.is_blocked:
                 self.request_release()
-            if isinstance(decision, Refuse) or waited > WAIT_SECONDS:
+            if isinstance(decision, Refuse) or waited > WAIT_SECONDS or self._is_beyond_disk(sizes):
                 self._raise_full(url, wanted, decision.missing)
             self.release_idle()
             go_on()
@@ -257,6 +257,11 @@ class Space:
             logger.warning(
                 "%s: %s, and a shard needs %d bytes; it is admitted over the limit", self.directory.path, limit, total
             )
+
+    def _is_beyond_disk(self, sizes: Sequence[tuple[int, int]]) -> bool:
+        """Whether the files would not fit an empty disk: waiting is of no use then."""
+        whole = system.free_bytes(self.directory.path)[1]
+        return 0 < whole < sum(size for _, size in sizes)  # some file systems say 0
 
     def _raise_full(self, url: str, wanted: int, missing: int) -> None:
         path = self.directory.path

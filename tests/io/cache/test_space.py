@@ -299,6 +299,18 @@ def test_a_disk_that_others_have_filled(home, disk, clock, caplog):
     assert clock.now > 0
 
 
+def test_a_shard_longer_than_the_disk_is_refused_at_once(home, disk, clock):
+    """No wait makes room for it; one that would fit an empty disk is waited for."""
+    disk.size = 1000
+    with pytest.raises(CacheFull, match="1 bytes too few for u://new.tar, which needs 1001"):
+        reserve(Space(home, limit=None), 1001)
+    assert clock.sleeps == 0
+    disk.others = 990
+    with pytest.raises(CacheFull):
+        reserve(Space(home, limit=None), 1000)
+    assert clock.sleeps > 0
+
+
 def test_a_large_disk_is_not_looked_through_for_each_shard(home, disk, monkeypatch):
     """Without a bound and with plenty of space, a directory is looked at once for each process: to sweep it."""
     put_garbage(f"{home}/x.tar", 10)
