@@ -302,7 +302,7 @@ def test_a_disk_that_others_have_filled(home, disk, clock, caplog):
 def test_a_shard_longer_than_the_disk_is_refused_at_once(home, disk, clock):
     """No wait makes room for it; one that would fit an empty disk is waited for."""
     disk.size = 1000
-    with pytest.raises(CacheFull, match="1 bytes too few for u://new.tar, which needs 1001"):
+    with pytest.raises(CacheFull, match=r"1 bytes too few for u://new\.tar, which needs 1001"):
         reserve(Space(home, limit=None), 1001)
     assert clock.sleeps == 0
     disk.others = 990
