@@ -134,43 +134,33 @@ def test_scale_is_told(tmp_path):
     assert len(told["targets"]) == 3
 
 
+def run_quick(program):
+    """Run a benchmark with ``--quick``: what it prints."""
+    command = [sys.executable, os.path.join(HERE, program), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_ranges_are_measured():
     """`ranges.py --quick` fetches by every number and length of ranges, and says that it was quick."""
-    done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "ranges.py"), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("chosen") == 5
-    assert "too small" in done.stdout
+    said = run_quick("ranges.py")
+    assert said.count("chosen") == 5
+    assert "too small" in said
 
 
 def test_a_crowded_cache_is_told():
     """`crowd.py --quick` downloads beside few and many shards."""
-    done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "crowd.py"), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1,000" in done.stdout
-    assert "too small" in done.stdout
+    said = run_quick("crowd.py")
+    assert "1,000" in said
+    assert "too small" in said
 
 
 def test_one_sample_is_told():
     """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
-    done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "one.py"), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("saved table") == 2
-    assert "too small" in done.stdout
+    said = run_quick("one.py")
+    assert said.count("saved table") == 2
+    assert "too small" in said
 
 
 def test_indexing_is_measured(tmp_path):

@@ -17,8 +17,6 @@ from tests.support.shards import write_shards
 
 N, EPOCHS = 53, 3
 pytestmark = [
-    # Under coverage a worker that runs no line of wids warns of it, and dies of the warning.
-    pytest.mark.filterwarnings("ignore:No data was collected"),
     # torchdata 0.11 calls what torch 2.15 has retired.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]

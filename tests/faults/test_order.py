@@ -63,7 +63,6 @@ def own_loader():
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.filterwarnings("ignore:No data was collected")
 def test_a_loop_of_a_subclass_s_own_is_not_resumed_at_its_beginning():
     """StatefulDataLoader resumes it exactly (by drawing what was drawn), or is told that there is no state."""
     whole = [batch.tolist() for batch in own_loader()]
@@ -89,7 +88,6 @@ class Half(ChunkedSampler):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.filterwarnings("ignore:No data was collected")
 def test_a_loop_of_a_subclass_s_own_has_no_state_unless_it_says_so():
     """What it yields is not counted here. StatefulDataLoader draws again what was drawn, exactly."""
     assert Half.state_dict is None
@@ -125,7 +123,6 @@ class Drawing(DistributedChunkedSampler):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.filterwarnings("ignore:No data was collected")
 def test_a_loop_that_draws_from_super_skips_no_epoch():
     """StatefulDataLoader, state of a finished epoch, ``set_epoch`` of the next: that one is read, not the one after."""
     dataset = Numbers(12)

@@ -134,7 +134,7 @@ class Space:
                 break
             if decision.is_blocked:
                 self.request_release()
-            if isinstance(decision, Refuse) or waited > WAIT_SECONDS or self._is_beyond_disk(sizes):
+            if isinstance(decision, Refuse) or waited > WAIT_SECONDS:
                 self._raise_full(url, wanted, decision.missing)
             self.release_idle()
             go_on()
@@ -258,11 +258,6 @@ class Space:
                 "%s: %s, and a shard needs %d bytes; it is admitted over the limit", self.directory.path, limit, total
             )
 
-    def _is_beyond_disk(self, sizes: Sequence[tuple[int, int]]) -> bool:
-        """Whether the files would not fit an empty disk: waiting is of no use then."""
-        whole = system.free_bytes(self.directory.path)[1]
-        return 0 < whole < sum(size for _, size in sizes)  # some file systems say 0
-
     def _raise_full(self, url: str, wanted: int, missing: int) -> None:
         path = self.directory.path
         with using(path):
@@ -290,8 +285,8 @@ class _DirectorySnapshot:
 
     def __init__(self, space: Space, contents: Contents, found: Transients) -> None:
         self.limit, self.now = space.limit, time.time()
-        self.free, size = system.free_bytes(space.directory.path)
-        self.floor = _floor(size) if space.limit is None else 0
+        self.free, self.disk = system.free_bytes(space.directory.path)
+        self.floor = _floor(self.disk) if space.limit is None else 0
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []

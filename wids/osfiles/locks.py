@@ -49,7 +49,7 @@ class HeldLock:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: FileIO | None = None
-        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._thread = threading.get_ident()
         self._touched = time.monotonic()
         self._identity = (-1, -1)
         forks.reset_in_child(self)
@@ -135,7 +135,7 @@ class HeldLock:
             CacheError: it is: to wait for it would never end.
         """
         held = _holders.get(self._identity)
-        if held is not None and held._file is not None and (held._pid, held._thread) == (self._pid, self._thread):  # noqa: SLF001 - of this class
+        if held is not None and held._file is not None and held._thread == self._thread:  # noqa: SLF001 - of this class
             raise CacheError(f"{self._path}: this thread holds the lock already; does a hook open shards?")
 
 

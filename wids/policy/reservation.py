@@ -7,6 +7,7 @@ cache directory (`wids.cache.space`) and the nodes of `wids simulate` reserve by
 - A reader evicts any shard that is not being read; but while it has not waited for long, none that is used soon, if
   another one can be evicted in a moment. Where all are being read, it waits.
 - Nothing is evicted for a shard that would not fit even then.
+- A shard longer than the disk is refused at once: no wait makes space for it.
 - A shard that exceeds the limit by itself, or the floor of a disk that others have filled, is admitted once nothing
   more can be evicted: a limit that no shard fits is none.
 """
@@ -32,7 +33,8 @@ class Snapshot(Protocol):
     Attributes:
         limit: bytes that it may have; None: no limit.
         now: by the clock of ``uses``. second: how long a second is by that clock.
-        free: bytes that the file system has left. floor: that it must have left afterwards.
+        disk: bytes of the file system; 0: it does not say.
+        free: those that it has left. floor: that it must have left afterwards.
         promised: of the free bytes, those that downloads under way will take.
         used: bytes in the cache, those of downloads under way included.
         uses: name -> when a job will use the shard next.
@@ -42,6 +44,7 @@ class Snapshot(Protocol):
     limit: int | None
     now: float
     second: float
+    disk: int
     free: int
     floor: int
     promised: int
@@ -100,7 +103,7 @@ class MustWait(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """As `MustWait`, for a download that does not wait."""
+    """As `MustWait`, for a download that does not wait, or for which waiting is of no use."""
 
     missing: int
     is_blocked: bool
@@ -119,15 +122,16 @@ def reserve(cache: Snapshot, request: Request) -> Grant | Evict | MustWait | Ref
     if missing <= 0:
         return Grant()
     is_blocked = request.is_blocked or cache.is_busy
+    is_patient = request.use is None and not 0 < cache.disk < request.total
     for after in _thresholds(cache, request):
         if after < request.tried:
             candidates = victims(cache.entries(), cache.uses, after=after)
             first, is_enough = _take_bytes(candidates, missing)
             if is_enough or (after == -math.inf and _fits_alone(cache, request.total)):
                 return Evict(itertools.chain(first, candidates), missing, after)
-        if request.use is None and is_blocked and -math.inf < after <= request.tried:
+        if is_patient and is_blocked and -math.inf < after <= request.tried:
             return MustWait(missing, is_blocked)
-    if request.use is not None:
+    if not is_patient:
         return Refuse(missing, is_blocked)
     if _may_exceed(cache, request):
         return Grant(is_over_limit=True)

@@ -33,10 +33,10 @@ class NodeCache:
         missing: those of them that are not cached. finished: visits that loaders have read, and not handed out.
         again: shards that were evicted although they were being read.
         gone: shards that were evicted, for prefetchers to take note of. evicted: how many.
-        now, second, free, floor, promised, uses: see `wids.policy.reservation.Snapshot`.
+        now, second, disk, free, floor, promised, uses: see `wids.policy.reservation.Snapshot`.
     """
 
-    free, floor, promised = 1 << 62, 0, 0
+    disk, free, floor, promised = 0, 1 << 62, 0, 0
 
     def __init__(
         self, limit: int | None, footprints: Sequence[int], *, is_busy: Callable[[], bool] = lambda: False

@@ -404,9 +404,10 @@ def interrupt_at(moment, path, *, is_kept):
         if frame.f_code.co_filename != locks.__file__:
             return None
         # The event of a with statement's end comes before its lock is released, where Python handles no signal.
-        count += event != "call" and not forks.lock._is_owned()
-        if count == moment and not forks.lock._is_owned():
-            count += 1
+        if event == "call" or forks.lock._is_owned():
+            return trace
+        count += 1
+        if count == moment:
             raise KeyboardInterrupt
         return trace
 

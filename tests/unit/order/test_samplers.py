@@ -896,8 +896,6 @@ def close(loader):
         loader._iterator._shutdown_workers()
 
 
-# Under coverage a worker that runs no line of wids warns of it, and dies of the warning.
-@pytest.mark.filterwarnings("ignore:No data was collected")
 @loaders
 @pytest.mark.parametrize("batching", ["batch_size", "batch_sampler", "batch_size=None"])
 def test_in_a_dataloader(workers, batching):

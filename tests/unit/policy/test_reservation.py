@@ -18,7 +18,7 @@ NOW = 100.0
 class Cache:
     """A cache in memory, with a clock that stands still."""
 
-    second, promised = 1.0, 0
+    second, disk, promised = 1.0, 0, 0
 
     def __init__(self, sizes, *, limit=None, free=1 << 40, floor=0, uses=None, leased=(), kept=(), is_busy=False):
         """Shards with these sizes, least recently used first."""
