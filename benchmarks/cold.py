@@ -56,8 +56,11 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     cache = os.path.join(home, "cache")
     where = setting.server.url if case.is_remote else setting.data["directory"]
     options = dict(case.options)
+    size = setting.data["bytes"]
     if case.cache_share is not None:
-        options["dataset"] = {"cache_size": int(setting.data["bytes"] * case.cache_share)}
+        options["dataset"] = {"cache_size": int(size * case.cache_share)}
+    if case.cache_shards is not None:
+        options["dataset"] = {"cache_size": int(size / len(setting.data["urls"]) * (case.cache_shards + 0.1))}
     given = {
         "index": f"{where}/{setting.index}",
         "urls": [f"{where}/{name}" for name in setting.data["urls"]],

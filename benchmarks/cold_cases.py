@@ -27,6 +27,7 @@ class Case:
         contender: the loader that runs it.
         is_remote: whether shards are read through the server, or from the disk.
         cache_share: ``cache_size`` as a share of the data; None for no limit.
+        cache_shards: ``cache_size`` in shards, with a tenth for their tables; None for no limit.
         options: for the contender's worker.
         follows: the case whose process runs this one as its next epoch.
     """
@@ -36,6 +37,7 @@ class Case:
     contender: envs.Entry
     is_remote: bool = True
     cache_share: float | None = None
+    cache_shards: int | None = None
     options: dict = field(default_factory=dict)
     follows: str = ""
 
@@ -59,6 +61,11 @@ CASES = (
     Case(name="ours", title="ours", contender=OURS),
     Case(name="second", title="ours, next epoch", contender=OURS, follows="ours"),
     Case(name="quarter", title="ours, cache_size 1/4", contender=OURS, cache_share=0.25),
+    Case(name="whole", title="ours, early_reads=False", contender=OURS, options={"dataset": {"early_reads": False}}),
+    Case(name="limit5", title="ours, 5 shards (window + 1)", contender=OURS, cache_shards=5),
+    Case(name="limit3", title="ours, 3 shards (window - 1)", contender=OURS, cache_shards=3),
+    Case(name="limit1", title="ours, 1 shard", contender=OURS, cache_shards=1),
+    Case(name="range", title='ours, access="range"', contender=OURS, options={"dataset": {"access": "range"}}),
     Case(name="original", title="original", contender=ORIGINAL, options={"sampler": {"chunksize": 1000}}),
     Case(name="webdataset", title="webdataset", contender=WEBDATASET, options={"cache": True}),
     Case(name="stream", title="webdataset, no cache", contender=WEBDATASET),

@@ -83,6 +83,7 @@ def _write(directory: str, shape: Shape) -> dict:
             for sample in range(number * shape.samples, (number + 1) * shape.samples):
                 _add(tar, f"{sample:08d}.jpg", pictures[rng.integers(shape.pictures)])
                 _add(tar, f"{sample:08d}.cls", str(sample).encode())
+        _publish_table(path)
         with open(path, "rb") as stream:
             md5sum = hashlib.md5(stream.read()).hexdigest()
         sizes = {"nsamples": shape.samples, "filesize": os.path.getsize(path)}
@@ -100,6 +101,19 @@ def _write(directory: str, shape: Shape) -> dict:
         "samples": shape.shards * shape.samples,
         "bytes": sum(shard["filesize"] for shard in shardlist),
     }
+
+
+def _publish_table(path: str) -> None:
+    """Write the shard's member table beside it, as ``wids index create --members`` does."""
+    from wids.cache import member_tables
+    from wids.osfiles import atomic
+
+    descriptor, identity = atomic.open_file(path)
+    try:
+        table = member_tables.scan_table(descriptor, path, identity)
+    finally:
+        os.close(descriptor)
+    atomic.write_atomically(f"{path}.widx", table.to_bytes())
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

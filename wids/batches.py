@@ -6,6 +6,7 @@ A batch is read shard by shard, in the order of the file, and given in the order
 from __future__ import annotations
 
 import operator
+import threading
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +16,8 @@ from wids.readers.pool import OpenShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
 
     from wids.collection import ShardCollection
     from wids.readers.base import Sample
@@ -37,10 +40,12 @@ def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] |
             sample = reader.read(index - lo, fields)
         except ClosedReaderError:
             sample = None
-    if sample is None:
+    while sample is None:
         lo, _, reader, name = collection.pin_stretch(index)
         try:
             sample = reader.read(index - lo, fields)
+        except ClosedReaderError:  # it closed itself, and the next one is another
+            continue
         finally:
             reader.unpin()
     sample["__dataset__"] = name
@@ -85,15 +90,60 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
         wanted = [collection.plain(i) for i in wanted]
         order.sort(key=wanted.__getitem__)
     samples: list[Any] = [None] * len(wanted)
-    for places in _by_shard(collection, wanted, order):
+    ready, far = _by_shard(collection, wanted, order)
+
+    def read(places: list[int]) -> None:
         _read_into(samples, collection, places, wanted, fields)
+
+    with _Apart(read) as apart:
+        for places in far if ready else far[1:]:
+            apart.begin(places)
+        for places in ready or far[:1]:
+            read(places)
     return samples
 
 
-def _by_shard(collection: ShardCollection, wanted: list[int], order: list[int]) -> list[list[int]]:
-    """The places in ``order`` shard by shard: open ones first, then local and cached ones, then those to be fetched.
+class _Apart:
+    """Calls a function in threads, one for each argument: what waits for servers waits at the same time."""
 
-    A shard that has to be fetched may need the space of one that this batch has been read from.
+    def __init__(self, function: Callable[[list[int]], None]) -> None:
+        self._function = function
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def begin(self, places: list[int]) -> None:
+        thread = threading.Thread(target=self._call, args=(places,), daemon=True, name="wids-read")
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads
+            self._function(places)
+        else:
+            self._threads.append(thread)
+
+    def _call(self, places: list[int]) -> None:
+        try:
+            self._function(places)
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is read
+            self._errors.append(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for thread in self._threads:
+                thread.join()
+            for error in self._errors:
+                raise error
+
+
+def _by_shard(
+    collection: ShardCollection, wanted: list[int], order: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The places in ``order`` shard by shard; and those of shards that are read by byte ranges.
+
+    Open ones first, then local and cached ones, then those to be fetched: these may need the space of one that this
+    batch has been read from.
     """
     groups: list[tuple[int, list[int]]] = []
     at, ends = 0, collection.ends
@@ -105,11 +155,24 @@ def _by_shard(collection: ShardCollection, wanted: list[int], order: list[int]) 
         while at < len(order) and wanted[order[at]] < hi:
             at += 1
         groups.append((k, order[first:at]))
-    if len(groups) > 1 and collection.has_remote():
-        urls, lru, cache = collection.shards.urls, collection.pool.lru, collection.provider.cache
-        absent = [urls[k] not in lru and 1 + (not cache.has(urls[k])) for k, _ in groups]
-        groups = [groups[n] for n in sorted(range(len(groups)), key=absent.__getitem__)]
-    return [group for _, group in groups]
+    if len(groups) == 1 or not collection.has_remote():
+        return [group for _, group in groups], []
+    urls, lru, provider = collection.shards.urls, collection.pool.lru, collection.provider
+    ready: list[tuple[int, list[int]]] = []
+    far = []
+    for k, group in groups:
+        shard = lru.cache.get(urls[k])
+        if shard is None:
+            distance = 1 + (not provider.cache.has(urls[k]))
+            is_far = distance == 2 and provider.reads_ranges(urls[k])
+        else:
+            distance, is_far = 0, shard.reader.is_remote
+        if is_far:
+            far.append(group)
+        else:
+            ready.append((distance, group))
+    ready.sort(key=operator.itemgetter(0))
+    return [group for _, group in ready], far
 
 
 def _read_into(

@@ -157,6 +157,9 @@ class ShardListDataset(Dataset[T_co]):
             set. ``"auto"``: likewise, until a shard has cost as much as its download; then it is downloaded, as are
             those whose server gives no ranges and those without a member table beside them (unless their samples are
             large).
+        early_reads: with ``access="fetch"``, read samples whose shard is not here yet by byte ranges while it is being
+            downloaded, or where the cache has no space for it. Needs the shard's member table beside it
+            (``wids index create --members``); without one, or with False, a sample waits for its shard.
         hooks: called with every `wids.events` event, in the process where it happens.
         on_count_mismatch: ``"error"``: reading a shard that does not hold as many samples as the index says raises
             `wids.errors.CountMismatchError`. ``"warn"``: for an index that is wrong and not yours. Lengths stay the
@@ -206,6 +209,7 @@ class ShardListDataset(Dataset[T_co]):
         storage_options: dict[str, Any] | None = None,
         prefetch: bool | int = True,
         access: Access = "fetch",
+        early_reads: bool = True,
         hooks: Sequence[Hook] = (),
         on_count_mismatch: OnCountMismatch = "error",
     ) -> None:
@@ -234,6 +238,7 @@ class ShardListDataset(Dataset[T_co]):
             group=group,
             hooks=hooks,
             access=access,
+            early_reads=early_reads,
             checks_counts=on_count_mismatch == "error",
         )
         self.localname = provider.cache.placement.local_path if localname is None else localname

@@ -25,6 +25,7 @@ from wids.index import table as tables
 from wids.index import tar
 from wids.index.table import MemberTable
 from wids.readers import memo
+from wids.readers.base import ClosedReaderError
 from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
 from wids.transport import filesystems, range_client
@@ -496,7 +497,7 @@ def test_members_of_more_than_8_gib(monkeypatch, far):
 
 def test_auto_counts_what_a_shard_cost_before_it_was_closed(web, monkeypatch):
     """A shard that is closed and opened for each sample is fetched as one that stays open."""
-    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 5000)
     dataset = open_dataset(serve(web), "auto")
     for row in range(ROWS):
         assert dataset[row][".txt"] == shards.text("a", row)
@@ -508,29 +509,28 @@ def test_auto_counts_what_a_shard_cost_before_it_was_closed(web, monkeypatch):
 # --- threads, processes, copies
 
 
-def test_threads_that_find_the_shard_spent_at_once(monkeypatch):
-    """Both go on; who made the reader is told."""
+def test_threads_that_find_at_once_that_it_is_over():
+    """Both are told to open the shard again."""
     data = shards.shard("a", 3)
     meeting = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     class Source:
         url, requests, read_bytes, version = "x", 0, 0, "1"
 
-        @property
-        def spent_bytes(self):
-            meeting.wait()
-            return 1 << 30
-
         def read_many(self, pieces):
             return [data[lo:hi] for lo, hi in pieces]
 
-    told, errors = [], []
-    reader = RangeReader(Source(), table=table_of(data), rescan=None, on_spent=lambda: told.append(1))
+    def is_due():
+        meeting.wait()
+        return False
+
+    errors = []
+    reader = RangeReader(Source(), table=table_of(data), rescan=None, is_due=is_due)
 
     def read():
         try:
             reader.read(0)
-        except Exception as error:
+        except ClosedReaderError as error:
             errors.append(error)
 
     threads = [threading.Thread(target=read) for _ in range(2)]
@@ -538,8 +538,7 @@ def test_threads_that_find_the_shard_spent_at_once(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
-    assert not errors
-    assert told
+    assert len(errors) == 2
     assert not reader.pin()
 
 

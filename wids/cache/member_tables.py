@@ -19,6 +19,7 @@ from wids.index import table as tables
 from wids.osfiles import system
 from wids.osfiles.atomic import open_file
 from wids.transport import download, retrying
+from wids.transport.failures import forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _MIN_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 # A published one that is longer than this is not read, for shards of any size.
 _MAX_PUBLISHED_BYTES = 512 << 20
+# That there is no table. A bucket that cannot be listed says 403 for an object that does not exist.
+NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 # Headers that tell how long one takes, how long is long, and how many are then read at a time.
 _FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 200e-6, 16
 
@@ -136,26 +139,45 @@ def load_published(
         shard_bytes: how long it is.
         storage_options: for fsspec.
     """
-    if urls.scheme_of(shard.url) == "pipe" or urls.without_query(shard.url) != shard.url:
-        return None  # a signature is for one object alone
     try:
-        data = download.read_bytes(
-            shard.url + tables.SUFFIX,
-            storage_options=storage_options,
-            max_bytes=min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
-            seconds=retrying.FIRST_SECONDS,
-        )
-        table = tables.parse_table(data, shard=shard.url)
+        return read_published(shard, shard_bytes=shard_bytes, storage_options=storage_options)
     except (TableError, FetchError) as error:  # the headers are read instead
-        # A bucket that cannot be listed says 403 for an object that does not exist.
-        if not isinstance(error, (ShardNotFoundError, FetchDeniedError)):
+        if not isinstance(error, NOT_PUBLISHED):
             logger.warning("%s", error)
+        forget_frames(error)  # the shard is opened in another way, and the error is in a cycle with itself
         return None
+
+
+def read_published(
+    shard: Shard,
+    *,
+    shard_bytes: int,
+    storage_options: dict[str, Any] | None = None,
+    seconds: float = retrying.FIRST_SECONDS,
+) -> MemberTable:
+    """As `load_published`.
+
+    Args:
+        shard, shard_bytes, storage_options: likewise.
+        seconds: for all tries together.
+
+    Raises:
+        FetchError: it cannot be had; one of `NOT_PUBLISHED`: there is none.
+        TableError: it is none, or another shard's.
+    """
+    url = shard.url
+    if urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:  # a signature is for one object alone
+        raise ShardNotFoundError(f"{url}: has no member table beside it", url=url)
+    data = download.read_bytes(
+        url + tables.SUFFIX,
+        storage_options=storage_options,
+        max_bytes=min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
+        seconds=seconds,
+    )
+    table = tables.parse_table(data, shard=url)
     if table.nmembers and min(table.offsets) < headers.BLOCK:
-        logger.warning("%s: the member table beside it has a member where no header fits before it", shard.url)
-        return None
+        raise TableError(f"{url}: the member table beside it has a member where no header fits before it", shard=url)
     md5 = table.identity.md5
     if table.identity.size != shard_bytes or (md5 and shard.md5sum and md5 != shard.md5sum):
-        logger.warning("%s: the member table beside it is of another version of the shard", shard.url)
-        return None
+        raise TableError(f"{url}: the member table beside it is of another version of the shard", shard=url)
     return table

@@ -9,20 +9,18 @@ the process that began it; a forked child has none of it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing.util
 import operator
 import os
 import queue
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from wids.cache import usage_hints
+from wids.cache.background import end_at_exit
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
@@ -136,7 +134,7 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         with contextlib.suppress(RuntimeError):  # no more threads: shards are downloaded as they are needed
             self._thread.start()
-            _register(self)
+            end_at_exit(self)
 
     def end(self, *, is_finished: bool) -> None:
         """The reader has drawn its last index: finish the downloads under way; or it is gone: abandon them."""
@@ -360,23 +358,3 @@ def _environ_int(name: str) -> int:
         return int(os.environ.get(name, ""))
     except ValueError:
         return 0
-
-
-_live: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
-
-
-def _register(prefetcher: Prefetcher) -> None:
-    """See to it that no transfer is under way, and no part file there, when the interpreter ends."""
-    atexit.unregister(_end_all)
-    atexit.register(_end_all)
-    if multiprocessing.parent_process() is not None:  # these leave without atexit
-        multiprocessing.util.Finalize(None, _end_all, exitpriority=100)
-    _live.add(prefetcher)
-
-
-def _end_all() -> None:
-    live = [prefetcher for prefetcher in list(_live) if prefetcher._pid == os.getpid()]  # noqa: SLF001 - of this module
-    for prefetcher in live:
-        prefetcher.end(is_finished=False)
-    for prefetcher in live:
-        prefetcher.join(_END_SECONDS)

@@ -10,6 +10,9 @@ from __future__ import annotations
 # out, the others keep the connections busy.
 CONNECTIONS, MIN_UNDER_WAY = 8, 3
 FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
+# Requests for samples that a process has under way: one for each REQUEST_SECONDS of a store's delay, which is about
+# what a request takes of a processor. More would only wait in this process.
+MIN_REQUESTS, MAX_REQUESTS, REQUEST_SECONDS = 8, 64, 0.001
 # How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
 MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
 # Visits to shards that are looked at, and indices of one visit.
@@ -81,6 +84,11 @@ def range_bytes(
     if size is not None:
         wanted = min(wanted, max(size / connections, 0.4 * wanted))
     return int(min(max(wanted, minimum), maximum))
+
+
+def requests_at_a_time(first_seconds: float) -> int:
+    """How many requests for samples to have under way at a store whose first byte takes so long."""
+    return int(min(max(first_seconds / REQUEST_SECONDS, MIN_REQUESTS), MAX_REQUESTS))
 
 
 def slots(size: int, length: int, connections: int) -> int:

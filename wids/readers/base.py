@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 from wids.errors import ShardError
 from wids.events import Opened, RepeatedKeys, emit
@@ -47,7 +47,8 @@ class Rows(Protocol):
             fields: extensions of the members to read; no other byte is touched. None: all of them.
 
         Raises:
-            ClosedReaderError: it was closed. ShardError: the shard cannot be read, or has changed.
+            ClosedReaderError: it was closed, or the shard is to be read in another way: open it again.
+            ShardError: the shard cannot be read, or has changed.
         """
 
     def __len__(self) -> int:
@@ -73,14 +74,16 @@ class Reader(Rows, Protocol):
     """One open shard, complete when it is constructed. It owns its descriptor, and its lease if it has one.
 
     Threads share it. Any of them may close it, and it closes when the last read that is under way ends; from then on
-    reads of the shard raise `ClosedReaderError`.
+    reads of the shard raise `ClosedReaderError`. A reader may also close itself.
 
     Attributes:
         url: the shard's resolved URL.
         is_leased: its file is in the cache, and stays there as long as it is open.
+        is_remote: each read waits for a server.
     """
 
     __slots__ = ()
+    is_remote: ClassVar[bool] = False
 
     @property
     def url(self) -> str:

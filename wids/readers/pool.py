@@ -25,7 +25,7 @@ from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.leases import leases
 from wids.events import Closed, emit
 from wids.osfiles import forks, system
-from wids.readers.base import Rows
+from wids.readers.base import ClosedReaderError, Rows
 from wids.readers.lru import LRUCache
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class OpenShard(Rows):
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
         """See `wids.readers.base.Reader.read`; it is never closed."""
-        with self.pinned() as reader:
-            return reader.read(row, fields)
+        while True:
+            with self.pinned() as reader, contextlib.suppress(ClosedReaderError):  # which then closed itself
+                return reader.read(row, fields)
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[Reader]:

@@ -5,10 +5,13 @@ Local shards are read where they are, never copied or deleted. Which file lies w
 
 from __future__ import annotations
 
+import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from wids.cache import member_tables
+from wids.cache.arrivals import Arrivals
 from wids.cache.placement import Placement
 from wids.cache.store import Miss, ShardCache
 from wids.errors import ChangedShardError, FetchDeniedError, ShardNotFoundError
@@ -184,6 +187,7 @@ class AutoProvider:
         hooks: called with every event.
         access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
             by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
+        early_reads: with ``"fetch"``, read members of shards by ranges until they are downloaded, where that is quick.
 
     Attributes:
         cache: the shards on this machine's disk. files: makes readers of local files.
@@ -204,6 +208,7 @@ class AutoProvider:
         group: Group = "adjacent",
         hooks: Sequence[Hook] = (),
         access: Access = "fetch",
+        early_reads: bool = False,
         checks_counts: bool = True,
     ) -> None:
         self.access: Access = access
@@ -228,17 +233,34 @@ class AutoProvider:
         self._by_ranges = RangeProvider(
             is_final=access == "range", storage_options=storage_options, rule=rule, group=group, hooks=hooks
         )
+        self._arrivals = Arrivals(self.cache) if early_reads and access == "fetch" else None
 
     def open(self, shard: Shard) -> Reader:
         """See `ShardProvider.open`."""
         path, is_in_place = self.cache.place(shard.url)
         if is_in_place:
             return self._in_place.open_at(shard, path)
-        if self.access != "fetch" and not self._is_cached(shard, path):
+        reader = None
+        if self._arrivals is not None:
+            if not os.path.exists(path) and not self._arrivals.has_failed(path):
+                reader = self._by_ranges.find_early(
+                    shard, is_due=partial(self._arrivals.is_due, shard, path), is_there=partial(os.path.exists, path)
+                )
+        elif self.access != "fetch" and not self._is_cached(shard, path):
             reader = self._by_ranges.find(shard)
-            if reader is not None:
-                return reader
-        return self._cached.open_at(shard, path)
+        return self._cached.open_at(shard, path) if reader is None else reader
+
+    def end_downloads(self) -> None:
+        """End the downloads that this process has begun in the background."""
+        if self._arrivals is not None:
+            self._arrivals.end(is_finished=False)
+            self._arrivals.join()
+
+    def reads_ranges(self, url: str) -> bool:
+        """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
+        if self._arrivals is None:
+            return self.access != "fetch"
+        return self._by_ranges.may_have_table(url)
 
     def _is_cached(self, shard: Shard, path: str) -> bool:
         """Whether it is in the cache, or with ``"auto"`` is being downloaded."""

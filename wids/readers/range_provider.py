@@ -11,22 +11,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
-from wids.errors import FetchError
+from wids.errors import FetchError, ShardError
+from wids.events import logger
 from wids.index import table as tables
 from wids.index import tar, urls
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
+from wids.transport import retrying
+from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wids.events import Hook
     from wids.index.spec import Shard
     from wids.index.table import Group, KeyRule, MemberTable
     from wids.readers.base import Reader
+
+
+# A server that does not answer for so long is waited for by the download.
+_SECONDS = retrying.FIRST_SECONDS
 
 
 class RangeProvider:
@@ -51,6 +58,7 @@ class RangeProvider:
         self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
         self._rule: KeyRule = rule
         self._group: Group = group
+        self._without_tables: set[str] = set()  # directories
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.
@@ -92,11 +100,80 @@ class RangeProvider:
             rescan=partial(self._scan, source),
             is_proven=is_proven,
             split=tables.parse_rule(self._rule),
-            on_spent=None if self._is_final else partial(self._spent.add, shard.url),
+            is_due=None if self._is_final else partial(self._is_cheaper, source, iter([True])),
             hooks=self._hooks,
         )
         announce(self._hooks, reader, has_saved_table=has_saved, start=start)
         return reader
+
+    def find_early(self, shard: Shard, *, is_due: Callable[[], bool], is_there: Callable[[], bool]) -> Reader | None:
+        """A reader of a shard that will be in the cache; None: it is not known at once where its members lie.
+
+        Args:
+            shard: which.
+            is_due: asked before each read; once it says False, the shard is to be opened anew.
+            is_there: likewise once this says True; it is asked in the course of reads.
+        """
+        start, url = time.perf_counter(), shard.url
+        if not self.may_have_table(url):
+            return None
+        source = ShardBytes(
+            url,
+            storage_options=self._storage_options,
+            hooks=self._hooks,
+            size=shard.filesize,
+            seconds=_SECONDS,
+            is_cancelled=is_there,
+        )
+        known = self._tables.get(url)
+        try:
+            if shard.filesize is None and not source.has_ranges:
+                raise self._refuse(shard)
+            if known is None or known[0].identity.size != source.size:
+                options = self._storage_options  # one try: the shard can be downloaded
+                table = member_tables.read_published(shard, shard_bytes=source.size, storage_options=options, seconds=0)
+                known = table, False
+        except CancelledTransferError:
+            return None
+        except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
+            if isinstance(error, member_tables.NOT_PUBLISHED):
+                self._without_tables.add(urls.directory_of(url))
+            elif not isinstance(error, FetchError):
+                self._spent.add(url)
+            logger.debug("%s: is downloaded before it is read (%s)", url, error)
+            forget_frames(error)
+            return None
+        table, is_proven = known
+        if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
+            return None
+        self._tables.remember(url, known)
+        reader = RangeReader(
+            source,
+            table=table,
+            rescan=partial(self._raise_doubt, url),
+            is_proven=is_proven,
+            is_due=is_due,
+            on_error=partial(self._spent.add, url),
+            hooks=self._hooks,
+        )
+        announce(self._hooks, reader, has_saved_table=True, start=start)
+        return reader
+
+    def may_have_table(self, url: str) -> bool:
+        """Whether `find_early` may find one."""
+        if url in self._spent or urls.is_local(url) or urls.scheme_of(url) == "pipe":
+            return False
+        return tables.is_standard(self._rule, self._group) and urls.directory_of(url) not in self._without_tables
+
+    def _raise_doubt(self, url: str) -> MemberTable:
+        raise FetchError(f"{url}: the headers do not say the same as the member table", url=url)
+
+    def _is_cheaper(self, source: ShardBytes, first: Iterator[bool]) -> bool:
+        """Whether reading a shard by ranges has cost less than its download so far; the first read is let in."""
+        if next(first, False) or source.spent_bytes <= source.size:
+            return True
+        self._spent.add(source.url)
+        return False
 
     def _source_of(self, shard: Shard) -> ShardBytes | None:
         """The bytes of a shard that is to be read by ranges."""

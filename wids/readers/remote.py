@@ -5,7 +5,7 @@ with the header behind it, which must not be of one more member; a table that is
 wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
 that does not decide it either, all headers are. What a call asks for is read in as few requests as pay, all at the same
 time.
-Once as much has been asked for as the whole shard would have cost, `on_spent` is called and the reader closes: the
+Before each read it asks whether the shard is still to be read in this way; where it is not, the reader closes, and the
 shard is opened in another way the next time.
 """
 
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.errors import ChangedShardError, TarError
-from wids.events import RangesRead, emit
+from wids.errors import ChangedShardError, FetchError, ShardError, TarError
+from wids.events import RangesRead, emit, logger
 from wids.index import headers, tar
 from wids.index import table as tables
 from wids.index.keys import encode_name, first_dot
 from wids.osfiles.open_file import Closable, ClosedFileError
 from wids.readers.base import ClosedReaderError, Reader
+from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -50,20 +51,23 @@ class RangeReader(Reader):
         rescan: builds the table anew from the shard's own headers.
         is_proven: the table comes from the headers of this very version of the shard.
         split: the key rule, on raw names.
-        on_spent: called when reading on like this would have cost more than downloading the shard; ``access="auto"``.
+        is_due: asked before each read: False if the shard is to be opened anew. None: never.
+        on_error: called when it cannot be read in this way, and is to be opened anew, too. None: that is an error.
         hooks: called with `RangesRead` events.
 
     Attributes:
         url: the shard's resolved URL; also ``path``.
         table: its member table.
-        is_leased: False; there is no file.
+        is_leased: False; there is no file. is_remote: True.
     """
 
+    is_remote = True
     __slots__ = (
         "_closable",
         "_hooks",
+        "_is_due",
         "_is_proven",
-        "_on_spent",
+        "_on_error",
         "_rescan",
         "_source",
         "_split",
@@ -85,12 +89,13 @@ class RangeReader(Reader):
         rescan: Callable[[], MemberTable],
         is_proven: bool = False,
         split: Split = first_dot,
-        on_spent: Callable[[], None] | None = None,
+        is_due: Callable[[], bool] | None = None,
+        on_error: Callable[[], None] | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.url = self.path = source.url
         self.table = table
-        self._source, self._rescan, self._on_spent = source, rescan, on_spent
+        self._source, self._rescan, self._is_due, self._on_error = source, rescan, is_due, on_error
         self._closable = Closable()
         self._hooks, self._split = hooks, split
         self._is_proven = is_proven
@@ -115,13 +120,23 @@ class RangeReader(Reader):
         """See `Reader.read_rows`; all of it is read at the same time."""
         try:
             with self._closable.using():
-                samples = self._read_rows(rows, fields)
+                if self._is_due is None or self._is_due():
+                    return self._read_rows(rows, fields)
         except ClosedFileError:
-            raise ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url) from None
-        if self._on_spent is not None and self._source.spent_bytes > self.table.identity.size:
-            self._on_spent()
-            self.close()
-        return samples
+            raise self._closed() from None
+        except CancelledTransferError:
+            if self._is_due is None:
+                raise
+        except (FetchError, ShardError) as error:
+            if self._on_error is None:
+                raise
+            logger.debug("%s: not read by byte ranges any more (%s)", self.url, error)
+            self._on_error()
+        self.close()
+        raise self._closed()
+
+    def _closed(self) -> ClosedReaderError:
+        return ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url)
 
     def _read_rows(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
         table = self.table

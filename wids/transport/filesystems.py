@@ -22,7 +22,7 @@ from wids.osfiles import forks
 from wids.policy import prefetching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -35,7 +35,10 @@ _VERSION_KEYS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModifie
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 _FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
 _MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
-_FIRST_GAP_BYTES, _MIN_GAP_BYTES, _MAX_GAP_BYTES = 256 << 10, 32 << 10, 2 << 20
+_FIRST_REQUEST_BYTES, _MIN_REQUEST_BYTES, _MAX_REQUEST_BYTES = 256 << 10, 32 << 10, 2 << 20
+_MIN_GAP_BYTES, _MIN_RATED_BYTES = 8 << 10, 256 << 10
+# A download ahead waits so long at most for requests of samples to end: these come all the time from a busy reader.
+_GIVE_WAY_SECONDS = 0.5
 
 
 def _start_child() -> None:
@@ -113,22 +116,52 @@ def version_of(info: dict[str, Any]) -> Any:
 class Connections:
     """The byte ranges that this process has under way, and measurements of the hosts that they come from.
 
+    Ranges of downloads and requests for samples are counted apart, so that no sample waits for a download.
+
     Attributes:
-        count: ranges at a time. free: taken for each of them; first come, first served.
+        count: ranges of downloads at a time. free: taken for each of them; first come, first served.
+        free_requests: taken for each request for samples.
     """
 
     def __init__(self) -> None:
         self.count = CONNECTIONS
         self.free = asyncio.Semaphore(self.count)
-        self._seen: dict[str, tuple[float, float]] = {}
+        self.free_requests = asyncio.Semaphore(prefetching.MAX_REQUESTS)
+        self._delays: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+        self._requests, self._has_none = 0, asyncio.Event()
+        self._has_none.set()
+
+    @contextlib.contextmanager
+    def requesting(self) -> Iterator[None]:
+        """Samples are asked for in this block: downloads ahead give way."""
+        self._requests += 1
+        self._has_none.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._has_none.set()
+
+    async def give_way(self) -> None:
+        """Wait until no samples are asked for, but not for long."""
+        if self._requests:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_none.wait(), _GIVE_WAY_SECONDS)
+
+    def requests_at_a_time(self, host: str) -> int:
+        """How many requests for samples of a host to have under way."""
+        delay = self._delays.get(host)
+        return prefetching.MAX_REQUESTS // 2 if delay is None else prefetching.requests_at_a_time(delay)
 
     def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
         """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
-        rate = size / max(seconds, 1e-4)
-        before = self._seen.get(host)
-        if before is not None:  # the least of the delays: others are this machine's own, when it is busy
-            first_seconds, rate = min(1.1 * before[0], first_seconds), 0.7 * before[1] + 0.3 * rate
-        self._seen[host] = first_seconds, rate
+        # The least of the delays: others are this machine's own, when it is busy.
+        self._delays[host] = min(1.1 * self._delays.get(host, first_seconds), first_seconds)
+        if size >= _MIN_RATED_BYTES:  # a few come together with the headers, in no time
+            rate = size / max(seconds, 1e-4)
+            self._rates[host] = 0.7 * self._rates.get(host, rate) + 0.3 * rate
 
     def range_bytes(self, host: str, size: int | None) -> int:
         """How long a range from ``host`` should be.
@@ -136,16 +169,22 @@ class Connections:
         Waiting for the first byte then takes a tenth of the time; a fifth where all connections share one object of
         ``size`` bytes.
         """
-        seen = self._seen.get(host)
-        wanted = 10 * seen[0] * seen[1] if seen else _FIRST_RANGE_BYTES
+        rate = self._rates.get(host)
+        wanted = _FIRST_RANGE_BYTES if rate is None else 10 * self._delays[host] * rate
         return prefetching.range_bytes(
             size, wanted=wanted, connections=self.count, minimum=_MIN_RANGE_BYTES, maximum=_MAX_RANGE_BYTES
         )
 
+    def request_bytes(self, host: str) -> int:
+        """How many bytes take as long as a request, by itself; a guess for a host not seen yet."""
+        rate = self._rates.get(host)
+        if rate is None:
+            return _FIRST_REQUEST_BYTES
+        return int(min(max(self._delays[host] * rate, _MIN_REQUEST_BYTES), _MAX_REQUEST_BYTES))
+
     def gap_bytes(self, host: str) -> int:
-        """How many bytes between two pieces take as long as another request; a guess for a host not seen yet."""
-        seen = self._seen.get(host)
-        return int(min(max(seen[0] * seen[1], _MIN_GAP_BYTES), _MAX_GAP_BYTES)) if seen else _FIRST_GAP_BYTES
+        """How many bytes between two pieces take as long as another request among many."""
+        return max(self.request_bytes(host) // self.requests_at_a_time(host), _MIN_GAP_BYTES)
 
 
 # One for each loop, and a fork gets a new loop.

@@ -118,7 +118,7 @@ class HttpSource(ByteSource):
         session = await self._filesystem.set_session()
         if span is not None and self._is_bounded and "timeout" not in options:
             options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
-        free = self._connections.free
+        free = self._connections.free_requests if self._is_bounded else self._connections.free
         await free.acquire()
         response = None
         try:

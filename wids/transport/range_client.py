@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 from wids.errors import ChangedShardError, FetchError
 from wids.index import urls
 from wids.transport import filesystems, retrying, spans
+from wids.transport.failures import CancelledTransferError
 from wids.transport.scheduler import read_spans
 from wids.transport.source import Sink
 from wids.transport.spans import Gather, Span
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _MAX_REQUEST_BYTES = 16 << 20
 
 
+class NoRangesError(FetchError):
+    """The server gives no byte ranges; the shard can be fetched as a whole."""
+
+
 class ShardBytes:
     """The bytes of one shard, by position. Threads may share it; a forked child opens its own.
 
@@ -39,12 +44,15 @@ class ShardBytes:
         storage_options: for the fsspec file system.
         hooks: called for each retry.
         size: what the index says of it, if it does; the object is then asked for nothing before the first read.
+        seconds: for all tries of one read.
+        is_cancelled: asked now and then; once it says True, a read ends.
 
     Attributes:
         requests: how many were made. read_bytes: how many bytes they brought.
 
     Raises:
-        FetchError: it cannot be read, or gives no ranges. ChangedShardError: it is not of ``size`` bytes.
+        NoRangesError: it has none. FetchError: it cannot be read. ChangedShardError: it is not of ``size`` bytes.
+        CancelledTransferError: a read was cancelled.
     """
 
     def __init__(
@@ -54,10 +62,12 @@ class ShardBytes:
         storage_options: dict[str, Any] | None = None,
         hooks: Sequence[Hook] = (),
         size: int | None = None,
+        seconds: float = retrying.TOTAL_SECONDS,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.url, self._storage_options, self._hooks = url, storage_options, hooks
+        self.url, self._storage_options, self._hooks, self._seconds = url, storage_options, hooks, seconds
         self.requests = self.read_bytes = 0
-        self._size = size
+        self._size, self._is_cancelled = size, is_cancelled
         self._stat: Stat | None = None
         if urls.scheme_of(url) == "pipe":
             raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
@@ -79,14 +89,14 @@ class ShardBytes:
     @property
     def spent_bytes(self) -> float:
         """The bytes that were read, and those that could have been in the time that the requests took."""
-        return self.read_bytes + self.requests * self._gap_bytes()
+        return self.read_bytes + self.requests * self._request_bytes()
 
     def scan_bytes(self, nsamples: int | None) -> float:
         """What reading the headers of so many samples costs at least, in the same measure; infinite if not known."""
-        return math.inf if nsamples is None else 2 * nsamples * self._gap_bytes()
+        return math.inf if nsamples is None else 2 * nsamples * self._request_bytes()
 
-    def _gap_bytes(self) -> int:
-        return filesystems.connections().gap_bytes(urls.host_of(self.url))
+    def _request_bytes(self) -> int:
+        return filesystems.connections().request_bytes(urls.host_of(self.url))
 
     @property
     def size(self) -> int:
@@ -125,7 +135,8 @@ class ShardBytes:
         """
         end = self.size
         wanted = [spans.clip(piece, end) for piece in pieces]
-        done = self._get(spans.coalesce(wanted, gap=self._gap_bytes(), max_bytes=_MAX_REQUEST_BYTES))
+        gap = filesystems.connections().gap_bytes(urls.host_of(self.url))
+        done = self._get(spans.coalesce(wanted, gap=gap, max_bytes=_MAX_REQUEST_BYTES))
         return [done.get(piece, b"") for piece in wanted]
 
     def _get(self, wanted: Mapping[Span, Sequence[Span]]) -> dict[Span, bytes]:
@@ -139,7 +150,9 @@ class ShardBytes:
                 url=self.url,
                 path=None,
                 hooks=self._hooks,
+                seconds=self._seconds,
                 kept=lambda: len(gather.pieces),
+                is_cancelled=self._is_cancelled,
             )
         return gather.pieces
 
@@ -148,17 +161,21 @@ class ShardBytes:
         gather.restart()
         missing, before = gather.missing, gather.arrived_bytes
         try:
-            with open_source(self.url, self._storage_options) as source:
+            with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
                 self.requests += not source.answers_have_stat
-                read_spans(source, missing, Sink(self._learn_range, gather.write))
+                read_spans(source, missing, Sink(self._learn_range, gather.write), is_for_samples=True)
         finally:
             self.requests += len(missing) - len(gather.missing)
             self.read_bytes += gather.arrived_bytes - before
 
+    def _go_on(self) -> None:
+        if self._is_cancelled():
+            raise CancelledTransferError
+
     def _look(self) -> Stat:
         """What the store says of the object; it is asked if it has not said anything yet."""
         if self._stat is None:
-            retrying.try_repeatedly(self._look_once, url=self.url, path=None, hooks=self._hooks)
+            retrying.try_repeatedly(self._look_once, url=self.url, path=None, hooks=self._hooks, seconds=self._seconds)
         return cast("Stat", self._stat)
 
     def _look_once(self) -> None:
@@ -182,8 +199,8 @@ class ShardBytes:
         if not stat.has_ranges:
             raise self._no_ranges()
 
-    def _no_ranges(self) -> FetchError:
-        return FetchError(
+    def _no_ranges(self) -> NoRangesError:
+        return NoRangesError(
             f"{self.url}: the server gives no byte ranges; the shard can only be fetched as a whole", url=self.url
         )
 

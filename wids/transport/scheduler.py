@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wids.index import urls
 from wids.transport import filesystems
 from wids.transport.failures import InterruptedTransferError, StalledTransferError, is_transient
 from wids.transport.source import Sink
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink) -> None:
+def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink, *, is_for_samples: bool = False) -> None:
     """Write the bytes of some spans to a sink, and prove that all are of the version that the sink knows.
 
     After an error that another try may mend, the requests that have begun end and the other connections go on, or
@@ -32,6 +33,7 @@ def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink) -> None:
         source: of which object.
         spans: which bytes; not empty ones.
         sink: gets each byte once, those of one span in order, those of several in any.
+        is_for_samples: a reader waits for them: many requests at a time, and downloads give way.
 
     Raises:
         Exception: what the source or the sink raised first; the bytes that came are in the sink.
@@ -40,25 +42,41 @@ def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink) -> None:
     if source.is_blocking:
         _run_here(_work(source, waiting, sink))
     else:
-        filesystems.run(_work_together(source, waiting, sink), go_on=source.go_on)
+        work = _request_together(source, waiting, sink) if is_for_samples else _download_together(source, waiting, sink)
+        filesystems.run(work, go_on=source.go_on)
     if not source.answers_have_stat:
         sink.learn(source.stat())
 
 
-async def _work(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
+async def _work(source: ByteSource, waiting: deque[Span], sink: Sink, *, gives_way: bool = False) -> None:
     """Read one span after the other."""
     while waiting:
         if source.is_blocking:
             source.go_on()
+        elif gives_way:
+            await filesystems.connections().give_way()
+            if not waiting:
+                return
         span = waiting.popleft()
         written = _Written(source.url, span, sink)
         await source.read(span, Sink(sink.learn, written.write))
         written.check_end()
 
 
-async def _work_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
-    count = min(len(waiting), filesystems.connections().count)
-    workers = [asyncio.ensure_future(_work(source, waiting, sink)) for _ in range(count)]
+async def _request_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
+    connections = filesystems.connections()
+    count = connections.requests_at_a_time(urls.host_of(source.url))
+    with connections.requesting():
+        await _together(_work(source, waiting, sink) for _ in range(min(len(waiting), count)))
+
+
+async def _download_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
+    count = filesystems.connections().count
+    await _together(_work(source, waiting, sink, gives_way=True) for _ in range(min(len(waiting), count)))
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    workers = [asyncio.ensure_future(work) for work in works]
     error: Exception | None = None
     try:
         for done in asyncio.as_completed(workers):

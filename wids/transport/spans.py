@@ -5,11 +5,16 @@ Pure: nothing here reads, waits or writes.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+
+# Bytes that a request brings beside those that were asked for, as a share of these.
+_MAX_WASTE = 0.5
 
 
 class Span(NamedTuple):
@@ -47,6 +52,8 @@ def subtract(spans: Sequence[Span], done: Span) -> list[Span]:
 def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, list[Span]]:
     """Requests that hold all pieces but the empty ones: disjoint spans, in order, each with its pieces.
 
+    The bytes between pieces are at most half of those in them, all requests together: the smallest gaps are filled.
+
     Args:
         pieces: in any order; they may overlap, and then they are one request.
         gap: so many bytes between two pieces take no longer than another request.
@@ -54,15 +61,28 @@ def coalesce(pieces: Iterable[Span], *, gap: int, max_bytes: int) -> dict[Span, 
     """
     found: list[tuple[Span, list[Span]]] = []
     for piece in sorted({piece for piece in pieces if piece.lo < piece.hi}):
-        if found:
+        if found and piece.lo < found[-1][0].hi:
             (lo, hi), inside = found[-1]
-            end = max(hi, piece.hi)
-            if piece.lo < hi or (piece.lo - hi <= gap and end - lo <= max_bytes):
-                inside.append(piece)
-                found[-1] = Span(lo, end), inside
-                continue
-        found.append((piece, [piece]))
-    return dict(found)
+            inside.append(piece)
+            found[-1] = Span(lo, max(hi, piece.hi)), inside
+        else:
+            found.append((piece, [piece]))
+    left = sum(span.size for span, _ in found) * _MAX_WASTE
+    gaps = sorted((right.lo - before.hi, k) for k, ((before, _), (right, _)) in enumerate(itertools.pairwise(found)))
+    filled = set()
+    for size, k in gaps:
+        left -= size
+        if size > gap or left < 0:
+            break
+        filled.add(k + 1)
+    joined: list[tuple[Span, list[Span]]] = []
+    for k, (span, inside) in enumerate(found):
+        if k in filled and span.hi - joined[-1][0].lo <= max_bytes:
+            joined[-1][1].extend(inside)
+            joined[-1] = Span(joined[-1][0].lo, span.hi), joined[-1][1]
+        else:
+            joined.append((span, inside))
+    return dict(joined)
 
 
 class Gather:

@@ -58,7 +58,7 @@ def make(web, tmp_path):
 
     def dataset(tags=TAGS, *, cache="cache", has_sizes=True, **options):
         listed = describe(web, tags, has_sizes=has_sizes)
-        return ShardListDataset(listed, cache_dir=tmp_path / cache, transformations=[], **options)
+        return ShardListDataset(listed, cache_dir=tmp_path / cache, transformations=[], early_reads=False, **options)
 
     return dataset
 

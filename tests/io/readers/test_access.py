@@ -190,7 +190,7 @@ def test_no_ranges(web, make):
 
 def test_auto_fetches_what_is_read_often(web, make, monkeypatch):
     """A few samples by ranges; once as much was asked for as the shard is long, it is fetched, once."""
-    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 5000)
     publish(web, "/a.tar")
     publish(web, "/b.tar")
     dataset = make("auto")
@@ -207,18 +207,18 @@ def test_auto_fetches_what_is_read_often(web, make, monkeypatch):
 
 def test_auto_scans_no_headers_that_cost_as_much_as_the_shard(web, make, monkeypatch):
     """Without a table beside the shard: it is fetched, unless its samples are large."""
-    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 5000)
     dataset = make("auto")
     assert dataset[3][".txt"] == shards.text("a", 3)
     assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 0)
-    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 600)
     assert dataset[ROWS][".txt"] == shards.text("b", 0)
     assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 1)
 
 
 def test_auto_keeps_no_shard_open_that_was_closed(web, make, monkeypatch, tmp_path):
     """A shard that has no table beside it, and so was fetched, is closed with the pool: it may be evicted at once."""
-    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 5000)
+    monkeypatch.setattr(filesystems.Connections, "request_bytes", lambda self, host: 5000)
     dataset = make("auto")
     gc.disable()  # what is closed only by the collector is a lease that others wait for
     try:

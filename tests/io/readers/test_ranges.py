@@ -65,9 +65,19 @@ def test_pieces_are_the_bytes_there(url, close_gaps, wanted):
 def test_close_pieces_are_one_request(web, close_gaps):
     """What lies between costs less than another request; what lies apart is asked for at the same time."""
     source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
-    assert source.read_many([(9000, 9010), (0, 10), (110, 120)]) == [DATA[9000:9010], DATA[:10], DATA[110:120]]
-    assert sorted(web.ranges) == [("/a.tar", 0, 120), ("/a.tar", 9000, 9010)]
-    assert (source.requests, source.read_bytes) == (2, 130)
+    pieces = [(9000, 9400), (0, 300), (380, 500)]
+    assert source.read_many(pieces) == [DATA[lo:hi] for lo, hi in pieces]
+    assert sorted(web.ranges) == [("/a.tar", 0, 500), ("/a.tar", 9000, 9400)]
+    assert (source.requests, source.read_bytes) == (2, 900)
+
+
+def test_no_more_than_half_is_read_beside(web, monkeypatch):
+    """However long a request takes: at most 1.5 times the bytes asked for, the smallest gaps filled first."""
+    monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 1 << 20)
+    source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
+    pieces = [(0, 100), (110, 200), (260, 300), (5000, 5100)]
+    assert source.read_many(pieces) == [DATA[lo:hi] for lo, hi in pieces]
+    assert sorted(web.ranges) == [("/a.tar", 0, 300), ("/a.tar", 5000, 5100)]
 
 
 def test_much_comes_over_all_connections(web, monkeypatch):

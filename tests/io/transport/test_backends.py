@@ -470,7 +470,7 @@ def test_a_server_that_is_busy(nginx, load):
     """Status 503 is tried again, and in the end said; 410 is final."""
     place = nginx.place()
     busy, gone = (nginx.served(place.add("a.tar", shard()), way) for way in ("busy", "gone"))
-    dataset = load(place, [(busy, 3), (gone, 3)])
+    dataset = load(place, [(busy, 3), (gone, 3)], early_reads=False)
     with pytest.raises(FetchError, match=r"503.*tries: 6") as caught:
         _ = dataset[0]
     assert caught.value.url == busy

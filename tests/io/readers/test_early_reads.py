@@ -1,0 +1,365 @@
+"""Samples of shards that are still on their way, or have no space in the cache: read by byte ranges meanwhile."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+
+import pytest
+from torch.utils.data import DataLoader
+
+import wids
+from tests.support import cache_shards as shards
+from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.servers import status, whole
+from wids.cache import arrivals
+from wids.errors import CountMismatchError, DigestMismatchError, ShardNotFoundError
+from wids.events import Fetched
+from wids.index import table as tables
+from wids.index import tar
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+ROWS, SIZE = 20, 3000
+TAGS = "abcd"
+
+
+def publish(web, path, data=None):
+    """Put a shard's member table beside it: its own, or that of other bytes."""
+    data = web.files[path] if data is None else data
+    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard=path)
+    table = tables.build_table(members, identity=tables.Identity(size=len(data)), shard=path)
+    web.add(path + ".widx", table.to_bytes())
+
+
+class Held:
+    """A fault: whole shards wait until the test lets them go on, parts of them do not."""
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def __call__(self, reply, body):
+        """Answer; see the class."""
+        data = reply.begin(body)
+        if len(data) > len(body) // 2:
+            reply.wait(self.go)
+        reply.end(data)
+
+
+@pytest.fixture
+def held():
+    """The fault of all shards' downloads."""
+    found = Held()
+    yield found
+    found.go.set()
+
+
+@pytest.fixture
+def web(server, held):
+    """A server of four shards with their tables, whose downloads wait."""
+    server.has_ranges = True
+    for tag in TAGS:
+        server.add(f"/{tag}.tar", shards.shard(tag, ROWS, SIZE), held)
+        publish(server, f"/{tag}.tar")
+    return server
+
+
+@pytest.fixture
+def make(web, tmp_path):
+    """A function: the dataset of the shards."""
+    made = []
+
+    def dataset(tags=TAGS, facts=None, **options):
+        listed = [
+            {
+                "url": f"{web.url}/{tag}.tar",
+                "nsamples": ROWS,
+                "filesize": len(web.files[f"/{tag}.tar"]),
+                **(facts or {}),
+            }
+            for tag in tags
+        ]
+        options = {"cache_dir": tmp_path / "cache", "transformations": "raw", **options}
+        made.append(wids.ShardListDataset(listed, **options))
+        return made[-1]
+
+    yield dataset
+    for each in made:
+        each._collection.provider.end_downloads()
+
+
+def text_of(index):
+    """What ``.txt`` of a sample of the dataset holds."""
+    return shards.text(TAGS[index // ROWS], index % ROWS)
+
+
+def downloads(web, tag):
+    """How often a whole shard was asked for."""
+    size = len(web.files[f"/{tag}.tar"])
+    return sum(hi - lo > size // 2 for path, lo, hi in web.ranges if path == f"/{tag}.tar")
+
+
+def wait_until(condition):
+    """Wait for something that threads do."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def wait_for_cached(dataset, count=1):
+    """Wait until so many shards are in the cache."""
+    wait_until(lambda: sum(name.endswith(".tar") for name in os.listdir(dataset.cache_dir)) >= count)
+
+
+def test_a_sample_comes_before_its_shard(web, make, held):
+    """It is read by ranges; the shard is downloaded meanwhile, once, and then read from the cache."""
+    dataset = make()
+    assert dataset[3][".txt"] == text_of(3)
+    assert dataset[5][".bin"] == b"a0005" * (SIZE // 5)
+    stats = dataset.stats()
+    assert (stats.fetches, stats.range_requests) == (0, 2)
+    held.go.set()
+    wait_for_cached(dataset)
+    requests = len(web.requests)
+    assert [dataset[row][".txt"] for row in range(ROWS)] == [text_of(row) for row in range(ROWS)]
+    assert len(web.requests) == requests
+    assert downloads(web, "a") == 1
+
+
+def test_the_names_of_a_sample_are_the_same(web, make, held):
+    """Read by ranges or from the cache, a sample is the same dict in the same order."""
+    dataset = make()
+    early = dataset[7]
+    held.go.set()
+    wait_for_cached(dataset)
+    assert list(dataset[7].items()) == list(early.items())
+
+
+def test_a_batch_over_many_shards_waits_once(web, make):
+    """Tables and samples of all its shards are asked for at the same time."""
+    dataset = make()
+    meeting = web.meeting(len(TAGS))
+    for tag in TAGS:
+        web.faults[f"/{tag}.tar.widx"] = [meeting]
+    wanted = [0, 1, ROWS, 2 * ROWS + 3, 3 * ROWS]
+    found = dataset.__getitems__(wanted)
+    assert [sample[".txt"] for sample in found] == [text_of(index) for index in wanted]
+    assert [sample["__index__"] for sample in found] == wanted
+    assert meeting.missing <= 0
+    assert dataset.stats().fetches == 0
+
+
+def test_samples_of_a_batch_are_asked_for_once(web, make):
+    """What two places of a batch, or two fields of a sample, need is one request; so is what lies side by side."""
+    dataset = make("a")
+    found = dataset.__getitems__([4, 5, 4, 6, 5])
+    assert [sample[".txt"] for sample in found] == [text_of(index) for index in (4, 5, 4, 6, 5)]
+    assert dataset.stats().range_requests == 1
+
+
+def test_fields(web, make):
+    """Only the members that are asked for are read."""
+    dataset = make(fields=[".txt"])
+    assert {name for name in dataset[2] if name.startswith(".")} == {".txt"}
+    assert dataset.stats().range_bytes < SIZE
+
+
+def test_without_tables_a_sample_waits_for_its_shard(web, make, held):
+    """The first shard tells that there are none here; others are not asked for theirs."""
+    held.go.set()
+    for tag in TAGS:
+        del web.files[f"/{tag}.tar.widx"]
+    dataset = make()
+    for index in (0, ROWS, 2 * ROWS):
+        assert dataset[index][".txt"] == text_of(index)
+    assert sum(path.endswith(".widx") for path in web.requests) == 1
+    assert dataset.stats().range_requests == 0
+    assert dataset.stats().fetches == 3
+
+
+def test_turned_off(web, make, held):
+    """`early_reads=False`: nothing but whole shards is asked for."""
+    held.go.set()
+    dataset = make(early_reads=False)
+    assert dataset[0][".txt"] == text_of(0)
+    assert dataset.stats().range_requests == 0
+    assert not any(path.endswith(".widx") for path in web.requests)
+
+
+def test_a_shard_that_cannot_be_downloaded_is_an_error(web, make, held):
+    """A wrong checksum is found by the download in the background, and raised by the next read."""
+    held.go.set()
+    dataset = make("a", facts={"md5sum": "0" * 32})
+    for _ in range(2):
+        with pytest.raises(DigestMismatchError):
+            [dataset[0] for _ in range(1_000_000)]
+
+
+def test_a_shard_that_is_missing(web, make):
+    """A table without its shard."""
+    del web.files["/a.tar"]
+    web.faults["/a.tar"] = [whole]
+    dataset = make("b")
+    dataset.shards[0]["url"] = f"{web.url}/a.tar"
+    web.files["/a.tar.widx"] = web.files["/b.tar.widx"]
+    with pytest.raises(ShardNotFoundError):
+        dataset[0]
+
+
+def test_a_table_with_another_count(web, make, held):
+    """The shard itself says which of table and index is right."""
+    held.go.set()
+    dataset = make("a", facts={"nsamples": ROWS - 1})
+    with pytest.raises(CountMismatchError):
+        dataset[0]
+    assert dataset.stats().range_requests == 0
+
+
+def test_a_stale_table(web, make, held):
+    """It is found out by the headers, and the shard is downloaded: no wrong byte, no error."""
+    held.go.set()
+    other = shards.pack([(f"a{row:04d}.{kind}", b"x" * 512) for row in range(ROWS) for kind in ("bin", "txt")])
+    data = web.files["/a.tar"]
+    other += bytes(max(len(data) - len(other), 0))
+    publish(web, "/a.tar", other[: len(data)])
+    dataset = make("a")
+    assert [dataset[row][".txt"] for row in range(ROWS)] == [text_of(row) for row in range(ROWS)]
+    assert dataset.stats().fetches == 1
+
+
+def test_the_shard_changes_while_it_is_read(web, make, held):
+    """Samples read before and after are each of one version; the download decides which one it is."""
+    dataset = make("a")
+    assert dataset[0][".txt"] == text_of(0)
+    members = [(f"a{row:04d}.{kind}", b"new") for row in range(ROWS) for kind in ("txt", "bin")]
+    data = shards.pack(members)
+    data += bytes(len(web.files["/a.tar"]) - len(data))
+    held.go.set()
+    web.add("/a.tar", data)
+    assert dataset[1][".txt"] in (text_of(1), b"new")
+    wait_for_cached(dataset)
+    found = [dataset[row][".txt"] for row in range(ROWS)]
+    assert found in ([text_of(row) for row in range(ROWS)], [b"new"] * ROWS)
+
+
+def test_a_server_without_ranges(web, make, held):
+    """Nothing is read early from one."""
+    held.go.set()
+    web.has_ranges = False
+    for tag in TAGS:
+        web.faults[f"/{tag}.tar"] = [whole]
+    dataset = make()
+    assert dataset[0][".txt"] == text_of(0)
+    assert dataset.stats().fetches == 1
+
+
+def test_a_server_that_fails_for_samples(web, make, held, monkeypatch):
+    """The download has more patience, and brings the sample."""
+    held.go.set()
+
+    def fail_parts(reply, body):
+        (whole_again if reply.span and reply.span[1] - reply.span[0] > len(body) // 2 else status(404))(reply, body)
+
+    def whole_again(reply, body):
+        reply.end(reply.begin(body))
+
+    web.faults["/a.tar"] = [fail_parts]
+    dataset = make("a")
+    assert dataset[0][".txt"] == text_of(0)
+    assert dataset.stats().fetches == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_limit_that_holds_fewer_shards_than_are_read(web, make, held, limit):
+    """Those that fit are downloaded once; samples of the others come by ranges, and the limit holds."""
+    held.go.set()
+    size = len(web.files["/a.tar"])
+    dataset = make(cache_size=int(limit * 1.2 * size + 4096))
+    order = [tag * ROWS + row for row in range(ROWS) for tag in range(len(TAGS))]
+    sampler = ListSampler(dataset, order)
+    assert [dataset[index][".txt"] for index in sampler] == [text_of(index) for index in order]
+    stats = dataset.stats()
+    assert stats.fetches <= len(TAGS)
+    assert stats.range_requests > 0
+    assert sum(name.endswith(".tar") for name in os.listdir(dataset.cache_dir)) <= limit
+
+
+class ListSampler:
+    """Indices in a given order, their shards downloaded ahead."""
+
+    def __init__(self, dataset, order):
+        self.dataset, self.order = dataset, order
+
+    def __iter__(self):
+        return iter(self.dataset.prefetch(self.order))
+
+
+def test_workers(web, make, held):
+    """Workers read by ranges what the process with the sampler downloads, whatever they are started by."""
+    dataset = make()
+    sampler = wids.DistributedChunkedSampler(dataset, chunksize=ROWS, shuffle=True, seed=1, num_replicas=1, rank=0)
+    for method in ("fork", "spawn"):
+        loader = DataLoader(
+            dataset,
+            batch_size=8,
+            sampler=sampler,
+            num_workers=2,
+            collate_fn=list,
+            multiprocessing_context=multiprocessing.get_context(method),
+        )
+        seen = []
+        for batch in loader:
+            seen += [(sample["__index__"], sample[".txt"]) for sample in batch]
+        assert sorted(seen) == [(index, text_of(index)) for index in range(len(dataset))]
+    assert dataset.stats().range_requests > 0
+
+
+def test_copies(web, make):
+    """A pickled dataset reads early too."""
+    dataset = pickle.loads(pickle.dumps(make()))
+    assert dataset[0][".txt"] == text_of(0)
+    assert dataset.stats().range_requests == 1
+
+
+def test_a_hook_sees_the_download(web, make, held):
+    """It is one ahead of its use."""
+    events = []
+    dataset = make("a", hooks=[events.append])
+    dataset[0]
+    held.go.set()
+    wait_until(lambda: any(isinstance(event, Fetched) for event in events))
+    assert [event.is_ahead for event in events if isinstance(event, Fetched)] == [True]
+
+
+def test_threads(web, make, held):
+    """Many threads read the same shards early, and from the cache in mid-course."""
+    dataset = make()
+    errors = []
+
+    def read(start):
+        try:
+            for step in range(ROWS):
+                index = (start + step * 13) % len(dataset)
+                assert dataset[index][".txt"] == text_of(index)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=read, args=(7 * k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    held.go.set()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert not errors
+
+
+def test_no_more_downloads_at_a_time_than_pay(web, make):
+    """Random access over many shards starts a few downloads, not one for each."""
+    dataset = make()
+    dataset.__getitems__([0, ROWS, 2 * ROWS, 3 * ROWS])
+    wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY)
+    dataset.__getitems__([1, ROWS + 1, 2 * ROWS + 1, 3 * ROWS + 1])
+    assert sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY

@@ -1,0 +1,155 @@
+"""Shards that are read by byte ranges until they are in the cache, and their downloads in the background.
+
+Whoever reads such a shard asks before each read whether that is still so. Mostly another process downloads it, the one
+whose sampler was iterated; where none does, this one begins to, in a thread of its own. Like every download ahead it
+waits for no space and evicts no shard that is used sooner: where the cache has no space for a shard, its samples are
+read by ranges for as long as that is so. A shard that cannot be downloaded is not read by ranges any more, so that its
+reader meets the error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from wids.cache import usage_hints
+from wids.cache.background import end_at_exit
+from wids.cache.directory import directory_of
+from wids.errors import CacheFull
+from wids.events import logger
+from wids.osfiles import forks
+from wids.policy import prefetching
+from wids.transport.failures import CancelledTransferError
+
+if TYPE_CHECKING:
+    from wids.cache.store import ShardCache
+    from wids.index.spec import Shard
+
+# How often it is looked at whether a process downloads a shard.
+_LOOK_SECONDS = 0.25
+# A shard that some sampler will need within the first is left to its prefetcher for the second.
+_PLANNED_SECONDS, _PATIENCE_SECONDS = 60.0, 5.0
+_FULL_SECONDS = 1.0
+
+
+class _Arrival:
+    """A shard on its way.
+
+    Attributes:
+        since: when it was read first. look_at: not to be looked at before. thread: its download in this process.
+        is_failed: it cannot be downloaded.
+    """
+
+    __slots__ = ("is_failed", "look_at", "since", "thread")
+
+    def __init__(self, now: float) -> None:
+        self.since = self.look_at = now
+        self.thread: threading.Thread | None = None
+        self.is_failed = False
+
+
+class Arrivals:
+    """The shards that this process reads before they are in the cache.
+
+    Args:
+        cache: downloads them.
+    """
+
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
+        self._begin()
+
+    def _begin(self) -> None:
+        self._found: dict[str, _Arrival] = {}
+        self._cancelled = threading.Event()
+        self._pid = os.getpid()
+        forks.reset_in_child(self)
+
+    def __getstate__(self) -> dict[str, ShardCache]:
+        return {"_cache": self._cache}
+
+    def __setstate__(self, state: dict[str, ShardCache]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def start_child(self) -> None:
+        """See `wids.osfiles.forks`: the threads are the parent's."""
+        self._begin()
+
+    def has_failed(self, path: str) -> bool:
+        """Whether a shard could not be downloaded; from the next look on, it is tried anew."""
+        found = self._found.get(path)
+        if found is None or not found.is_failed:
+            return False
+        del self._found[path]
+        return True
+
+    def is_due(self, shard: Shard, path: str) -> bool:
+        """Whether a shard is to be read by ranges now; begins its download if no process has.
+
+        Args:
+            shard: which.
+            path: where it will be in the cache.
+        """
+        if os.path.exists(path):
+            self._found.pop(path, None)
+            return False
+        now = time.monotonic()
+        found = self._found.get(path)
+        if found is None:
+            found = self._found.setdefault(path, _Arrival(now))
+        if found.is_failed:
+            return False
+        if found.thread is None and now >= found.look_at:
+            found.look_at = now + _LOOK_SECONDS
+            self._download_unless_another_does(shard, path, found, now)
+        return True
+
+    def _download_unless_another_does(self, shard: Shard, path: str, found: _Arrival, now: float) -> None:
+        if self._cache.is_downloading(path):
+            return
+        if now - found.since < _PATIENCE_SECONDS and _is_planned(path):
+            return
+        if sum(each.thread is not None for each in list(self._found.values())) >= prefetching.MIN_UNDER_WAY:
+            return
+        found.thread = threading.Thread(target=self._download, args=(shard, found), daemon=True, name="wids-download")
+        try:
+            found.thread.start()
+        except RuntimeError:  # no more threads
+            found.thread = None
+        else:
+            end_at_exit(self)
+
+    def _download(self, shard: Shard, found: _Arrival) -> None:
+        try:
+            self._cache.download_ahead(shard, after=time.time(), is_cancelled=self._cancelled.is_set)
+        except CacheFull:  # listing a large directory takes long, and is not to be done all the time
+            found.look_at = time.monotonic() + _FULL_SECONDS
+        except CancelledTransferError:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
+            logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
+            found.is_failed = True
+        finally:
+            found.thread = None
+
+    def end(self, *, is_finished: bool) -> None:
+        """Wait for no download any more: end those under way, unless they may finish."""
+        if not is_finished:
+            self._cancelled.set()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until its threads have ended, or for so long."""
+        end = None if seconds is None else time.monotonic() + seconds
+        for thread in [each.thread for each in list(self._found.values())]:
+            if thread is not None and os.getpid() == self._pid:
+                thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+
+
+def _is_planned(path: str) -> bool:
+    """Whether a live job says that it will read the shard soon: it downloads it, or has no space for it."""
+    directory, name = directory_of(path)
+    use = usage_hints.read(directory.own, directory.transients().plans).get(name)
+    return use is not None and use < time.time() + _PLANNED_SECONDS

@@ -1,0 +1,44 @@
+"""Downloads in threads end before the interpreter does: no transfer is under way then, and no part file there."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import weakref
+from typing import Protocol
+
+_END_SECONDS = 5.0
+
+
+class Downloading(Protocol):
+    """What has threads that download."""
+
+    def end(self, *, is_finished: bool) -> None:
+        """Begin no more; downloads under way are finished, or abandoned."""
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until its threads have ended, or for so long."""
+
+
+_live: weakref.WeakKeyDictionary[Downloading, int] = weakref.WeakKeyDictionary()
+
+
+def end_at_exit(found: Downloading) -> None:
+    """End it when this process ends, if it is still there."""
+    if found in _live and _live[found] == os.getpid():
+        return
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
+    if multiprocessing.parent_process() is not None:  # these leave without atexit
+        multiprocessing.util.Finalize(None, _end_all, exitpriority=100)
+    _live[found] = os.getpid()
+
+
+def _end_all() -> None:
+    live = [found for found, pid in list(_live.items()) if pid == os.getpid()]
+    for found in live:
+        found.end(is_finished=False)
+    for found in live:
+        found.join(_END_SECONDS)
