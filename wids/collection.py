@@ -44,6 +44,7 @@ Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[Sha
 Stretch: TypeAlias = "tuple[int, int, Reader, str | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
+_SIZED_SHARDS = 64
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
@@ -247,6 +248,13 @@ class ShardCollection:
             is_copied = self.provider.cache.placement.cache_local
             self._is_remote = is_copied or not all(map(urls.is_local, self.shards.urls))
         return self._is_remote
+
+    def shard_bytes(self) -> int | None:
+        """Bytes of a shard, about: the mean of some whose size the index knows; None: it knows none."""
+        count = len(self.shards)
+        sizes = [self.shards[k].filesize for k in range(0, count, max(count // _SIZED_SHARDS, 1))]
+        known = [size for size in sizes if size is not None]
+        return sum(known) // len(known) if known else None
 
     # --- where a sample is
 

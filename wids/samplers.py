@@ -289,7 +289,12 @@ class _EpochSampler(Sampler[int]):
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
-        found = prefetch(self.dataset, partial(run.config.blocks, run.place), position=lambda: run.drawn)
+        found = prefetch(
+            self.dataset,
+            partial(run.config.blocks, run.place),
+            position=lambda: run.drawn,
+            mixed=run.config.chunks_at_a_time,
+        )
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
 

@@ -18,8 +18,8 @@ from tests.support.cache_dirs import files_in, names_in, put_shard
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive, stop_here
 from tests.support.range_faults import unsized
-from tests.support.servers import whole, whole_unannounced
-from wids.cache import member_tables, prefetch, shard_download, space
+from tests.support.servers import shard_requests, whole, whole_unannounced
+from wids.cache import background, member_tables, prefetch, shard_download, space
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheFull, SizeMismatchError, WidsError
@@ -144,7 +144,7 @@ def test_what_is_never_read_is_not_fetched(server, tmp_path, form):
     for thread in [t for t in threading.enumerate() if t.name.startswith("wids-prefetch")]:
         thread.join(1)
     assert [dataset[i]["__key__"] for i in drawn]
-    assert set(server.requests) <= {"/d.tar", "/e.tar"}
+    assert set(shard_requests(server)) <= {"/d.tar", "/e.tar"}
 
 
 # --- room
@@ -273,9 +273,10 @@ def test_a_fetch_whose_thread_cannot_start_ends_nothing(server, tmp_path, monkey
     dataset = wids.ShardListDataset(serve_shards(server, 2), cache_dir=tmp_path / "cache")
     drawn = iter(wids.ChunkedSampler(dataset))
     next(drawn)
-    found = [p for p in prefetch._live if p._sources[0].store is dataset.cache.provider.cache]
+    live = [p for p in background._live if isinstance(p, prefetch.Prefetcher)]
+    found = [p for p in live if p._sources[0].store is dataset.cache.provider.cache]
     found[0]._thread.join(1)
-    prefetch._end_all()
+    background._end_all()
     assert [dataset[i] for i in drawn]
     assert not [record for record in caplog.records if record.exc_info]
 

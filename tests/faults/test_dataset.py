@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards, tars
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive
-from tests.support.servers import Server, redirect, status
+from tests.support.servers import Server, redirect, shard_requests, status
 from tests.support.shards import write_shards
 from wids import errors
 from wids.codecs.decode import SampleDecoder
@@ -511,7 +511,7 @@ def test_a_cache_directory_may_have_any_name(server, tmp_path, name):
         dataset = wids.ShardListDataset([(url, 3)], cache_dir=str(tmp_path / name), transformations=[])
         assert dataset[1][".txt"].read() == b"a1"
     assert os.listdir(tmp_path) == [name]
-    assert len(server.requests) == 1
+    assert len(shard_requests(server)) == 1
 
 
 def test_counts_that_overflow_in_all_are_refused(tmp_path):

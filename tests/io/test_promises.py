@@ -26,6 +26,7 @@ import wids
 import wids.wids
 from tests.support import servers, tars
 from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.servers import shard_requests
 from tests.support.shards import serve, write_index, write_shard, write_shards, write_tar
 from wids.errors import (
     CompressedShardError,
@@ -73,7 +74,7 @@ def test_pain_01_two_shards_with_one_basename_do_not_overwrite_each_other(tmp_pa
             assert labels(dataset) == [0, 1, 10, 11, 20, 21, 0, 1]
         paths = {dataset.get_shard(2 * k)[0].path for k in range(4)}
     assert len(paths) == 4
-    assert len(server.requests) == 4
+    assert len(shard_requests(server)) == 4
 
 
 def test_pain_02_local_tars_are_not_copied(tmp_path):
@@ -387,7 +388,7 @@ def test_pain_11_a_shard_that_is_opened_again_is_not_scanned_again(tmp_path, mon
         remote = [(f"{server.url}/s{k}.tar", 5) for k in range(30)]
         dataset = wids.ShardListDataset(remote, lru_size=2, hooks=[events], cache_dir=tmp_path / "cache")
         assert labels(dataset[i] for i in order) == order
-    assert len(scans) == len(set(scans)) == len(server.requests) <= 30
+    assert len(scans) == len(set(scans)) == len(shard_requests(server)) <= 30
     again = wids.ShardListDataset(remote, cache_dir=tmp_path / "cache", hooks=[events])
     del scans[:], events[:]
     assert labels(again[i] for i in order) == order
@@ -570,7 +571,7 @@ def test_pain_15_regenerated_shards_are_not_served_stale(tmp_path, events, known
         text = given.getvalue()
         for _ in range(2):
             assert labels(wids.ShardListDataset(io.StringIO(text), **options)) == list(range(5, 5 + count))
-    assert sum(isinstance(event, Fetched) for event in events) == len(server.requests) == 2
+    assert sum(isinstance(event, Fetched) for event in events) == len(shard_requests(server)) == 2
     assert sum(isinstance(event, Rejected) for event in events) == 1
 
 

@@ -6,7 +6,19 @@ import threading
 from wids import testing
 from wids.testing import Gate, cut, instead, redirect, reset, stall, status, whole
 
-__all__ = ["Gate", "Meeting", "Server", "cut", "instead", "redirect", "reset", "stall", "status", "whole"]
+__all__ = [
+    "Gate",
+    "Meeting",
+    "Server",
+    "cut",
+    "instead",
+    "redirect",
+    "reset",
+    "shard_requests",
+    "stall",
+    "status",
+    "whole",
+]
 
 
 class Server(testing.Server):
@@ -22,6 +34,11 @@ class Server(testing.Server):
     def meeting(self, count):
         """A fault for the coming answers: their bodies wait until there are ``count`` of them."""
         return Meeting(count)
+
+
+def shard_requests(server):
+    """The requests to a server but those for member tables, which are asked for wherever there may be some."""
+    return [target for target in server.requests if ".widx" not in target]
 
 
 class Meeting:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
 _MIN_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 # A published one that is longer than this is not read, for shards of any size.
-_MAX_PUBLISHED_BYTES = 512 << 20
+_MAX_PUBLISHED_BYTES, _UNKNOWN_BYTES = 512 << 20, 32 << 20
 # That there is no table. A bucket that cannot be listed says 403 for an object that does not exist.
 NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 # Headers that tell how long one takes, how long is long, and how many are then read at a time.
@@ -151,14 +151,16 @@ def load_published(
 def read_published(
     shard: Shard,
     *,
-    shard_bytes: int,
+    shard_bytes: int | None,
     storage_options: dict[str, Any] | None = None,
     seconds: float = retrying.FIRST_SECONDS,
 ) -> MemberTable:
     """As `load_published`.
 
     Args:
-        shard, shard_bytes, storage_options: likewise.
+        shard: which.
+        storage_options: for fsspec.
+        shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
         seconds: for all tries together.
 
     Raises:
@@ -171,13 +173,13 @@ def read_published(
     data = download.read_bytes(
         url + tables.SUFFIX,
         storage_options=storage_options,
-        max_bytes=min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
+        max_bytes=_UNKNOWN_BYTES if shard_bytes is None else min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
         seconds=seconds,
     )
     table = tables.parse_table(data, shard=url)
     if table.nmembers and min(table.offsets) < headers.BLOCK:
         raise TableError(f"{url}: the member table beside it has a member where no header fits before it", shard=url)
     md5 = table.identity.md5
-    if table.identity.size != shard_bytes or (md5 and shard.md5sum and md5 != shard.md5sum):
+    if shard_bytes not in (None, table.identity.size) or (md5 and shard.md5sum and md5 != shard.md5sum):
         raise TableError(f"{url}: the member table beside it is of another version of the shard", shard=url)
     return table

@@ -55,6 +55,7 @@ class Downloads(Protocol):
 
     cache_size: int | None
     hooks: Sequence[Hook]
+    is_limit_told: bool
 
     def place(self, url: str) -> tuple[str, bool]:
         """The path of the shard's bytes, once they are there, and whether they are read in place."""
@@ -70,11 +71,13 @@ class Source(NamedTuple):
         store: downloads its shards.
         find: shard number -> the shard.
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+        shard_bytes: of a shard, about; None: not known.
     """
 
     store: Downloads
     find: Callable[[int], Shard]
     ahead_bytes: int | None
+    shard_bytes: int | None = None
 
 
 class _UpcomingShard:
@@ -121,7 +124,7 @@ class Prefetcher:
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
         self._ended: queue.SimpleQueue[tuple[ShardKey, bool]] = queue.SimpleQueue()
         self._pace = RateEstimator(time.monotonic())
-        ranks = max(_environ_int("LOCAL_WORLD_SIZE"), 1)
+        ranks = _ranks_of_node()
         self._window = PrefetchWindow(
             visits,
             [AheadLimits(source.ahead_bytes, source.store.cache_size, ranks) for source in sources],
@@ -329,21 +332,47 @@ class Ahead:
 
 
 def prefetch(
-    dataset: Any, blocks: Callable[[], Iterator[Indices]], *, position: Callable[[], int]
+    dataset: Any, blocks: Callable[[], Iterator[Indices]], *, position: Callable[[], int], mixed: int | None = None
 ) -> Prefetcher | None:
     """Download the shards of the shard lists underneath a dataset ahead; None if there are none to download.
+
+    Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next one.
 
     Args:
         dataset: see `wids.order.layout.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
         blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
         position: how many of them were drawn.
+        mixed: shards that are read at a time; None: not known.
     """
     try:
         found = Shards(dataset, lambda leaf: leaf.prefetch_source() is not None)
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
     sources = [leaf.prefetch_source() for leaf in found.datasets]
+    for source in sources if mixed else ():
+        _warn_of_limit(source, mixed or 1)
     return Prefetcher(sources, found.visits(blocks()), position=position) if sources else None
+
+
+def _warn_of_limit(source: Source, mixed: int) -> None:
+    limit, size, ranks = source.store.cache_size, source.shard_bytes, _ranks_of_node()
+    needed = prefetching.needed_shards(mixed, ranks)
+    if limit is None or size is None or limit >= needed * size or source.store.is_limit_told:
+        return
+    source.store.is_limit_told = True
+    window = limit // (size * ranks) - 1
+    if _environ_int("LOCAL_RANK") == 0:
+        logger.warning(
+            "cache_size=%d has space for %d shards of about %d bytes, and %d rank(s) of this node read %d at a time. "
+            "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
+            "index create --members), else shards are downloaded again and again. cache_size=%d would do%s",
+            *(limit, limit // size, size, ranks, mixed * ranks, needed * size),
+            f", or a window of {window} shards" if window >= 1 else "",
+        )
+
+
+def _ranks_of_node() -> int:
+    return max(_environ_int("LOCAL_WORLD_SIZE"), 1)
 
 
 def _slots(shard: Shard) -> int:

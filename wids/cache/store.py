@@ -56,6 +56,9 @@ class ShardCache:
         storage_options, allow_pipe: see `wids.transport.download.download_to`.
         hooks: called with every event.
         checks_counts: a cached shard that holds another number of samples than the index says is downloaded again.
+
+    Attributes:
+        is_limit_told: a program was warned that the limit is too small for what it reads.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class ShardCache:
     ) -> None:
         self.placement, self.cache_size, self.hooks = placement, cache_size, hooks
         self._keep, self._checks_counts = keep, checks_counts
+        self.is_limit_told = False
         self._options = DownloadOptions(storage_options, allow_pipe)
         self._miscounted: dict[str, Identity] = {}
         self._spaces: dict[str, Space] = {}

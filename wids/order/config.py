@@ -61,6 +61,12 @@ class EpochConfig:
         """Whether passes follow each other without a tail."""
         return self.epochs != 1 or self.epoch_size is not None
 
+    @property
+    def chunks_at_a_time(self) -> int:
+        """How many chunks, of one shard each, a rank mixes at a time."""
+        window = self.plan.window if self.plan.is_shuffled else 1
+        return window * -(-self.lanes // self.world)
+
     def first_place(self, epoch: int) -> EpochPosition:
         """Where an epoch begins.
 

@@ -114,6 +114,16 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int)
     return found if limit is None else min(found, limit)
 
 
+def needed_shards(mixed: int, ranks: int) -> int:
+    """How many shards a node's cache needs, that each is downloaded once and the next one before it is needed.
+
+    Args:
+        mixed: shards that one rank reads at a time.
+        ranks: of the node.
+    """
+    return (mixed + 1) * ranks
+
+
 def good_ahead(rate: float, *, typical: int, each: float) -> int:
     """How many bytes ahead are worth while: more the faster shards are used.
 

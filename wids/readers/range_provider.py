@@ -20,11 +20,11 @@ from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
 from wids.transport import retrying
-from wids.transport.failures import CancelledTransferError, forget_frames
+from wids.transport.failures import forget_frames
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from wids.events import Hook
     from wids.index.spec import Shard
@@ -63,6 +63,7 @@ class RangeProvider:
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.
         self._sources: dict[str, ShardBytes] = {}
+        self._read: set[str] = set()
         self._spent: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class RangeProvider:
             rescan=partial(self._scan, source),
             is_proven=is_proven,
             split=tables.parse_rule(self._rule),
-            is_due=None if self._is_final else partial(self._is_cheaper, source, iter([True])),
+            is_due=None if self._is_final else partial(self._is_cheaper, source),
             hooks=self._hooks,
         )
         announce(self._hooks, reader, has_saved_table=has_saved, start=start)
@@ -117,24 +118,14 @@ class RangeProvider:
         start, url = time.perf_counter(), shard.url
         if not self.may_have_table(url):
             return None
-        source = ShardBytes(
-            url,
-            storage_options=self._storage_options,
-            hooks=self._hooks,
-            size=shard.filesize,
-            seconds=_SECONDS,
-            is_cancelled=is_there,
-        )
         known = self._tables.get(url)
         try:
-            if shard.filesize is None and not source.has_ranges:
-                raise self._refuse(shard)
-            if known is None or known[0].identity.size != source.size:
+            if known is None:
                 options = self._storage_options  # one try: the shard can be downloaded
-                table = member_tables.read_published(shard, shard_bytes=source.size, storage_options=options, seconds=0)
+                table = member_tables.read_published(
+                    shard, shard_bytes=shard.filesize, storage_options=options, seconds=0
+                )
                 known = table, False
-        except CancelledTransferError:
-            return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
             if isinstance(error, member_tables.NOT_PUBLISHED):
                 self._without_tables.add(urls.directory_of(url))
@@ -147,6 +138,14 @@ class RangeProvider:
         if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
             return None
         self._tables.remember(url, known)
+        source = ShardBytes(
+            url,
+            storage_options=self._storage_options,
+            hooks=self._hooks,
+            size=table.identity.size,
+            seconds=_SECONDS,
+            is_cancelled=is_there,
+        )
         reader = RangeReader(
             source,
             table=table,
@@ -168,9 +167,10 @@ class RangeProvider:
     def _raise_doubt(self, url: str) -> MemberTable:
         raise FetchError(f"{url}: the headers do not say the same as the member table", url=url)
 
-    def _is_cheaper(self, source: ShardBytes, first: Iterator[bool]) -> bool:
-        """Whether reading a shard by ranges has cost less than its download so far; the first read is let in."""
-        if next(first, False) or source.spent_bytes <= source.size:
+    def _is_cheaper(self, source: ShardBytes) -> bool:
+        """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""
+        if source.spent_bytes <= source.size or source.url not in self._read:
+            self._read.add(source.url)
             return True
         self._spent.add(source.url)
         return False

@@ -363,3 +363,29 @@ def test_no_more_downloads_at_a_time_than_pay(web, make):
     wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY)
     dataset.__getitems__([1, ROWS + 1, 2 * ROWS + 1, 3 * ROWS + 1])
     assert sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY
+
+
+@pytest.mark.parametrize(("places", "window"), [(3, 2), (1, 0)])
+def test_a_limit_below_the_window_is_told_once(web, make, held, caplog, places, window):
+    """With the limit, and the window, that would do."""
+    held.go.set()
+    size = len(web.files["/a.tar"])
+    dataset = make(cache_size=places * size)
+    for epoch in range(2):
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=4)
+        sampler.set_epoch(epoch)
+        assert sorted(dataset[index]["__index__"] for index in sampler) == list(range(len(dataset)))
+    told = [record.getMessage() for record in caplog.records if "at a time" in record.getMessage()]
+    assert len(told) == 1
+    assert f"cache_size={5 * size} would do" in told[0]
+    assert (f"a window of {window} shards" in told[0]) == (window > 0)
+
+
+def test_a_limit_that_holds_the_window_is_not(web, make, held, caplog):
+    """As the next smaller one is."""
+    held.go.set()
+    size = len(web.files["/a.tar"])
+    for count, expected in ((3, 0), (2, 1)):
+        dataset = make(cache_size=count * size)
+        next(iter(wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=2)))
+        assert sum("at a time" in record.getMessage() for record in caplog.records) == expected

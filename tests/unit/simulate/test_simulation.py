@@ -19,6 +19,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import table_of
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.examples import examples
+from tests.support.servers import shard_requests
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases
@@ -441,4 +442,4 @@ def fetch_for_real(server, listed, directory, limit):
             timeout=PATIENCE_SECONDS,
         )
         assert sum(loader) == len(dataset)
-    return len(server.requests)
+    return len(shard_requests(server))
