@@ -65,6 +65,9 @@ def rounds(few, many):
     return pytest.mark.parametrize("rounds", [pytest.param(few, id="few"), pytest.param(many, id="many", marks=marks)])
 
 
+with_tables = pytest.mark.parametrize("has_tables", [False, True], ids=["whole shards", "early reads"])
+
+
 @pytest.fixture
 def cache(tmp_path):
     """The cache directory; it is not there yet."""
@@ -147,10 +150,11 @@ def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
 
 @pytest.mark.e2e
 @rounds(6, 300)
+@with_tables
 @pytest.mark.usefixtures("no_patience", "no_waits")
-def test_killed_at_random(server, cache, choose, rounds):
+def test_killed_at_random(server, cache, choose, rounds, has_tables):
     """Two jobs with workers are killed at random moments, alone or with their workers; the others go on."""
-    serve(server, range(8))
+    serve(server, range(8), has_tables=has_tables)
     shards = entries(server, range(8))
     for number in range(rounds):
         jobs = [Job(shards=shards, directory=cache, limit=LIMIT - k * 5000, seed=number + k) for k in range(2)]
@@ -313,12 +317,13 @@ def test_a_disk_without_room_for_another_file(server, cache):
 
 @pytest.mark.e2e
 @rounds(1, 15)
-def test_two_jobs_of_many_processes(server, cache, choose, rounds):
+@with_tables
+def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables):
     """Two jobs of four processes, forked and spawned, with workers and prefetching, in a quarter of what they read.
 
     Their shards overlap, and each has a bound of its own. What the directory has stays within the larger one.
     """
-    serve(server, range(24))
+    serve(server, range(24), has_tables=has_tables)
     numbers, limits = (range(16), range(8, 24)), (6 * ONE + ONE // 2, 5 * ONE)
     epochs = 1 + rounds
     for _ in range(rounds):
@@ -369,29 +374,31 @@ ERRORS = {
 
 @pytest.mark.e2e
 @rounds(1, 40)
-def test_a_server_gone_mad(server, cache, choose, rounds):
+@with_tables
+def test_a_server_gone_mad(server, cache, choose, rounds, has_tables):
     """Two jobs, one by the index of before, while the server fails in all ways and changes its mind about shards.
 
-    Nobody reads a wrong byte, or one of another version than the index means; without digests in the index, a shard is
-    of one version. In the end what can be had is had, and of the rest it is said that it is another.
+    Nobody reads a wrong byte; who waits for whole shards, none of another version than the index means. Without digests
+    in the index, a sample is of one version. In the end what can be had is had, and of the rest it is said that it is
+    another.
     """
     numbers = range(6)
     for _ in range(rounds):
-        serve(server, numbers)
-        common = {"directory": cache, "limit": 3 * ONE, "read_seconds": 0.2}
+        serve(server, numbers, has_tables=has_tables)
+        common = {"directory": cache, "limit": 3 * ONE, "read_seconds": 0.2, "early_reads": False}
         old = Job(shards=entries(server, numbers), seed=choose.randrange(1000), **common)
         new = Job(shards=entries(server, numbers, 2), seed=choose.randrange(1000), versions=(2,), **common)
         any_ = Job(
             shards=entries(server, numbers, has_md5=False),
             seed=choose.randrange(1000),
-            **{**common, "directory": f"{cache}-2"},
+            **{**common, "directory": f"{cache}-2", "early_reads": True},
             versions=(1, 2),
         )
         with contextlib.ExitStack() as stack:
             running = [stack.enter_context(program(chaos.read_at_random, job, 3)) for job in (old, new, any_)]
             while not all(each.connection.poll(0.01) for each in running):
                 number, faults = choose.choice(numbers), choose.choices(FAULTS, k=choose.randrange(3))
-                serve(server, [number], choose.choice((1, 2)), *faults, whole)
+                serve(server, [number], choose.choice((1, 2)), *faults, whole, has_tables=has_tables)
             for each in running:
                 right, errors = each.answer(time.monotonic() + PATIENCE_SECONDS)
                 assert set(errors) <= ERRORS, errors

@@ -33,7 +33,8 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import space, usage_hints
 from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
 from wids.errors import WidsError
-from wids.index import spec
+from wids.index import spec, tar
+from wids.index import table as tables
 from wids.osfiles import system
 from wids.readers.provider import AutoProvider
 from wids.transport import filesystems
@@ -76,11 +77,21 @@ def entries(server, numbers, version=1, *, has_md5=True):
     return found
 
 
-def serve(server, numbers, version=1, *faults):
-    """Put shards on a server, which answers to ranges."""
+def serve(server, numbers, version=1, *faults, has_tables=False):
+    """Put shards on a server, which answers to ranges; with their member tables, their samples can be read early."""
     server.has_ranges = True
     for number in numbers:
         server.add(path_of(number), shard_bytes(number, version), *faults)
+        if has_tables:
+            server.add(f"{path_of(number)}.widx", table_bytes(number, version), *faults)
+
+
+@functools.cache
+def table_bytes(number, version=1):
+    """The member table of a shard, as it is published."""
+    data = shard_bytes(number, version)
+    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard="")
+    return tables.build_table(members, identity=tables.Identity(size=len(data)), shard="").to_bytes()
 
 
 def check(sample, versions=(1,)):
@@ -331,6 +342,7 @@ class Job:
     read_seconds: float = 60.0
     is_persistent: bool = False
     no_locks: int = 0
+    early_reads: bool = True
 
     def dataset(self, *, is_hurried=True):
         """Its dataset; in a process of its own, which it makes hurry."""
@@ -339,7 +351,12 @@ class Job:
         if self.no_locks:
             lose_locks(self.no_locks)
         return ShardListDataset(
-            self.shards, cache_dir=self.directory, cache_size=self.limit, transformations=[], dataset_name="chaos"
+            self.shards,
+            cache_dir=self.directory,
+            cache_size=self.limit,
+            transformations=[],
+            dataset_name="chaos",
+            early_reads=self.early_reads,
         )
 
     def sampler(self, dataset):
