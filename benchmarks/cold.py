@@ -39,6 +39,7 @@ class Setting:
     index: str
     batch: int
     workers: int
+    batches: int | None
     step_seconds: float
     patience_seconds: float
     reply_seconds: float
@@ -67,6 +68,7 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
         "cache_dir": cache,
         "batch": setting.batch,
         "workers": setting.workers,
+        "batches": setting.batches,
         "step_seconds": setting.step_seconds,
         "options": options,
     }
@@ -96,7 +98,7 @@ def _run_epoch(setting: Setting, child: Child, cache: str, epoch: int) -> dict:
     busy_end = busy_seconds()
     sent = setting.server.stats()
     count = setting.data["samples"]
-    if (reply["samples"], reply["labels"]) != (count, count * (count - 1) // 2):
+    if setting.batches is None and (reply["samples"], reply["labels"]) != (count, count * (count - 1) // 2):
         raise ChildError(f"{child.name} yielded {reply['samples']} samples of {count}, or some twice")
     others = None
     if busy_begin is not None and busy_end is not None:
@@ -164,6 +166,7 @@ def main(
     md5: Annotated[bool, typer.Option(help="Whether the index has md5 sums, as widsindex writes them.")] = True,
     batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Workers of the DataLoader.")] = 2,
+    batches: Annotated[int, typer.Option(min=0, help="End an epoch after so many batches; 0: none.")] = 0,
     step_ms: Annotated[float, typer.Option(min=0, help="Sleep of the training loop for each batch.")] = 0,
     delay_ms: Annotated[float, typer.Option(min=0, help="From a request to its reply's first byte.")] = 30,
     mbps: Annotated[float, typer.Option(min=0.1, help="Megabytes (1e6) a second for each connection.")] = 40,
@@ -191,6 +194,7 @@ def main(
                 index=made["indexes"]["md5" if md5 else "plain"],
                 batch=8 if quick else batch,
                 workers=workers,
+                batches=batches or None,
                 step_seconds=step_ms / 1e3,
                 patience_seconds=wait,
                 reply_seconds=60 if quick else REPLY_SECONDS,

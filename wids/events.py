@@ -56,6 +56,7 @@ class Fetched(Event, frozen=True, kw_only=True):
     size_bytes: int
     seconds: float
     is_ahead: bool = False
+    requests: int = 1
 
 
 class Hit(Event, frozen=True, kw_only=True):
@@ -135,6 +136,15 @@ class NotFetchedAhead(Event, frozen=True, kw_only=True):
 
 class RangesRead(Event, frozen=True, kw_only=True):
     """Members of a remote shard were read by byte ranges, in so many requests."""
+
+    url: str
+    requests: int
+    size_bytes: int
+    seconds: float
+
+
+class TableRead(Event, frozen=True, kw_only=True):
+    """The member table of a remote shard was read from beside it, or made from its headers, in so many requests."""
 
     url: str
     requests: int

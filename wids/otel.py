@@ -45,8 +45,11 @@ _COUNTERS = {
     "evictions": ("{shard}", "Shards evicted to free space."),
     "evicted_bytes": ("By", "Bytes of the evicted shards."),
     "waits": ("{wait}", "Waits for another process's download, or for free space."),
-    "range_requests": ("{request}", "Requests for byte ranges of shards that are not downloaded."),
+    "range_requests": ("{request}", "Requests for samples of shards that are not in the cache."),
     "range_bytes": ("By", "Bytes read by range requests."),
+    "fetch_requests": ("{request}", "Requests for shards."),
+    "table_requests": ("{request}", "Requests for member tables of shards that are not in the cache."),
+    "table_bytes": ("By", "Bytes of these member tables."),
     "stalled_seconds": ("s", "Time that reads of samples waited for their shards."),
 }
 

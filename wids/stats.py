@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.events import Evicted, Fetched, Hit, RangesRead, Rejected, Retried, Waited, WaitedForRoom
+from wids.events import Evicted, Fetched, Hit, RangesRead, Rejected, Retried, TableRead, Waited, WaitedForRoom
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,14 +30,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         fetches: shards downloaded. fetched_ahead: those of them that were complete before a sample of them was needed.
-        fetched_bytes: their bytes.
+        fetched_bytes: their bytes. fetch_requests: the requests for them.
         hits: remote shards that were in the cache when they were opened.
         retries: attempts at downloads that failed and were followed by another one.
         rejections: cached shards that were not used, but downloaded again: damaged, changed, not what the index says.
         evictions: shards deleted to make space. evicted_bytes: their bytes.
         waits: how often a process waited for another one's download, or for space in the cache.
-        range_requests: byte ranges read of remote shards that are not downloaded. range_bytes: their bytes.
-        stalled_seconds: time that samples waited for a shard that was not in the cache; the sum over all processes.
+        range_requests: byte ranges read for samples of shards that are not in the cache. range_bytes: their bytes.
+        table_requests: requests for member tables of such shards. table_bytes: their bytes.
+        stalled_seconds: time that samples waited for a shard that was not in the cache; the sum over all threads.
     """
 
     fetches: int = 0
@@ -51,7 +52,19 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     waits: int = 0
     range_requests: int = 0
     range_bytes: int = 0
+    fetch_requests: int = 0
+    table_requests: int = 0
+    table_bytes: int = 0
     stalled_seconds: float = 0.0
+
+    def price(self) -> str:
+        """What was asked of servers, in a line: requests and megabytes for shards, samples and member tables."""
+        kinds = {
+            "shards": (self.fetch_requests, self.fetched_bytes),
+            "samples": (self.range_requests, self.range_bytes),
+            "member tables": (self.table_requests, self.table_bytes),
+        }
+        return "; ".join(f"{name}: {count:,} requests, {size / 1e6:,.1f} MB" for name, (count, size) in kinds.items())
 
 
 COLUMNS = Stats.__struct_fields__
@@ -103,6 +116,7 @@ def _counted(event: Event) -> list[tuple[str, float]]:
             ("fetches", 1),
             ("fetched_ahead", event.is_ahead),
             ("fetched_bytes", event.size_bytes),
+            ("fetch_requests", event.requests),
             ("stalled_seconds", stalled),
         ]
     if isinstance(event, Waited):
@@ -111,6 +125,12 @@ def _counted(event: Event) -> list[tuple[str, float]]:
         return [
             ("range_requests", event.requests),
             ("range_bytes", event.size_bytes),
+            ("stalled_seconds", event.seconds),
+        ]
+    if isinstance(event, TableRead):
+        return [
+            ("table_requests", event.requests),
+            ("table_bytes", event.size_bytes),
             ("stalled_seconds", event.seconds),
         ]
     if isinstance(event, Evicted):

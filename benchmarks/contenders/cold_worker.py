@@ -48,8 +48,8 @@ class Job:
         raise NotImplementedError
 
 
-def run_epoch(loader, step_seconds: float) -> dict:
-    """Go through one epoch and tell what the training loop had to wait for.
+def run_epoch(loader, step_seconds: float, batches: int | None = None) -> dict:
+    """Go through one epoch, or so many batches of it, and tell what the training loop had to wait for.
 
     Returns:
         first: seconds from the creation of the iterator to the first batch. epoch: to the end. worst: the longest wait
@@ -69,6 +69,8 @@ def run_epoch(loader, step_seconds: float) -> dict:
         labels += int(numbers.sum())
         if step_seconds:
             time.sleep(step_seconds)
+        if len(waits) == batches:
+            break
         asked = time.perf_counter()
     seconds = time.perf_counter() - begin
     if not waits:
@@ -97,7 +99,7 @@ def serve(make: type[Job]) -> None:
                 reply: dict = {"kinds": ["epoch"], "versions": _versions(("torch", "pillow", *make.packages))}
                 job = make(given)
             else:
-                reply = run_epoch(job.loader(request["epoch"]), given["step_seconds"])
+                reply = run_epoch(job.loader(request["epoch"]), given["step_seconds"], given["batches"])
         except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
             traceback.print_exc()
             reply = {"error": f"{type(failure).__name__}: {failure}"}

@@ -18,6 +18,7 @@ from wids.events import (
     RepeatedKeys,
     Retried,
     Swept,
+    TableRead,
     Waited,
     WaitedForRoom,
     emit,
@@ -37,6 +38,7 @@ ALL = [
     Swept(path="p", size_bytes=1),
     NotFetchedAhead(url="u", cause="c"),
     RangesRead(url="u", requests=2, size_bytes=10, seconds=0.5),
+    TableRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     RepeatedKeys(url="u", count=2),
 ]
 

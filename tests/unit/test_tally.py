@@ -8,14 +8,30 @@ import torch
 
 import wids
 from tests.support.shards import write_index
-from wids.events import Closed, Evicted, Fetched, Hit, Rejected, Retried, Waited, WaitedForRoom
+from wids.events import Closed, Evicted, Fetched, Hit, RangesRead, Rejected, Retried, TableRead, Waited, WaitedForRoom
 from wids.stats import Stats, Tally
 
 EVENTS = {
-    Fetched(url="u", path="p", size_bytes=10, seconds=0.5): {"fetches": 1, "fetched_bytes": 10, "stalled_seconds": 0.5},
-    Fetched(url="u", path="p", size_bytes=10, seconds=0.5, is_ahead=True): {
+    Fetched(url="u", path="p", size_bytes=10, seconds=0.5): {
         "fetches": 1,
         "fetched_bytes": 10,
+        "fetch_requests": 1,
+        "stalled_seconds": 0.5,
+    },
+    RangesRead(url="u", requests=3, size_bytes=10, seconds=0.5): {
+        "range_requests": 3,
+        "range_bytes": 10,
+        "stalled_seconds": 0.5,
+    },
+    TableRead(url="u", requests=2, size_bytes=10, seconds=0.5): {
+        "table_requests": 2,
+        "table_bytes": 10,
+        "stalled_seconds": 0.5,
+    },
+    Fetched(url="u", path="p", size_bytes=10, seconds=0.5, is_ahead=True, requests=4): {
+        "fetches": 1,
+        "fetched_bytes": 10,
+        "fetch_requests": 4,
         "fetched_ahead": 1,
     },
     Hit(url="u", path="p"): {"hits": 1},
@@ -69,3 +85,10 @@ def test_local_shards_count_nothing(tmp_path):
     dataset = wids.ShardListDataset(write_index(tmp_path, (2, 2)))
     assert len(list(dataset)) == 4
     assert dataset.stats() == Stats()
+
+
+def test_the_price_is_a_line():
+    """Requests and bytes of each kind; those of a real epoch add up to what the server has seen."""
+    stats = Stats(fetch_requests=1200, fetched_bytes=10**9, range_requests=3, range_bytes=10**5, table_requests=1)
+    words = "shards: 1,200 requests, 1,000.0 MB; samples: 3 requests, 0.1 MB; member tables: 1 requests, 0.0 MB"
+    assert stats.price() == words

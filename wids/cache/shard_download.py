@@ -59,7 +59,12 @@ class ShardDownload:
         lock: of its name.
         after: see `wids.cache.space.Space.reserve`.
         is_cancelled: asked now and then; once it says True, the transfer ends.
+
+    Attributes:
+        requests: how many it took.
     """
+
+    requests = 0
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class ShardDownload:
             return found
 
     def _download(self) -> CachedShard:
-        download.download_to(
+        self.requests = download.download_to(
             self._shard.url,
             self._part,
             check=self._verify,

@@ -272,7 +272,7 @@ class ShardCache:
         if miss.cause:
             emit(self.hooks, Rejected(url=shard.url, path=path, cause=miss.cause))
         start = time.perf_counter()
-        found = ShardDownload(
+        download = ShardDownload(
             shard,
             path,
             space=self._space(os.path.dirname(path)),
@@ -282,7 +282,8 @@ class ShardCache:
             lock=lock,
             after=after,
             is_cancelled=is_cancelled,
-        ).run()
+        )
+        found = download.run()
         table = found.table
         if shard.nsamples not in (None, table.nsamples):
             # The index is wrong, as its reader will say. To download the shard for each sample would never end.
@@ -291,6 +292,7 @@ class ShardCache:
             url=shard.url,
             path=path,
             size_bytes=table.identity.size,
+            requests=download.requests,
             seconds=time.perf_counter() - start,
             is_ahead=after is not None,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
 from wids.errors import FetchError, ShardError
-from wids.events import logger
+from wids.events import TableRead, emit, logger
 from wids.index import table as tables
 from wids.index import tar, urls
 from wids.readers.base import announce
@@ -126,6 +126,7 @@ class RangeProvider:
                     shard, shard_bytes=shard.filesize, storage_options=options, seconds=0
                 )
                 known = table, False
+                self._note_table(url, 1, table.nbytes, start)
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
             if isinstance(error, member_tables.NOT_PUBLISHED):
                 self._without_tables.add(urls.directory_of(url))
@@ -163,6 +164,10 @@ class RangeProvider:
         if url in self._spent or urls.is_local(url) or urls.scheme_of(url) == "pipe":
             return False
         return tables.is_standard(self._rule, self._group) and urls.directory_of(url) not in self._without_tables
+
+    def _note_table(self, url: str, requests: int, size: int, start: float) -> None:
+        seconds = time.perf_counter() - start
+        emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
 
     def _raise_doubt(self, url: str) -> MemberTable:
         raise FetchError(f"{url}: the headers do not say the same as the member table", url=url)
@@ -203,10 +208,12 @@ class RangeProvider:
 
     def _scan(self, source: ShardBytes) -> MemberTable:
         """From the headers; the bytes between them are read only where that is quicker."""
+        before, start = (source.requests, source.read_bytes), time.perf_counter()
         members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
         identity = self._identity(source)
         table = tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
         self._tables.remember(source.url, (table, True))
+        self._note_table(source.url, source.requests - before[0], source.read_bytes - before[1], start)
         return table
 
     def _go_on_counting(self, source: ShardBytes) -> None:
@@ -225,7 +232,10 @@ class RangeProvider:
             return known
         if not tables.is_standard(self._rule, self._group):
             return None, False
+        start = time.perf_counter()
         table = member_tables.load_published(shard, shard_bytes=source.size, storage_options=self._storage_options)
+        if table is not None:
+            self._note_table(shard.url, 1, table.nbytes, start)
         return (None if table is None else table.with_identity(identity)), False
 
 

@@ -43,7 +43,7 @@ def download_to(
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
     hooks: Sequence[Hook] = (),
-) -> None:
+) -> int:
     """Write the bytes behind ``url`` to the file ``path`` (which exists, and is ours), with retries.
 
     Args:
@@ -56,6 +56,9 @@ def download_to(
         storage_options: for the fsspec file system.
         allow_pipe: let ``pipe:`` run its command (without a shell).
         hooks: called for each retry.
+
+    Returns:
+        How many requests it took.
 
     Raises:
         FetchError: it failed for good. CacheError: ``path`` cannot be written.
@@ -93,6 +96,7 @@ def download_to(
         kept=lambda: transfer.kept_bytes,
         is_cancelled=is_cancelled or (lambda: False),
     )
+    return transfer.requests
 
 
 def read_bytes(
@@ -141,6 +145,8 @@ class Transfer:
         is_cancelled: asked now and then; True ends the transfer.
         deadline: when it must have ended, by the monotonic clock.
 
+    Attributes:
+        requests: byte ranges and streams that were asked for so far, in all tries.
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class Transfer:
         self._reserve = reserve or (lambda _: None)
         self._is_cancelled = is_cancelled or (lambda: False)
         self._deadline = deadline
-        self._interruptions = 0
+        self.requests = self._interruptions = 0
         self._fd = -1
         self.begin_anew()
 
@@ -205,7 +211,9 @@ class Transfer:
             self._stream(source, stat)
             return
         self._learn(stat)
-        read_spans(source, spans.cut(self._missing, step), Sink(self._learn, self._write))
+        ranges = spans.cut(self._missing, step)
+        self.requests += len(ranges)
+        read_spans(source, ranges, Sink(self._learn, self._write))
 
     def _learn(self, stat: Stat) -> None:
         """The store has said size and version: reserve space, or make sure that they are still the same."""
@@ -226,6 +234,7 @@ class Transfer:
     def _stream(self, source: ByteSource, stat: Stat) -> None:
         """Write all of the source from the file's start on; another try starts at the beginning, too."""
         self.begin_anew()
+        self.requests += 1
         size = stat.size
         if size is not None and self._expected not in (None, size):
             raise self._wrong_size(size)
