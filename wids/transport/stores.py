@@ -56,8 +56,9 @@ def open_source(
     filesystem, name = filesystems.open_filesystem(url, storage_options)
     if scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
-    kind = AsyncSource if getattr(filesystem, "async_impl", False) else SyncSource
-    return kind(url, filesystem, name, go_on=go_on)
+    if getattr(filesystem, "async_impl", False):
+        return AsyncSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
+    return SyncSource(url, filesystem, name, go_on=go_on)
 
 
 class LocalSource(ByteSource):
@@ -122,9 +123,20 @@ class _FilesystemSource(ByteSource):
 
 
 class AsyncSource(_FilesystemSource):
-    """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ..."""
+    """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ...
+
+    Args:
+        url, go_on, is_bounded: see `open_source`.
+        filesystem, name: see `filesystems.open_filesystem`.
+    """
 
     is_blocking = False
+
+    def __init__(
+        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], is_bounded: bool = True
+    ) -> None:
+        super().__init__(url, filesystem, name, go_on=go_on)
+        self._is_bounded = is_bounded
 
     def _info(self) -> dict[str, Any]:
         limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
@@ -133,15 +145,16 @@ class AsyncSource(_FilesystemSource):
 
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
-        limit = filesystems.limit_of(span.size)
-        async with filesystems.connections().free:
+        limit, connections = filesystems.limit_of(span.size), filesystems.connections()
+        async with connections.free_requests if self._is_bounded else connections.free:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)
         sink.write(span.lo, data)
 
     def stream(self, end: int | None = None) -> Iterator[bytes]:
-        """In one block: these clients have no other way."""
-        options = {} if end is None else {"start": 0, "end": end}
+        """In one block: these clients have no other way. Without an end, gcsfs asks three times."""
+        size = self.stat(is_fresh=False).size if end is None else end
+        options = {} if size is None else {"start": 0, "end": size}
         limit = None if end is None else filesystems.limit_of(min(end, _MAX_RANGE_BYTES))
         got = self._filesystem._cat_file(self._name, **options)  # noqa: SLF001 - likewise
         try:
