@@ -242,7 +242,9 @@ class AutoProvider:
             return self._in_place.open_at(shard, path)
         reader = None
         if self._arrivals is not None:
-            if not os.path.exists(path) and not self._arrivals.has_failed(path):
+            if self._arrivals.has_failed(path):
+                self._by_ranges.give_up(shard.url)
+            if not os.path.exists(path):
                 reader = self._by_ranges.find_early(
                     shard, is_due=partial(self._arrivals.is_due, shard, path), is_there=partial(os.path.exists, path)
                 )

@@ -153,11 +153,15 @@ class RangeProvider:
             rescan=partial(self._raise_doubt, url),
             is_proven=is_proven,
             is_due=is_due,
-            on_error=partial(self._spent.add, url),
+            on_error=partial(self.give_up, url),
             hooks=self._hooks,
         )
         announce(self._hooks, reader, has_saved_table=True, start=start)
         return reader
+
+    def give_up(self, url: str) -> None:
+        """Have a shard downloaded from now on."""
+        self._spent.add(url)
 
     def may_have_table(self, url: str) -> bool:
         """Whether `find_early` may find one."""
