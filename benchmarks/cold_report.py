@@ -29,12 +29,16 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
     medians = {name: _medians(figures) for name, figures in rounds.items() if figures}
     ratios = {name: _ratio(rounds, name, "local") for name in rounds if name != "local"}
     floor_seconds = data_bytes / (CONNECTIONS * bytes_per_second)
-    cold_limit = 1.2
+    cold_limit = 1.15
     if "local" in medians:
         cold_limit = max(cold_limit, floor_seconds / medians["local"]["epoch"])
     targets = [
         _at_most("cold epoch, of the local one", ratios.get("ours"), cold_limit),
         _at_most("with a cache of a quarter, of the local one", ratios.get("quarter"), 1.3),
+        _at_most("with a cache of 5 shards, window + 1, of the local one", ratios.get("limit5"), 1.25),
+        _at_most("with a cache of 3 shards, window - 1, of the local one", ratios.get("limit3"), 2.0),
+        _at_most("by byte ranges alone, of the local one", ratios.get("range"), 2.0),
+        _at_most("bytes by byte ranges alone, of the data", _fetched(rounds.get("range")), 1.5),
         _at_most("next epoch, of the local one", ratios.get("second"), 1.05),
         _at_least("faster than the original", _ratio(rounds, "original", "ours"), 2.0),
         _at_most("bytes in the cache of a quarter, of the data", _peak(rounds.get("quarter"), data_bytes), 0.25),
@@ -78,6 +82,10 @@ def _ratio(rounds: dict[str, list[dict]], name: str, against: str) -> float | No
     if not ours or not theirs:
         return None
     return median(one["epoch"] / other["epoch"] for one, other in zip(ours, theirs, strict=True))
+
+
+def _fetched(figures: list[dict] | None) -> float | None:
+    return median(one["fetched"] for one in figures) if figures else None
 
 
 def _peak(figures: list[dict] | None, data_bytes: int) -> float | None:
