@@ -64,8 +64,9 @@ def check_quick_run(figures, scratch):
     assert local["fetched"] == local["server"]["requests"] == 0
     assert ours["fetched"] >= 1
     assert ours["server"]["requests"] >= told["data"]["shards"]
-        assert ours["peak"] > told["data"]["bytes"] / 2  # the epoch may end before its last shard is here
-    assert second["fetched"] == before["fetched"] == 0
+    assert ours["peak"] > told["data"]["bytes"] / 2  # the epoch may end before its last shard is here
+    assert second["fetched"] < 0.5
+    assert before["fetched"] == 0
     assert quarter["fetched"] >= 1
     assert quarter["peak"] > 0
     assert {"ours", "second", "quarter", "before-second"} == set(told["ratios"])
