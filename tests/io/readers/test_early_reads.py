@@ -6,7 +6,9 @@ import pickle
 import threading
 import time
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader
 
 import wids
@@ -14,10 +16,11 @@ from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.servers import status, whole
 from wids.cache import arrivals
-from wids.errors import CountMismatchError, DigestMismatchError, ShardNotFoundError
+from wids.errors import ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.index import table as tables
 from wids.index import tar
+from wids.transport.range_client import ShardBytes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -389,3 +392,34 @@ def test_a_limit_that_holds_the_window_is_not(web, make, held, caplog):
         dataset = make(cache_size=count * size)
         next(iter(wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=2)))
         assert sum("at a time" in record.getMessage() for record in caplog.records) == expected
+
+
+class Changing(MemoryFileSystem):
+    """A store that tells versions apart, as S3 does, and has another one after the first range was read."""
+
+    protocol = "wids-changing"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.partition("://")[2] or path)
+
+    def info(self, path, **options):
+        """With a version."""
+        return {**super().info(path, **options), "ETag": hash(self.cat(path))}
+
+    def cat_file(self, path, start=None, end=None, **options):
+        """Likewise, and the object changes."""
+        data = super().cat_file(path, start=start, end=end, **options)
+        if end is not None:
+            self.pipe_file(path, b"2" * 2_000_000)
+        return data
+
+
+def test_versions_are_not_mixed_in_a_first_read():
+    """Where answers do not say of which version they are, the store is asked before the first read as well as after."""
+    fsspec.register_implementation(Changing.protocol, Changing, clobber=True)
+    Changing().pipe_file("/changing/a.tar", b"1" * 2_000_000)
+    found = ShardBytes(f"{Changing.protocol}://changing/a.tar", size=2_000_000)
+    with pytest.raises(ChangedShardError):
+        found.read_many([(0, 100), (1_900_000, 1_900_100)])
