@@ -20,7 +20,7 @@ from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
 from wids.transport import retrying
-from wids.transport.failures import forget_frames
+from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # A server that does not answer for so long is waited for by the download.
 _SECONDS = retrying.FIRST_SECONDS
+# So is a table that does not come in so long.
+_TABLE_SECONDS = 5.0
 
 
 class RangeProvider:
@@ -121,11 +123,19 @@ class RangeProvider:
         known = self._tables.get(url)
         try:
             if known is None:
-                options = self._storage_options  # one try: the shard can be downloaded
+                ends = start + _TABLE_SECONDS
                 table = member_tables.read_published(
-                    shard, shard_bytes=shard.filesize, storage_options=options, seconds=0
+                    shard,
+                    shard_bytes=shard.filesize,
+                    storage_options=self._storage_options,
+                    seconds=0,  # one try: the shard can be downloaded
+                    is_cancelled=lambda: time.perf_counter() > ends or is_there(),
                 )
                 known = table, False
+        except CancelledTransferError:
+            if not is_there():  # a table that takes so long is not asked for again: each opening would wait for it
+                self._spent.add(url)
+            return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
             if isinstance(error, member_tables.NOT_PUBLISHED):
                 self._without_tables.add(urls.directory_of(url))

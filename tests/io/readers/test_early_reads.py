@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS
-from tests.support.servers import status, whole
+from tests.support.servers import stall, status, whole
 from wids.cache import arrivals
 from wids.errors import ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.index import table as tables
 from wids.index import tar
+from wids.readers import range_provider
 from wids.transport.range_client import ShardBytes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -423,3 +424,19 @@ def test_versions_are_not_mixed_in_a_first_read():
     found = ShardBytes(f"{Changing.protocol}://changing/a.tar", size=2_000_000)
     with pytest.raises(ChangedShardError):
         found.read_many([(0, 100), (1_900_000, 1_900_100)])
+
+
+def test_a_table_that_does_not_come(web, make, held, monkeypatch):
+    """The shard is downloaded instead, soon, and the table is not waited for again."""
+    held.go.set()
+    monkeypatch.setattr(range_provider, "_TABLE_SECONDS", 0.3)
+    web.faults["/a.tar.widx"] = [stall]
+    dataset = make("a")
+    start = time.monotonic()
+    assert dataset[0][".txt"] == text_of(0)
+    assert time.monotonic() - start < PATIENCE_SECONDS / 2
+    assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 0)
+    dataset.close()
+    os.unlink(next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if ".tar" in name))
+    assert dataset[0][".txt"] == text_of(0)
+    assert sum(path.endswith(".widx") for path in web.requests) == 1
