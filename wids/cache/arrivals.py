@@ -79,12 +79,15 @@ class Arrivals:
         self._begin()
 
     def has_failed(self, path: str) -> bool:
-        """Whether a shard could not be downloaded; from the next look on, it is tried anew."""
+        """Whether a shard could not be downloaded, and was not opened since."""
         found = self._found.get(path)
-        if found is None or not found.is_failed:
-            return False
-        del self._found[path]
-        return True
+        return found is not None and found.is_failed
+
+    def note_opened(self, path: str) -> None:
+        """A shard was opened from the cache: it can be downloaded."""
+        found = self._found.get(path)
+        if found is not None and found.thread is None:
+            self._found.pop(path, None)
 
     def is_due(self, shard: Shard, path: str) -> bool:
         """Whether a shard is to be read by ranges now; begins its download if no process has.

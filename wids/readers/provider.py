@@ -248,7 +248,11 @@ class AutoProvider:
                 )
         elif self.access != "fetch" and not self._is_cached(shard, path):
             reader = self._by_ranges.find(shard)
-        return self._cached.open_at(shard, path) if reader is None else reader
+        if reader is None:
+            reader = self._cached.open_at(shard, path)
+            if self._arrivals is not None:
+                self._arrivals.note_opened(path)
+        return reader
 
     def end_downloads(self) -> None:
         """End the downloads that this process has begun in the background."""

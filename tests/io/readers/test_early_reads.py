@@ -199,6 +199,32 @@ def test_a_shard_that_cannot_be_downloaded_is_an_error(web, make, held):
     for _ in range(2):
         with pytest.raises(DigestMismatchError):
             [dataset[0] for _ in range(1_000_000)]
+    for row in range(3):  # what is known to be of another md5 is not read any more
+        with pytest.raises(DigestMismatchError):
+            dataset[row]
+
+
+def test_many_threads_meet_a_failed_download(web, make, held):
+    """Each gets the error, none of them another one."""
+    held.go.set()
+    dataset = make("a", facts={"md5sum": "0" * 32})
+    errors = set()
+
+    def read():
+        for row in range(ROWS):
+            try:
+                dataset[row]
+            except Exception as error:
+                errors.add(type(error))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert errors <= {DigestMismatchError}
+    with pytest.raises(DigestMismatchError):
+        [dataset[0] for _ in range(1_000_000)]
 
 
 def test_a_shard_that_is_missing(web, make):
