@@ -15,8 +15,9 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.servers import stall, status, whole
+from wids import batches
 from wids.cache import arrivals
-from wids.errors import ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
+from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.index import table as tables
 from wids.index import tar
@@ -466,3 +467,25 @@ def test_a_table_that_does_not_come(web, make, held, monkeypatch):
     os.unlink(next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if ".tar" in name))
     assert dataset[0][".txt"] == text_of(0)
     assert sum(path.endswith(".widx") for path in web.requests) == 1
+
+
+def test_a_directory_that_cannot_be_used(web, make, held, tmp_path):
+    """The reader meets the error of the download, which says what to do."""
+    held.go.set()
+    (tmp_path / "file").write_text("")
+    dataset = make("a", cache_dir=tmp_path / "file" / "cache")
+    for _ in range(2):
+        with pytest.raises(CacheError):
+            [dataset[0] for _ in range(1_000_000)]
+
+
+def test_a_batch_over_very_many_shards(web, make, held, monkeypatch):
+    """It takes a limited number of threads."""
+    held.go.set()
+    monkeypatch.setattr(batches.prefetching, "MAX_REQUESTS", 2)
+    begun, begin = [], batches._Apart.begin
+    monkeypatch.setattr(batches._Apart, "begin", lambda self, groups: begun.append(len(groups)) or begin(self, groups))
+    dataset = make()
+    wanted = [3 * ROWS, 0, 1, ROWS, 2 * ROWS]
+    assert [sample[".txt"] for sample in dataset.__getitems__(wanted)] == [text_of(index) for index in wanted]
+    assert begun == [2, 1]
