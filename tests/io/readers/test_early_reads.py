@@ -464,7 +464,9 @@ def test_a_table_that_does_not_come(web, make, held, monkeypatch):
     assert time.monotonic() - start < PATIENCE_SECONDS / 2
     assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 0)
     dataset.close()
-    os.unlink(next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if ".tar" in name))
+    os.unlink(
+        next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if name.endswith(".tar"))
+    )
     assert dataset[0][".txt"] == text_of(0)
     assert sum(path.endswith(".widx") for path in web.requests) == 1
 
@@ -489,3 +491,23 @@ def test_a_batch_over_very_many_shards(web, make, held, monkeypatch):
     wanted = [3 * ROWS, 0, 1, ROWS, 2 * ROWS]
     assert [sample[".txt"] for sample in dataset.__getitems__(wanted)] == [text_of(index) for index in wanted]
     assert begun == [2, 1]
+
+
+def test_after_an_outage_samples_are_read_early_again(web, make, held, monkeypatch):
+    """Where the limit has no space for the shard, it would be downloaded again and again from then on."""
+    held.go.set()
+    monkeypatch.setattr(range_provider, "_SECONDS", 0.1)
+    monkeypatch.setattr(range_provider, "_AGAIN_SECONDS", 0.0)
+    dataset = make("a")
+    web.faults["/a.tar"] = [status(503), status(503), whole]
+    assert dataset[0][".txt"] == text_of(0)
+    wait_for_cached(dataset)
+    dataset.close()
+    web.faults["/a.tar"] = [held]
+    held.go.clear()
+    os.unlink(
+        next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if name.endswith(".tar"))
+    )
+    before = dataset.stats().range_requests
+    assert dataset[1][".txt"] == text_of(1)
+    assert dataset.stats().range_requests > before
