@@ -175,8 +175,8 @@ class RangeProvider:
         """Whether `find_early` may find one."""
         if url in self._spent or self._retry_at.get(url, 0.0) > time.monotonic():
             return False
-        if urls.is_local(url) or urls.scheme_of(url) == "pipe":
-            return False
+        if urls.is_local(url) or urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:
+            return False  # nor has a signed URL, whose directory others share that are not
         return tables.is_standard(self._rule, self._group) and urls.directory_of(url) not in self._without_tables
 
     def _give_up(self, url: str, error: FetchError | ShardError) -> None:

@@ -56,8 +56,9 @@ def open_source(
     filesystem, name = filesystems.open_filesystem(url, storage_options)
     if scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
-    kind = AsyncSource if getattr(filesystem, "async_impl", False) else SyncSource
-    return kind(url, filesystem, name, go_on=go_on)
+    if getattr(filesystem, "async_impl", False):
+        return AsyncSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
+    return SyncSource(url, filesystem, name, go_on=go_on)
 
 
 class LocalSource(ByteSource):
@@ -126,6 +127,10 @@ class AsyncSource(_FilesystemSource):
 
     is_blocking = False
 
+    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], is_bounded: bool) -> None:
+        super().__init__(url, filesystem, name, go_on=go_on)
+        self._is_bounded = is_bounded
+
     def _info(self) -> dict[str, Any]:
         limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
         info: dict[str, Any] = filesystems.run(limited, go_on=self.go_on)
@@ -134,7 +139,8 @@ class AsyncSource(_FilesystemSource):
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
         limit = filesystems.limit_of(span.size)
-        async with filesystems.connections().free:
+        connections = filesystems.connections()
+        async with connections.free_requests if self._is_bounded else connections.free:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)
         sink.write(span.lo, data)

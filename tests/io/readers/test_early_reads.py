@@ -1,5 +1,7 @@
 """Samples of shards that are still on their way, or have no space in the cache: read by byte ranges meanwhile."""
 
+import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -8,6 +10,7 @@ import time
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader
 
@@ -22,6 +25,8 @@ from wids.events import Fetched
 from wids.index import table as tables
 from wids.index import tar
 from wids.readers import range_provider
+from wids.transport import download, filesystems
+from wids.transport.failures import CancelledTransferError
 from wids.transport.range_client import ShardBytes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -511,3 +516,59 @@ def test_after_an_outage_samples_are_read_early_again(web, make, held, monkeypat
     before = dataset.stats().range_requests
     assert dataset[1][".txt"] == text_of(1)
     assert dataset.stats().range_requests > before
+
+
+def test_a_signed_url_says_nothing_of_others(web, make, held):
+    """It has no table beside it; the shards in the same directory may."""
+    dataset = make("ab")
+    signed = dataset.shards[0]["url"] + "?signature=1"
+    found = wids.ShardListDataset(
+        [{"url": signed, "nsamples": ROWS}, {"url": f"{web.url}/b.tar", "nsamples": ROWS}],
+        cache_dir=dataset.cache_dir,
+        transformations="raw",
+    )
+    threading.Timer(0.2, held.go.set).start()
+    assert found[0][".txt"] == text_of(0)
+    held.go.clear()
+    assert found[ROWS][".txt"] == text_of(ROWS)
+    assert found.stats().range_requests > 0
+    found._collection.provider.end_downloads()
+
+
+class Slow(AsyncFileSystem):
+    """An asynchronous store whose long ranges do not come."""
+
+    protocol = "wids-slow"
+    cachable = False
+    asked = 0
+
+    async def _info(self, path, **options):
+        return {"name": path, "size": 64 << 20, "type": "file", "ETag": "1"}
+
+    async def _cat_file(self, path, start=None, end=None, **options):
+        if end - start > 1 << 10:
+            Slow.asked += 1
+            await asyncio.sleep(PATIENCE_SECONDS)
+        return bytes(end - start)
+
+
+def test_samples_of_any_store_do_not_wait_for_downloads(tmp_path):
+    """Downloads take all their connections; requests for samples have their own."""
+    fsspec.register_implementation(Slow.protocol, Slow, clobber=True)
+    url, is_over = f"{Slow.protocol}://a.tar", threading.Event()
+    (tmp_path / "part").touch()
+
+    def fetch():
+        with contextlib.suppress(CancelledTransferError):
+            download.download_to(url, str(tmp_path / "part"), check=lambda: None, is_cancelled=is_over.is_set)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        wait_until(lambda: Slow.asked >= filesystems.CONNECTIONS)
+        ends = time.monotonic() + PATIENCE_SECONDS / 4
+        found = ShardBytes(url, size=64 << 20, is_cancelled=lambda: time.monotonic() > ends)
+        assert found.read_many([(0, 100)]) == [bytes(100)]
+    finally:
+        is_over.set()
+        thread.join()
