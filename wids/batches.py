@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wids.collection import CLOSED
+from wids.policy import prefetching
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShard
 
@@ -92,37 +93,38 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
     samples: list[Any] = [None] * len(wanted)
     ready, far = _by_shard(collection, wanted, order)
 
-    def read(places: list[int]) -> None:
-        _read_into(samples, collection, places, wanted, fields)
+    def read(groups: list[list[int]]) -> None:
+        for places in groups:
+            _read_into(samples, collection, places, wanted, fields)
 
+    apart_groups = far if ready else far[1:]
     with _Apart(read) as apart:
-        for places in far if ready else far[1:]:
-            apart.begin(places)
-        for places in ready or far[:1]:
-            read(places)
+        for k in range(min(len(apart_groups), prefetching.MAX_REQUESTS)):
+            apart.begin(apart_groups[k :: prefetching.MAX_REQUESTS])
+        read(ready or far[:1])
     return samples
 
 
 class _Apart:
     """Calls a function in threads, one for each argument: what waits for servers waits at the same time."""
 
-    def __init__(self, function: Callable[[list[int]], None]) -> None:
+    def __init__(self, function: Callable[[list[list[int]]], None]) -> None:
         self._function = function
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
 
-    def begin(self, places: list[int]) -> None:
-        thread = threading.Thread(target=self._call, args=(places,), daemon=True, name="wids-read")
+    def begin(self, groups: list[list[int]]) -> None:
+        thread = threading.Thread(target=self._call, args=(groups,), daemon=True, name="wids-read")
         try:
             thread.start()
         except RuntimeError:  # no more threads
-            self._function(places)
+            self._function(groups)
         else:
             self._threads.append(thread)
 
-    def _call(self, places: list[int]) -> None:
+    def _call(self, groups: list[list[int]]) -> None:
         try:
-            self._function(places)
+            self._function(groups)
         except BaseException as error:  # noqa: BLE001 - raised where the batch is read
             self._errors.append(error)
 
@@ -133,8 +135,12 @@ class _Apart:
         if kind is None:
             for thread in self._threads:
                 thread.join()
-            for error in self._errors:
-                raise error
+            if self._errors:
+                errors, self._errors = self._errors, []
+                try:
+                    raise errors[0]
+                finally:
+                    del errors  # its traceback holds this frame, and the batch: no cycle is to keep them
 
 
 def _by_shard(

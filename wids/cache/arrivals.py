@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wids.cache import usage_hints
 from wids.cache.background import end_at_exit
 from wids.cache.directory import directory_of
-from wids.errors import CacheFull
+from wids.errors import CacheError, CacheFull
 from wids.events import logger
 from wids.osfiles import forks
 from wids.policy import prefetching
@@ -79,9 +79,15 @@ class Arrivals:
         self._begin()
 
     def has_failed(self, path: str) -> bool:
-        """Whether a shard could not be downloaded."""
+        """Whether a shard could not be downloaded, and was not opened since."""
         found = self._found.get(path)
         return found is not None and found.is_failed
+
+    def note_opened(self, path: str) -> None:
+        """A shard was opened from the cache: it can be downloaded."""
+        found = self._found.get(path)
+        if found is not None and found.thread is None:
+            self._found.pop(path, None)
 
     def is_due(self, shard: Shard, path: str) -> bool:
         """Whether a shard is to be read by ranges now; begins its download if no process has.
@@ -105,10 +111,13 @@ class Arrivals:
         return True
 
     def _download_unless_another_does(self, shard: Shard, path: str, found: _Arrival, now: float) -> None:
-        if self._cache.is_downloading(path):
-            return
-        if now - found.since < _PATIENCE_SECONDS and _is_planned(path):
-            return
+        try:
+            if self._cache.is_downloading(path):
+                return
+            if now - found.since < _PATIENCE_SECONDS and _is_planned(path):
+                return
+        except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
+            logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
         if sum(each.thread is not None for each in list(self._found.values())) >= prefetching.MIN_UNDER_WAY:
             return
         found.thread = threading.Thread(target=self._download, args=(shard, found), daemon=True, name="wids-download")

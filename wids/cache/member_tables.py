@@ -154,6 +154,7 @@ def read_published(
     shard_bytes: int | None,
     storage_options: dict[str, Any] | None = None,
     seconds: float = retrying.FIRST_SECONDS,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> MemberTable:
     """As `load_published`.
 
@@ -162,8 +163,10 @@ def read_published(
         storage_options: for fsspec.
         shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
         seconds: for all tries together.
+        is_cancelled: asked now and then; once it says True, the transfer ends.
 
     Raises:
+        CancelledTransferError: it was cancelled.
         FetchError: it cannot be had; one of `NOT_PUBLISHED`: there is none.
         TableError: it is none, or another shard's.
     """
@@ -175,6 +178,7 @@ def read_published(
         storage_options=storage_options,
         max_bytes=_UNKNOWN_BYTES if shard_bytes is None else min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
         seconds=seconds,
+        is_cancelled=is_cancelled,
     )
     table = tables.parse_table(data, shard=url)
     if table.nmembers and min(table.offsets) < headers.BLOCK:

@@ -242,15 +242,17 @@ class AutoProvider:
             return self._in_place.open_at(shard, path)
         reader = None
         if self._arrivals is not None:
-            if self._arrivals.has_failed(path):
-                self._by_ranges.give_up(shard.url)
-            if not os.path.exists(path):
+            if not os.path.exists(path) and not self._arrivals.has_failed(path):
                 reader = self._by_ranges.find_early(
                     shard, is_due=partial(self._arrivals.is_due, shard, path), is_there=partial(os.path.exists, path)
                 )
         elif self.access != "fetch" and not self._is_cached(shard, path):
             reader = self._by_ranges.find(shard)
-        return self._cached.open_at(shard, path) if reader is None else reader
+        if reader is None:
+            reader = self._cached.open_at(shard, path)
+            if self._arrivals is not None:
+                self._arrivals.note_opened(path)
+        return reader
 
     def end_downloads(self) -> None:
         """End the downloads that this process has begun in the background."""

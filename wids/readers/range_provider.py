@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
-from wids.errors import FetchError, ShardError
+from wids.errors import FetchError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table as tables
 from wids.index import tar, urls
@@ -20,8 +20,8 @@ from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
 from wids.transport import retrying
-from wids.transport.failures import forget_frames
-from wids.transport.range_client import ShardBytes
+from wids.transport.failures import CancelledTransferError, forget_frames
+from wids.transport.range_client import NoRangesError, ShardBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 # A server that does not answer for so long is waited for by the download.
 _SECONDS = retrying.FIRST_SECONDS
+# So is a table that does not come in so long.
+_TABLE_SECONDS = 5.0
+# When a shard is read early again whose server did not give its samples.
+_AGAIN_SECONDS = 30.0
 
 
 class RangeProvider:
@@ -65,9 +69,10 @@ class RangeProvider:
         self._sources: dict[str, ShardBytes] = {}
         self._read: set[str] = set()
         self._spent: set[str] = set()
+        self._retry_at: dict[str, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": Remembered(_size_of), "_sources": {}}
+        return {**self.__dict__, "_tables": Remembered(_size_of), "_sources": {}, "_retry_at": {}}
 
     def open(self, shard: Shard) -> Reader:
         """See `wids.readers.provider.ShardProvider.open`."""
@@ -121,12 +126,20 @@ class RangeProvider:
         known = self._tables.get(url)
         try:
             if known is None:
-                options = self._storage_options  # one try: the shard can be downloaded
+                ends = start + _TABLE_SECONDS
                 table = member_tables.read_published(
-                    shard, shard_bytes=shard.filesize, storage_options=options, seconds=0
+                    shard,
+                    shard_bytes=shard.filesize,
+                    storage_options=self._storage_options,
+                    seconds=0,  # one try: the shard can be downloaded
+                    is_cancelled=lambda: time.perf_counter() > ends or is_there(),
                 )
                 known = table, False
                 self._note_table(url, 1, table.nbytes, start)
+        except CancelledTransferError:
+            if not is_there():  # a table that takes so long is not asked for again: each opening would wait for it
+                self._spent.add(url)
+            return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
             if isinstance(error, member_tables.NOT_PUBLISHED):
                 self._without_tables.add(urls.directory_of(url))
@@ -153,28 +166,33 @@ class RangeProvider:
             rescan=partial(self._raise_doubt, url),
             is_proven=is_proven,
             is_due=is_due,
-            on_error=partial(self.give_up, url),
+            on_error=partial(self._give_up, url),
             hooks=self._hooks,
         )
         announce(self._hooks, reader, has_saved_table=True, start=start)
         return reader
 
-    def give_up(self, url: str) -> None:
-        """Have a shard downloaded from now on."""
-        self._spent.add(url)
-
     def may_have_table(self, url: str) -> bool:
         """Whether `find_early` may find one."""
-        if url in self._spent or urls.is_local(url) or urls.scheme_of(url) == "pipe":
+        if url in self._spent or self._retry_at.get(url, 0.0) > time.monotonic():
             return False
+        if urls.is_local(url) or urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:
+            return False  # nor has a signed URL, whose directory others share that are not
         return tables.is_standard(self._rule, self._group) and urls.directory_of(url) not in self._without_tables
 
     def _note_table(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
         emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
 
+    def _give_up(self, url: str, error: FetchError | ShardError) -> None:
+        """Read a shard early no more; for some time only where it may have been the network."""
+        if isinstance(error, FetchError) and not isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
+            self._retry_at[url] = time.monotonic() + _AGAIN_SECONDS
+        else:
+            self._spent.add(url)
+
     def _raise_doubt(self, url: str) -> MemberTable:
-        raise FetchError(f"{url}: the headers do not say the same as the member table", url=url)
+        raise TableError(f"{url}: the headers do not say the same as the member table", shard=url)
 
     def _is_cheaper(self, source: ShardBytes) -> bool:
         """Whether reading a shard by ranges has cost less than its download so far; one read is let in."""

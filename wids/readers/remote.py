@@ -25,7 +25,7 @@ from wids.index import table as tables
 from wids.index.keys import encode_name, first_dot
 from wids.osfiles.open_file import Closable, ClosedFileError
 from wids.readers.base import ClosedReaderError, Reader
-from wids.transport.failures import CancelledTransferError
+from wids.transport.failures import CancelledTransferError, forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -52,7 +52,7 @@ class RangeReader(Reader):
         is_proven: the table comes from the headers of this very version of the shard.
         split: the key rule, on raw names.
         is_due: asked before each read: False if the shard is to be opened anew. None: never.
-        on_error: called when it cannot be read in this way, and is to be opened anew, too. None: that is an error.
+        on_error: called with why it cannot be read in this way, and is to be opened anew, too. None: that is an error.
         hooks: called with `RangesRead` events.
 
     Attributes:
@@ -90,7 +90,7 @@ class RangeReader(Reader):
         is_proven: bool = False,
         split: Split = first_dot,
         is_due: Callable[[], bool] | None = None,
-        on_error: Callable[[], None] | None = None,
+        on_error: Callable[[FetchError | ShardError], None] | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.url = self.path = source.url
@@ -131,7 +131,8 @@ class RangeReader(Reader):
             if self._on_error is None:
                 raise
             logger.debug("%s: not read by byte ranges any more (%s)", self.url, error)
-            self._on_error()
+            self._on_error(error)
+            forget_frames(error)
         self.close()
         raise self._closed()
 

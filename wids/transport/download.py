@@ -105,6 +105,7 @@ def read_bytes(
     storage_options: dict[str, Any] | None = None,
     max_bytes: int | None = None,
     seconds: float = retrying.TOTAL_SECONDS,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> bytes:
     """The bytes behind a URL or path, for small files such as an index.
 
@@ -113,16 +114,22 @@ def read_bytes(
         storage_options: for the fsspec file system.
         max_bytes: the longest it may be; of a longer one, no more than that is read. For remote ones.
         seconds: for all tries together; `retrying.FIRST_SECONDS` for what can be done without.
+        is_cancelled: asked now and then; once it says True, a transfer ends. For remote ones.
 
     Raises:
         FetchError: it cannot be read. SizeMismatchError: it is longer.
+        CancelledTransferError: it was cancelled.
     """
+
+    def go_on() -> None:
+        if is_cancelled():
+            raise CancelledTransferError
 
     def once() -> bytes:
         if urls.is_local(url):  # of any kind: a shell's <(...) is a FIFO
             with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
                 return file.read()
-        with open_source(url, storage_options) as source:
+        with open_source(url, storage_options, go_on=go_on) as source:
             data = b"".join(source.stream(None if max_bytes is None else max_bytes + 1))
         if max_bytes is not None and len(data) > max_bytes:
             raise SizeMismatchError(
@@ -130,7 +137,7 @@ def read_bytes(
             )
         return data
 
-    return retrying.try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds)
+    return retrying.try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds, is_cancelled=is_cancelled)
 
 
 class Transfer:

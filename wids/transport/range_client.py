@@ -163,6 +163,9 @@ class ShardBytes:
         try:
             with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
                 self.requests += not source.answers_have_stat
+                if self._stat is None and not source.answers_have_stat:
+                    self.requests += 1  # asked before as well as after the reads, or two versions could be mixed
+                    self._learn(source.stat())
                 read_spans(source, missing, Sink(self._learn_range, gather.write), is_for_samples=True)
         finally:
             self.requests += len(missing) - len(gather.missing)

@@ -145,7 +145,8 @@ class AsyncSource(_FilesystemSource):
 
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
-        limit, connections = filesystems.limit_of(span.size), filesystems.connections()
+        limit = filesystems.limit_of(span.size)
+        connections = filesystems.connections()
         async with connections.free_requests if self._is_bounded else connections.free:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)

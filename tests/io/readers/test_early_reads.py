@@ -1,23 +1,33 @@
 """Samples of shards that are still on their way, or have no space in the cache: read by byte ranges meanwhile."""
 
+import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
 import threading
 import time
 
+import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS
-from tests.support.servers import status, whole
+from tests.support.servers import stall, status, whole
+from wids import batches
 from wids.cache import arrivals
-from wids.errors import CountMismatchError, DigestMismatchError, ShardNotFoundError
+from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.index import table as tables
 from wids.index import tar
+from wids.readers import range_provider
+from wids.transport import download, filesystems
+from wids.transport.failures import CancelledTransferError
+from wids.transport.range_client import ShardBytes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -192,10 +202,35 @@ def test_a_shard_that_cannot_be_downloaded_is_an_error(web, make, held):
     """A wrong checksum is found by the download in the background, and raised by the next read."""
     held.go.set()
     dataset = make("a", facts={"md5sum": "0" * 32})
+    for _ in range(2):
+        with pytest.raises(DigestMismatchError):
+            [dataset[0] for _ in range(1_000_000)]
+    for row in range(3):  # what is known to be of another md5 is not read any more
+        with pytest.raises(DigestMismatchError):
+            dataset[row]
+
+
+def test_many_threads_meet_a_failed_download(web, make, held):
+    """Each gets the error, none of them another one."""
+    held.go.set()
+    dataset = make("a", facts={"md5sum": "0" * 32})
+    errors = set()
+
+    def read():
+        for row in range(ROWS):
+            try:
+                dataset[row]
+            except Exception as error:
+                errors.add(type(error))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert errors <= {DigestMismatchError}
     with pytest.raises(DigestMismatchError):
         [dataset[0] for _ in range(1_000_000)]
-    with pytest.raises(DigestMismatchError):  # from now on, of all its samples
-        dataset[0]
 
 
 def test_a_shard_that_is_missing(web, make):
@@ -390,3 +425,150 @@ def test_a_limit_that_holds_the_window_is_not(web, make, held, caplog):
         dataset = make(cache_size=count * size)
         next(iter(wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=2)))
         assert sum("at a time" in record.getMessage() for record in caplog.records) == expected
+
+
+class Changing(MemoryFileSystem):
+    """A store that tells versions apart, as S3 does, and has another one after the first range was read."""
+
+    protocol = "wids-changing"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.partition("://")[2] or path)
+
+    def info(self, path, **options):
+        """With a version."""
+        return {**super().info(path, **options), "ETag": hash(self.cat(path))}
+
+    def cat_file(self, path, start=None, end=None, **options):
+        """Likewise, and the object changes."""
+        data = super().cat_file(path, start=start, end=end, **options)
+        if end is not None:
+            self.pipe_file(path, b"2" * 2_000_000)
+        return data
+
+
+def test_versions_are_not_mixed_in_a_first_read():
+    """Where answers do not say of which version they are, the store is asked before the first read as well as after."""
+    fsspec.register_implementation(Changing.protocol, Changing, clobber=True)
+    Changing().pipe_file("/changing/a.tar", b"1" * 2_000_000)
+    found = ShardBytes(f"{Changing.protocol}://changing/a.tar", size=2_000_000)
+    with pytest.raises(ChangedShardError):
+        found.read_many([(0, 100), (1_900_000, 1_900_100)])
+
+
+def test_a_table_that_does_not_come(web, make, held, monkeypatch):
+    """The shard is downloaded instead, soon, and the table is not waited for again."""
+    held.go.set()
+    monkeypatch.setattr(range_provider, "_TABLE_SECONDS", 0.3)
+    web.faults["/a.tar.widx"] = [stall]
+    dataset = make("a")
+    start = time.monotonic()
+    assert dataset[0][".txt"] == text_of(0)
+    assert time.monotonic() - start < PATIENCE_SECONDS / 2
+    assert (dataset.stats().fetches, dataset.stats().range_requests) == (1, 0)
+    dataset.close()
+    os.unlink(
+        next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if name.endswith(".tar"))
+    )
+    assert dataset[0][".txt"] == text_of(0)
+    assert sum(path.endswith(".widx") for path in web.requests) == 1
+
+
+def test_a_directory_that_cannot_be_used(web, make, held, tmp_path):
+    """The reader meets the error of the download, which says what to do."""
+    held.go.set()
+    (tmp_path / "file").write_text("")
+    dataset = make("a", cache_dir=tmp_path / "file" / "cache")
+    for _ in range(2):
+        with pytest.raises(CacheError):
+            [dataset[0] for _ in range(1_000_000)]
+
+
+def test_a_batch_over_very_many_shards(web, make, held, monkeypatch):
+    """It takes a limited number of threads."""
+    held.go.set()
+    monkeypatch.setattr(batches.prefetching, "MAX_REQUESTS", 2)
+    begun, begin = [], batches._Apart.begin
+    monkeypatch.setattr(batches._Apart, "begin", lambda self, groups: begun.append(len(groups)) or begin(self, groups))
+    dataset = make()
+    wanted = [3 * ROWS, 0, 1, ROWS, 2 * ROWS]
+    assert [sample[".txt"] for sample in dataset.__getitems__(wanted)] == [text_of(index) for index in wanted]
+    assert begun == [2, 1]
+
+
+def test_after_an_outage_samples_are_read_early_again(web, make, held, monkeypatch):
+    """Where the limit has no space for the shard, it would be downloaded again and again from then on."""
+    held.go.set()
+    monkeypatch.setattr(range_provider, "_SECONDS", 0.1)
+    monkeypatch.setattr(range_provider, "_AGAIN_SECONDS", 0.0)
+    dataset = make("a")
+    web.faults["/a.tar"] = [status(503), status(503), whole]
+    assert dataset[0][".txt"] == text_of(0)
+    wait_for_cached(dataset)
+    dataset.close()
+    web.faults["/a.tar"] = [held]
+    held.go.clear()
+    os.unlink(
+        next(os.path.join(dataset.cache_dir, name) for name in os.listdir(dataset.cache_dir) if name.endswith(".tar"))
+    )
+    before = dataset.stats().range_requests
+    assert dataset[1][".txt"] == text_of(1)
+    assert dataset.stats().range_requests > before
+
+
+def test_a_signed_url_says_nothing_of_others(web, make, held):
+    """It has no table beside it; the shards in the same directory may."""
+    dataset = make("ab")
+    signed = dataset.shards[0]["url"] + "?signature=1"
+    found = wids.ShardListDataset(
+        [{"url": signed, "nsamples": ROWS}, {"url": f"{web.url}/b.tar", "nsamples": ROWS}],
+        cache_dir=dataset.cache_dir,
+        transformations="raw",
+    )
+    threading.Timer(0.2, held.go.set).start()
+    assert found[0][".txt"] == text_of(0)
+    held.go.clear()
+    assert found[ROWS][".txt"] == text_of(ROWS)
+    assert found.stats().range_requests > 0
+    found._collection.provider.end_downloads()
+
+
+class Slow(AsyncFileSystem):
+    """An asynchronous store whose long ranges do not come."""
+
+    protocol = "wids-slow"
+    cachable = False
+    asked = 0
+
+    async def _info(self, path, **options):
+        return {"name": path, "size": 64 << 20, "type": "file", "ETag": "1"}
+
+    async def _cat_file(self, path, start=None, end=None, **options):
+        if end - start > 1 << 10:
+            Slow.asked += 1
+            await asyncio.sleep(PATIENCE_SECONDS)
+        return bytes(end - start)
+
+
+def test_samples_of_any_store_do_not_wait_for_downloads(tmp_path):
+    """Downloads take all their connections; requests for samples have their own."""
+    fsspec.register_implementation(Slow.protocol, Slow, clobber=True)
+    url, is_over = f"{Slow.protocol}://a.tar", threading.Event()
+    (tmp_path / "part").touch()
+
+    def fetch():
+        with contextlib.suppress(CancelledTransferError):
+            download.download_to(url, str(tmp_path / "part"), check=lambda: None, is_cancelled=is_over.is_set)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        wait_until(lambda: Slow.asked >= filesystems.CONNECTIONS)
+        ends = time.monotonic() + PATIENCE_SECONDS / 4
+        found = ShardBytes(url, size=64 << 20, is_cancelled=lambda: time.monotonic() > ends)
+        assert found.read_many([(0, 100)]) == [bytes(100)]
+    finally:
+        is_over.set()
+        thread.join()
