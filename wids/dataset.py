@@ -239,6 +239,7 @@ class ShardListDataset(Dataset[T_co]):
             hooks=hooks,
             access=access,
             early_reads=early_reads,
+            is_prefetching=self._tally.is_prefetching,
             checks_counts=on_count_mismatch == "error",
         )
         self.localname = provider.cache.placement.local_path if localname is None else localname

@@ -127,6 +127,12 @@ class Swept(Event, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class PrefetchBegun(Event, frozen=True, kw_only=True):
+    """The shards that an iteration of a sampler comes to are downloaded ahead; ``cache_size``: their limit, or None."""
+
+    cache_size: int | None = None
+
+
 class NotFetchedAhead(Event, frozen=True, kw_only=True):
     """Prefetching of a shard failed. The process that needs it tries again, and raises if that fails too."""
 

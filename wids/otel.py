@@ -39,6 +39,7 @@ _COUNTERS = {
     "fetches": ("{shard}", "Shards downloaded."),
     "fetched_ahead": ("{shard}", "Shards downloaded ahead, before a sample of them was read."),
     "fetched_bytes": ("By", "Bytes of the shards downloaded."),
+    "prefetches": ("{iteration}", "Iterations of samplers whose shards were downloaded ahead."),
     "hits": ("{shard}", "Remote shards found in the cache when they were opened."),
     "retries": ("{attempt}", "Failed attempts at downloads that were followed by another attempt."),
     "rejections": ("{shard}", "Cached shards that were damaged or outdated, and downloaded again."),

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.events import Evicted, Fetched, Hit, RangesRead, Rejected, Retried, TableRead, Waited, WaitedForRoom
+from wids.events import (
+    Evicted,
+    Fetched,
+    Hit,
+    PrefetchBegun,
+    RangesRead,
+    Rejected,
+    Retried,
+    TableRead,
+    Waited,
+    WaitedForRoom,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,6 +42,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         fetches: shards downloaded. fetched_ahead: those of them that were complete before a sample of them was needed.
         fetched_bytes: their bytes. fetch_requests: the requests for them.
+        prefetches: iterations of samplers whose shards were downloaded ahead.
         hits: remote shards that were in the cache when they were opened.
         retries: attempts at downloads that failed and were followed by another one.
         rejections: cached shards that were not used, but downloaded again: damaged, changed, not what the index says.
@@ -44,6 +56,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     fetches: int = 0
     fetched_ahead: int = 0
     fetched_bytes: int = 0
+    prefetches: int = 0
     hits: int = 0
     retries: int = 0
     rejections: int = 0
@@ -70,7 +83,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 COLUMNS = Stats.__struct_fields__
 _AT = {name: k for k, name in enumerate(COLUMNS)}
 # The columns of events that only count.
-_SINGLE: dict[type[Event], str] = {Hit: "hits", Retried: "retries", Rejected: "rejections", WaitedForRoom: "waits"}
+_SINGLE: dict[type[Event], str] = {
+    PrefetchBegun: "prefetches",
+    Hit: "hits",
+    Retried: "retries",
+    Rejected: "rejections",
+    WaitedForRoom: "waits",
+}
 
 
 class Tally:
@@ -96,6 +115,10 @@ class Tally:
             row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
             for name, value in counted:
                 row[_AT[name]] += value
+
+    def is_prefetching(self) -> bool:
+        """Whether an iteration of a sampler has begun to download shards ahead, in whichever process."""
+        return any(counts[:, _AT["prefetches"]].any() for counts in self._arrays)
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""

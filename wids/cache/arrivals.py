@@ -9,10 +9,11 @@ reader meets the error.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wids.cache import usage_hints
 from wids.cache.background import end_at_exit
@@ -24,6 +25,8 @@ from wids.policy import prefetching
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wids.cache.store import ShardCache
     from wids.index.spec import Shard
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.25
 # A shard that some sampler will need within the first is left to its prefetcher for the second.
 _PLANNED_SECONDS, _PATIENCE_SECONDS = 60.0, 5.0
-_FULL_SECONDS = 1.0
+_FULL_SECONDS, _MAX_FULL_SECONDS = 1.0, 60.0
 
 
 class _Arrival:
@@ -39,15 +42,15 @@ class _Arrival:
 
     Attributes:
         since: when it was read first. look_at: not to be looked at before. thread: its download in this process.
-        is_failed: it cannot be downloaded.
+        refusals: how often there was no space for it. is_failed: it cannot be downloaded.
     """
 
-    __slots__ = ("is_failed", "look_at", "since", "thread")
+    __slots__ = ("is_failed", "look_at", "refusals", "since", "thread")
 
     def __init__(self, now: float) -> None:
         self.since = self.look_at = now
         self.thread: threading.Thread | None = None
-        self.is_failed = False
+        self.refusals, self.is_failed = 0, False
 
 
 class Arrivals:
@@ -55,24 +58,39 @@ class Arrivals:
 
     Args:
         cache: downloads them.
+        is_prefetching: whether a sampler has begun to download ahead what this process reads.
     """
 
-    def __init__(self, cache: ShardCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: ShardCache, is_prefetching: Callable[[], bool]) -> None:
+        self._cache, self._is_prefetching = cache, is_prefetching
         self._begin()
+        forks.reset_in_child(self)
 
     def _begin(self) -> None:
         self._found: dict[str, _Arrival] = {}
+        self._active: set[_Arrival] = set()  # those that this process downloads
         self._cancelled = threading.Event()
         self._pid = os.getpid()
-        forks.reset_in_child(self)
 
-    def __getstate__(self) -> dict[str, ShardCache]:
-        return {"_cache": self._cache}
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_cache": self._cache, "_is_prefetching": self._is_prefetching}
 
-    def __setstate__(self, state: dict[str, ShardCache]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+        forks.reset_in_child(self)
+
+    def __del__(self) -> None:
+        if (cancelled := getattr(self, "_cancelled", None)) is not None:
+            cancelled.set()
+
+    def can_arrive(self) -> bool:
+        """Whether what is read early will be in the cache at some time.
+
+        A worker of a loader may live for less time than a download takes, and would begin the same ones again and
+        again: it reads early what the sampler's process downloads.
+        """
+        return multiprocessing.parent_process() is None or self._is_prefetching()
 
     def start_child(self) -> None:
         """See `wids.osfiles.forks`: the threads are the parent's."""
@@ -118,28 +136,22 @@ class Arrivals:
                 return
         except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
             logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
-        if sum(each.thread is not None for each in list(self._found.values())) >= prefetching.MIN_UNDER_WAY:
+        if len(self._active) >= prefetching.MIN_UNDER_WAY:
             return
-        found.thread = threading.Thread(target=self._download, args=(shard, found), daemon=True, name="wids-download")
+        found.thread = threading.Thread(
+            target=_download,
+            args=(self._cache, shard, found, self._cancelled, self._active),
+            daemon=True,
+            name="wids-download",
+        )
+        self._active.add(found)
         try:
             found.thread.start()
         except RuntimeError:  # no more threads
+            self._active.discard(found)
             found.thread = None
         else:
             end_at_exit(self)
-
-    def _download(self, shard: Shard, found: _Arrival) -> None:
-        try:
-            self._cache.download_ahead(shard, after=time.time(), is_cancelled=self._cancelled.is_set)
-        except CacheFull:  # listing a large directory takes long, and is not to be done all the time
-            found.look_at = time.monotonic() + _FULL_SECONDS
-        except CancelledTransferError:
-            return
-        except Exception as error:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
-            logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
-            found.is_failed = True
-        finally:
-            found.thread = None
 
     def end(self, *, is_finished: bool) -> None:
         """Wait for no download any more: end those under way, unless they may finish."""
@@ -149,9 +161,28 @@ class Arrivals:
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
         end = None if seconds is None else time.monotonic() + seconds
-        for thread in [each.thread for each in list(self._found.values())]:
+        for thread in [each.thread for each in list(self._active)]:
             if thread is not None and os.getpid() == self._pid:
                 thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+
+
+def _download(
+    cache: ShardCache, shard: Shard, found: _Arrival, cancelled: threading.Event, active: set[_Arrival]
+) -> None:
+    """In a thread, which keeps no reader alive."""
+    try:
+        cache.download_ahead(shard, after=time.time(), is_cancelled=cancelled.is_set)
+    except CacheFull:  # listing a large directory takes long, and is not to be done all the time
+        found.look_at = time.monotonic() + min(_FULL_SECONDS * 2**found.refusals, _MAX_FULL_SECONDS)
+        found.refusals = min(found.refusals + 1, 10)
+    except CancelledTransferError:
+        return
+    except Exception as error:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
+        logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
+        found.is_failed = True
+    finally:
+        found.thread = None
+        active.discard(found)
 
 
 def _is_planned(path: str) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from wids.cache import usage_hints
 from wids.cache.background import end_at_exit
 from wids.errors import CacheFull, FetchError, WidsError
-from wids.events import NotFetchedAhead, emit, logger
+from wids.events import NotFetchedAhead, PrefetchBegun, emit, logger
 from wids.index import urls
 from wids.order.layout import Shards
 from wids.policy import prefetching
@@ -351,6 +351,8 @@ def prefetch(
     sources = [leaf.prefetch_source() for leaf in found.datasets]
     for source in sources if mixed else ():
         _warn_of_limit(source, mixed or 1)
+    for source in sources:  # before the first index is handed out: those who read look at that
+        emit(source.store.hooks, PrefetchBegun(cache_size=source.store.cache_size))
     return Prefetcher(sources, found.visits(blocks()), position=position) if sources else None
 
 

@@ -188,6 +188,7 @@ class AutoProvider:
         access: ``"fetch"`` downloads whole shards into the cache, ``"range"`` reads members of those that are not there
             by byte ranges, ``"auto"`` does so until a shard has cost as much as downloading it.
         early_reads: with ``"fetch"``, read members of shards by ranges until they are downloaded, where that is quick.
+        is_prefetching: whether a sampler has begun to download ahead what is read here.
 
     Attributes:
         cache: the shards on this machine's disk. files: makes readers of local files.
@@ -209,6 +210,7 @@ class AutoProvider:
         hooks: Sequence[Hook] = (),
         access: Access = "fetch",
         early_reads: bool = False,
+        is_prefetching: Callable[[], bool] = bool,
         checks_counts: bool = True,
     ) -> None:
         self.access: Access = access
@@ -233,7 +235,7 @@ class AutoProvider:
         self._by_ranges = RangeProvider(
             is_final=access == "range", storage_options=storage_options, rule=rule, group=group, hooks=hooks
         )
-        self._arrivals = Arrivals(self.cache) if early_reads and access == "fetch" else None
+        self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
     def open(self, shard: Shard) -> Reader:
         """See `ShardProvider.open`."""
@@ -242,7 +244,7 @@ class AutoProvider:
             return self._in_place.open_at(shard, path)
         reader = None
         if self._arrivals is not None:
-            if not os.path.exists(path) and not self._arrivals.has_failed(path):
+            if not os.path.exists(path) and self._arrivals.can_arrive() and not self._arrivals.has_failed(path):
                 reader = self._by_ranges.find_early(
                     shard, is_due=partial(self._arrivals.is_due, shard, path), is_there=partial(os.path.exists, path)
                 )
@@ -264,7 +266,7 @@ class AutoProvider:
         """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
         if self._arrivals is None:
             return self.access != "fetch"
-        return self._by_ranges.may_have_table(url)
+        return self._arrivals.can_arrive() and self._by_ranges.may_have_table(url)
 
     def _is_cached(self, shard: Shard, path: str) -> bool:
         """Whether it is in the cache, or with ``"auto"`` is being downloaded."""

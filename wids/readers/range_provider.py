@@ -159,6 +159,7 @@ class RangeProvider:
             size=table.identity.size,
             seconds=_SECONDS,
             is_cancelled=is_there,
+            needs_version=True,
         )
         reader = RangeReader(
             source,

@@ -46,6 +46,7 @@ class ShardBytes:
         size: what the index says of it, if it does; the object is then asked for nothing before the first read.
         seconds: for all tries of one read.
         is_cancelled: asked now and then; once it says True, a read ends.
+        needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
 
     Attributes:
         requests: how many were made. read_bytes: how many bytes they brought.
@@ -64,10 +65,11 @@ class ShardBytes:
         size: int | None = None,
         seconds: float = retrying.TOTAL_SECONDS,
         is_cancelled: Callable[[], bool] = lambda: False,
+        needs_version: bool = False,
     ) -> None:
         self.url, self._storage_options, self._hooks, self._seconds = url, storage_options, hooks, seconds
         self.requests = self.read_bytes = 0
-        self._size, self._is_cancelled = size, is_cancelled
+        self._size, self._is_cancelled, self._needs_version = size, is_cancelled, needs_version
         self._stat: Stat | None = None
         if urls.scheme_of(url) == "pipe":
             raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
@@ -201,6 +203,8 @@ class ShardBytes:
             self._learn(stat._replace(has_ranges=True))
         if not stat.has_ranges:
             raise self._no_ranges()
+        if self._needs_version and stat.version is None:
+            raise NoRangesError(f"{self.url}: the store does not say which version it gives", url=self.url)
 
     def _no_ranges(self) -> NoRangesError:
         return NoRangesError(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -367,6 +368,39 @@ def test_a_hook_sees_the_download(web, make, held):
     held.go.set()
     wait_until(lambda: any(isinstance(event, Fetched) for event in events))
     assert [event.is_ahead for event in events if isinstance(event, Fetched)] == [True]
+
+
+def test_a_server_that_tells_no_versions(web, make, held):
+    """Two ranges of a sample might be of two versions: nothing is read early from one."""
+    held.go.set()
+    web.validators = ()
+    dataset = make("a")
+    assert [dataset[row][".txt"] for row in range(ROWS)] == [text_of(row) for row in range(ROWS)]
+    assert (dataset.stats().fetches, dataset.stats().range_bytes) == (1, 0)
+
+
+def test_workers_that_live_shortly(web, make, held):
+    """Without a sampler that downloads ahead, a worker waits for shards: it might end before they are here."""
+    held.go.set()
+    dataset = make("ab")
+    for _ in range(2):
+        loader = DataLoader(dataset, batch_size=2, sampler=[0, 1, ROWS], num_workers=1, collate_fn=list)
+        assert [sample[".txt"] for batch in loader for sample in batch] == [text_of(0), text_of(1), text_of(ROWS)]
+    assert (dataset.stats().fetches, dataset.stats().range_requests) == (2, 0)
+
+
+def test_a_dataset_that_goes_ends_its_downloads(web, make, tmp_path):
+    """In a moment, and nothing is left of them."""
+    url, size = f"{web.url}/a.tar", len(web.files["/a.tar"])
+    dataset = wids.ShardListDataset(
+        [{"url": url, "nsamples": ROWS, "filesize": size}], cache_dir=tmp_path / "c", transformations="raw"
+    )
+    assert dataset[0][".txt"] == text_of(0)
+    wait_until(lambda: downloads(web, "a") == 1)
+    del dataset
+    gc.collect()
+    wait_until(lambda: not any(thread.name == "wids-download" for thread in threading.enumerate()))
+    assert not any(name.endswith(".part") for name in os.listdir(tmp_path / "c" / ".wids"))
 
 
 def test_threads(web, make, held):
