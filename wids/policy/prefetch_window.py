@@ -41,6 +41,10 @@ class AheadLimits(NamedTuple):
         """The maximum, for shards of about ``typical`` bytes."""
         return prefetching.max_ahead(self.given, limit=self.cache_size, ranks=self.ranks, typical=typical)
 
+    def scope(self, typical: int) -> int:
+        """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
+        return max(self.max_bytes(typical), self.cache_size or 0)
+
 
 class _Upcoming:
     """A shard with visits in the window.
@@ -48,14 +52,15 @@ class _Upcoming:
     Attributes:
         visits: how many, passed ones included. upcoming: those that were not passed, in order.
         is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
+        is_late: its next visit is left to byte ranges.
     """
 
-    __slots__ = ("is_counted", "is_near", "is_present", "size", "upcoming", "visits")
+    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "size", "upcoming", "visits")
 
     def __init__(self, size: int) -> None:
         self.size, self.visits = size, 0
         self.upcoming: list[Visit] = []
-        self.is_counted = self.is_near = self.is_present = False
+        self.is_counted = self.is_near = self.is_present = self.is_late = False
 
 
 class _Reach:
@@ -75,6 +80,35 @@ class _Reach:
         return self.limits.given is None and self.limits.cache_size is None
 
 
+class _UnderWay:
+    """Downloads under way, and how far the reader goes on during one."""
+
+    __slots__ = ("_begun", "_lag")
+
+    def __init__(self) -> None:
+        self._begun: dict[ShardKey, int] = {}  # at which positions
+        self._lag = 0.0
+
+    def __contains__(self, key: ShardKey) -> bool:
+        return key in self._begun
+
+    def is_full(self, slots_of: Callable[[ShardKey], int], connections: int) -> bool:
+        """Whether no other may begin."""
+        return len(self._begun) >= prefetching.MIN_UNDER_WAY and sum(map(slots_of, self._begun)) >= connections
+
+    def begin(self, key: ShardKey, position: int) -> None:
+        self._begun[key] = position
+
+    def end(self, key: ShardKey, position: int, *, is_complete: bool) -> None:
+        begun = self._begun.pop(key, None)
+        if begun is not None and is_complete:
+            self._lag = prefetching.new_lag(self._lag, position - begun)
+
+    def arrival(self, position: int) -> float:
+        """Where the reader will be, about, when a download that begins now has ended."""
+        return position + max([self._lag, *(position - begun for begun in self._begun.values())])
+
+
 class PrefetchWindow:
     """The upcoming visits of one reader as far as they matter, and the downloads that they call for.
 
@@ -85,6 +119,8 @@ class PrefetchWindow:
         needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
         slots_of: how many connections the download of a shard keeps busy.
         connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
+        has_early_reads: samples are read by byte ranges until their shards are cached. Where the cache is limited, a
+            shard is then downloaded in time or not at all: see `prefetching.is_in_time`.
 
     Attributes:
         visits: those in the window, by their first positions; some of the passed ones may be forgotten.
@@ -100,7 +136,9 @@ class PrefetchWindow:
         needs_download: Callable[[ShardKey], bool],
         slots_of: Callable[[ShardKey], int],
         connections: int = prefetching.CONNECTIONS,
+        has_early_reads: bool = False,
     ) -> None:
+        self._has_early_reads = has_early_reads
         self._blocks, self._reaches = visits, [_Reach(own) for own in limits]
         self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
         self._connections = connections
@@ -114,7 +152,7 @@ class PrefetchWindow:
         self._upcoming: list[tuple[int, Visit]] = []  # heaps, by last positions
         self._passed: list[tuple[int, Visit]] = []
         self._missing: list[tuple[int, ShardKey]] = []  # a heap, as those of `_Reach`
-        self._under_way: set[ShardKey] = set()
+        self._under_way = _UnderWay()
 
     def __contains__(self, key: ShardKey) -> bool:
         return key in self._shards
@@ -182,22 +220,25 @@ class PrefetchWindow:
         while self._missing:
             first, key = self._missing[0]
             if self._is_next(key, first) and self._shards[key].is_near and self._is_missing(key):
-                if self._needs_download(key):
+                if not self._needs_download(key):
+                    self._shards[key].is_present = True
+                elif self._is_in_time(key):
                     break
-                self._shards[key].is_present = True
+                else:
+                    self._shards[key].is_late = True
+                    self._count(key, is_counted=False)
             heapq.heappop(self._missing)
         else:
             return None
-        slots = sum(map(self._slots_of, self._under_way))
-        if slots >= self._connections and len(self._under_way) >= prefetching.MIN_UNDER_WAY:
+        if self._under_way.is_full(self._slots_of, self._connections):
             return None
         heapq.heappop(self._missing)
-        self._under_way.add(key)
+        self._under_way.begin(key, self._position)
         return self._shards[key].upcoming[0]
 
-    def end_download(self, key: ShardKey) -> None:
-        """A download has ended; `report` says whether the shard is cached."""
-        self._under_way.discard(key)
+    def end_download(self, key: ShardKey, *, is_complete: bool = False) -> None:
+        """A download has ended; `report` says whether the shard is cached. ``is_complete``: this brought it."""
+        self._under_way.end(key, self._position, is_complete=is_complete)
 
     def report(self, key: ShardKey, *, is_present: bool) -> None:
         """A shard is cached; or it is not, was evicted or may be tried again."""
@@ -220,7 +261,7 @@ class PrefetchWindow:
         while (
             not self.is_exhausted
             and self._weight < prefetching.MAX_VISITS
-            and self._ahead_bytes < max(self._scope(reach.limits) for reach in self._reaches)
+            and self._ahead_bytes < max(reach.limits.scope(self._typical) for reach in self._reaches)
         ):
             block = next(self._blocks, None)
             if block is None:
@@ -255,7 +296,7 @@ class PrefetchWindow:
         """The next visit of a shard is another one, or there is none: it has to come within reach anew."""
         shard, reach = self._shards[key], self._reaches[key[0]]
         self._count(key, is_counted=False)
-        shard.is_near = False
+        shard.is_near = shard.is_late = False
         if not shard.upcoming:
             return
         first = shard.upcoming[0].first
@@ -278,7 +319,9 @@ class PrefetchWindow:
         """See which shards of a list are within reach now."""
         limit = reach.limits.max_bytes(self._typical)
         if reach.limits.given is None:
-            good = prefetching.good_ahead(rate, typical=self._typical, each=self._samples_a_shard())
+            good = prefetching.good_ahead(
+                rate, typical=self._typical, each=_samples_a_shard(self.visits, len(self._shards))
+            )
             limit = min(limit, good)
         if reach.near_bytes > limit:  # the reader has become slower: those that come first again
             for key, shard in self._shards.items():
@@ -305,22 +348,26 @@ class PrefetchWindow:
 
     def _is_missing(self, key: ShardKey) -> bool:
         shard = self._shards[key]
-        return not shard.is_present and key not in self._under_way
+        return not shard.is_present and not shard.is_late and key not in self._under_way
+
+    def _is_in_time(self, key: ShardKey) -> bool:
+        """Whether a download that begins now is worth it."""
+        if not self._has_early_reads or self._reaches[key[0]].limits.cache_size is None:
+            return True
+        visit = self._shards[key].upcoming[0]
+        return prefetching.is_in_time(visit.first, visit.last, arrival=self._under_way.arrival(self._position))
 
     @property
     def _typical(self) -> int:
         """The size of a shard, about."""
         return self._known_bytes // self._known if self._known else prefetching.UNKNOWN_BYTES
 
-    def _samples_a_shard(self) -> float:
-        """Positions from one new shard to the next, about."""
-        if len(self.visits) < 2:
-            return 1.0
-        return max((self.visits[-1].last - self.visits[0].first + 1) / len(self._shards), 1.0)
 
-    def _scope(self, limits: AheadLimits) -> int:
-        """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
-        return max(limits.max_bytes(self._typical), limits.cache_size or 0)
+def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:
+    """Positions from one of ``count`` new shards to the next, about."""
+    if len(visits) < 2:
+        return 1.0
+    return max((visits[-1].last - visits[0].first + 1) / count, 1.0)
 
 
 def _key(visit: Visit) -> ShardKey:

@@ -30,6 +30,8 @@ _MARGIN = 0.1
 SOON_SECONDS, GRACE_SECONDS = 0.5, 0.5
 # A use within so many seconds counts as now: hints are guesses, and are renewed all the time.
 NOW_SECONDS = 0.05
+# Of the samples of a shard that is read by byte ranges, the share that must be unread when it arrives.
+_MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
 
 
 class RateEstimator:
@@ -133,6 +135,25 @@ def good_ahead(rate: float, *, typical: int, each: float) -> int:
         each: samples from one new shard to the next.
     """
     return max(MIN_SHARDS * typical, int(rate * AHEAD_SECONDS * typical / each))
+
+
+def is_in_time(first: float, last: float, *, arrival: float) -> bool:
+    """Whether to download a shard whose samples are read by byte ranges until it is cached.
+
+    Where the link has less to spare than is read, each shard would arrive when its samples have been read, and all be
+    transferred twice. Those that are left out leave the link to later ones, which arrive in time.
+
+    Args:
+        first: the position at which it is read first.
+        last: the position at which it is read last.
+        arrival: the position at which it would be cached, about.
+    """
+    return last + 1 - arrival >= _MIN_UNREAD * (last + 1 - first)
+
+
+def new_lag(lag: float, drawn: int) -> float:
+    """How many positions are drawn during a download, after one during which it were ``drawn``."""
+    return drawn if not lag else (1 - _LAG_WEIGHT) * lag + _LAG_WEIGHT * drawn
 
 
 def with_margin(use: float, now: float) -> float:

@@ -51,7 +51,7 @@ def within_reach(entered, position, limits):
     return found
 
 
-def window_of(blocks, limits, present=(), connections=1000):
+def window_of(blocks, limits, present=(), connections=1000, **options):
     """A window, without a real download; ``present`` needs none."""
     return PrefetchWindow(
         iter(blocks),
@@ -60,6 +60,7 @@ def window_of(blocks, limits, present=(), connections=1000):
         needs_download=lambda key: key not in present,
         slots_of=lambda _: 1,
         connections=connections,
+        **options,
     )
 
 
@@ -146,6 +147,58 @@ def test_a_reader_that_becomes_slower_is_less_far_ahead():
         window.report((0, shard), is_present=False)
     window.advance(0, rate=0.0, read_before=0)
     assert len(take_all(window)) == 13
+
+
+def slow_reader(limit, *, has_early_reads=True):
+    """A window in which shard k is read from 10 k to 10 k + 39; three downloads began at 0 and one was over at 40."""
+    visits = [Visit(10 * k, 10 * k + 39, 0, k) for k in range(100)]
+    window = window_of([visits], [AheadLimits(None, limit)], connections=1, has_early_reads=has_early_reads)
+    window.advance(0, rate=0.0, read_before=0)
+    assert take_all(window) == [0, 1, 2]
+    window.advance(40, rate=0.0, read_before=0)
+    window.end_download((0, 0), is_complete=True)
+    window.report((0, 0), is_present=True)
+    return window
+
+
+def test_a_shard_that_comes_too_late_is_left_to_byte_ranges():
+    """What begins at 40 would be here at 80: of shard 6, which is read until 99, half is unread then."""
+    window = slow_reader(1000)
+    assert take_all(window) == [6]
+    window.advance(60, rate=0.0, read_before=0)
+    window.end_download((0, 6), is_complete=True)  # in 20 positions, but others are under way since 0
+    assert take_all(window) == [10]
+
+
+def test_shards_that_are_left_out_make_room():
+    """They take no space in the cache: as many others are within reach, from the next look on."""
+    window = slow_reader(30)
+    begun = []
+    for position in range(40, 60):
+        window.advance(position, rate=0.0, read_before=0)
+        begun += take_all(window)
+    assert begun[0] >= 6
+
+
+def test_downloads_that_become_faster_begin_sooner():
+    """The time that a download takes is that of the last ones."""
+    window = slow_reader(1000)
+    [shard] = take_all(window)
+    for key in (1, 2, shard):
+        window.end_download((0, key), is_complete=True)
+    for _ in range(8):
+        begun = take_all(window)
+        for key in begun:
+            window.end_download((0, key), is_complete=True)
+            window.report((0, key), is_present=True)
+    window.advance(200, rate=0.0, read_before=0)
+    assert take_all(window)[0] in (18, 19, 20)
+
+
+@pytest.mark.parametrize(("limit", "has_early_reads"), [(None, True), (1000, False)])
+def test_who_keeps_all_or_waits_for_shards_leaves_none_out(limit, has_early_reads):
+    """Without a limit shards stay for the next epoch; without early reads each has to come."""
+    assert take_all(slow_reader(limit, has_early_reads=has_early_reads)) == [3]
 
 
 def take_all(window):
