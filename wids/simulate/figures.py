@@ -139,14 +139,15 @@ def needed_bytes(job: TrainingJob, epochs: Sequence[Epoch]) -> int:
 def smallest_cache(job: TrainingJob, epochs: list[Epoch]) -> int | None:
     """The smallest cache, to a few hundredths, with which no shard is downloaded again; None: too long a search.
 
-    By simulating with one size after another; so what prefetching and eviction do at their own pace is in it.
+    By simulating with one size after another; so what prefetching and eviction do at their own pace is in it. Shards
+    are waited for: read early, they might come once because they never come in time.
     """
     if sum(len(visits.first) for epoch in epochs for visits in epoch.coming) > _MAX_SEARCHED:
         return None
     lo, hi = needed_bytes(job, epochs), int(job.footprints.sum())
 
     def is_enough(size: int) -> bool:
-        found = Simulation(replace(job, cache_size=size), epochs, is_strict=True).run()
+        found = Simulation(replace(job, cache_size=size, early_reads=False), epochs, is_strict=True).run()
         return found.stopped_at is None and not found.total("again")
 
     if lo >= hi or is_enough(lo):

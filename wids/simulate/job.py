@@ -43,6 +43,7 @@ class TrainingJob:
         step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
         prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
         connections: byte ranges of a rank under way at a time.
+        early_reads: member tables lie beside the shards: samples are read by byte ranges until their shards are cached.
 
     Raises:
         ValueError: there is nothing to simulate so, or too much.
@@ -73,6 +74,7 @@ class TrainingJob:
     decode_seconds: float = 0.0
     prefetch: int | None = None
     connections: int = prefetching.CONNECTIONS
+    early_reads: bool = True
 
     def __post_init__(self) -> None:
         if self.passes != 1 and self.nbatches is not None:
@@ -175,12 +177,14 @@ class Epoch:
     Attributes:
         visits, coming: of each rank: as it reads, and as its prefetcher sees them.
         counts: samples of each rank. steps: batches of each.
+        shards: of each rank, the shard of each sample; None: not looked at, or needed.
     """
 
     visits: list[Visits]
     coming: list[Visits]
     counts: list[int]
     steps: list[int]
+    shards: list[Indices] | None = None
 
 
 def is_exact(job: TrainingJob) -> bool:
@@ -208,5 +212,9 @@ def read_epochs(job: TrainingJob, courses: Sequence[Course]) -> list[Epoch]:
                     f"ranks come to shards more than {_MAX_VISITS:,} times; simulate fewer epochs, or larger chunks"
                 )
         counts = [course.count(epoch) for course in courses]
-        found.append(Epoch(visits, coming, counts, [-(-count // job.batch_size) for count in counts]))
+        steps = [-(-count // job.batch_size) for count in counts]
+        shards = None
+        if exact and job.early_reads:
+            shards = [course.shards(epoch, 0, count) for course, count in zip(courses, counts, strict=True)]
+        found.append(Epoch(visits, coming, counts, steps, shards))
     return found

@@ -20,8 +20,7 @@ from wids.simulate.node_cache import NodeCache
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wids.policy.prefetch_window import ShardKey
-    from wids.simulate.job import TrainingJob
+    from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.loop import EventLoop
     from wids.simulate.outcome import SimulationResult
     from wids.simulate.trace import Visits
@@ -99,6 +98,12 @@ class _Meter:
                 progress.give_up()
         self._epochs[shard] = epoch
 
+    def note_ranges(self, size: int, requests: int) -> None:
+        """Samples are asked for."""
+        traffic = self._progress.outcome.traffic[-1][self._number]
+        traffic.range_requests += requests
+        traffic.range_bytes += size
+
     def note_use(self, now: float, used: int, *, arrived: int = 0) -> None:
         """So many bytes are in the cache, of which some have just arrived."""
         self._size_bytes += arrived
@@ -106,10 +111,11 @@ class _Meter:
 
 
 class SimulatedNode:
-    """One node of a job.
+    """One node of a job, whose loaders wait for shards.
 
     Attributes:
-        pending: shards without which the step that waits cannot begin. arrived_at: when the last of them came.
+        pending: what the step that waits cannot begin without: shards, or its own batch where samples are read early.
+        arrived_at: when the last of it came.
     """
 
     def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
@@ -121,34 +127,34 @@ class SimulatedNode:
             bandwidth=job.bandwidth,
             latency=job.latency,
             on_begin=lambda: self._meter.note_use(loop.now, self.cache.used),
-            on_arrival=self._arrive,
+            on_arrival=lambda delivery: self._arrive(delivery),  # noqa: PLW0108 - it may be another class's
+            on_carried=lambda size: self._meter.note_use(loop.now, self.cache.used, arrived=size),
         )
+        self._ranks = range(number * job.ranks_per_node, min((number + 1) * job.ranks_per_node, job.world))
         self._windows: dict[int, PrefetchWindow] = {}
         self._waiters: deque[_Waiter] = deque()
         self.pending: set[int] = set()
         self.arrived_at: float | None = None
         self._meter = _Meter(number, progress)
-        self._range = 10 * job.latency * job.bandwidth / job.connections
         self._is_planned = job.cache_size is not None
 
     # --- an epoch
 
-    def begin_epoch(self, coming: dict[int, Visits]) -> None:
-        """The ranks' prefetchers begin.
-
-        Args:
-            coming: rank -> its visits, as its prefetcher sees them.
-        """
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """The ranks' loaders and prefetchers begin."""
         job = self._job
+        if job.prefetch == 0:
+            return
         limits = AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
-        for rank, visits in coming.items():
+        for rank in self._ranks:
             self._windows[rank] = PrefetchWindow(
-                _upcoming(visits, self._progress.offset),
+                _upcoming(epoch.coming[rank], self._progress.offset),
                 [limits],
                 size_of=lambda key: self._sizes[key[1]],
                 needs_download=lambda key: key[1] not in self.cache.cached and key[1] not in self.cache.coming,
-                slots_of=self._slots_of,
+                slots_of=lambda key: _slots(self._sizes[key[1]], self._job),
                 connections=job.connections,
+                has_early_reads=job.early_reads,
             )
             self.look(rank)
         self.pump()
@@ -192,8 +198,20 @@ class SimulatedNode:
             self.pending.add(shard)
             self._demand(rank, shard)
 
-    def need_evicted(self, step: int) -> None:
-        """Shards that were evicted while they were being read are needed for the next batch."""
+    def read(self, batch: int) -> None:
+        """A batch is drawn, and begins to be read."""
+
+    def can_read(self, rank: int, shard: int, last: int) -> bool:
+        """Whether a loader has read a visit that it has drawn."""
+        return self.cache.can_read(rank, shard, last)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether batches that the order says nothing special of may have to wait."""
+        return bool(self.cache.again)
+
+    def need_batch(self, step: int) -> None:
+        """A step is due: shards that were evicted while they were being read are needed for the next batch."""
         cache, least = self.cache, step * self._job.batch_size
         for shard in sorted(cache.again):
             readers = [key for key, (first, _) in cache.open.get(shard, {}).items() if first < least]
@@ -232,7 +250,9 @@ class SimulatedNode:
             waiter = self._waiters.popleft()
             is_new = self._loop.now < waiter.since + prefetching.GRACE_SECONDS
             footprint = cache.footprint(waiter.shard)
-            if self._is_refused(waiter.shard, footprint, refused.get(is_new), is_new=is_new):
+            # Whether a new one finds space depends on whose lease is met: only just as many bytes find none either.
+            is_exact = is_new and self._progress.waiting is None
+            if _is_refused(cache, waiter.shard, refused.get(is_new), is_exact=is_exact):
                 self._waiters.append(waiter)
                 continue
             before = len(cache.coming), cache.evicted
@@ -241,15 +261,6 @@ class SimulatedNode:
                 refused.clear()
             elif waiter.shard not in cache.coming and waiter.shard not in cache.cached:
                 refused[is_new] = min(footprint, refused.get(is_new, footprint))
-
-    def _is_refused(self, shard: int, footprint: int, refused: int | None, *, is_new: bool) -> bool:
-        """Whether a shard that is still to come finds no space, as ``refused`` bytes found none."""
-        cache = self.cache
-        if refused is None or shard in cache.coming or shard in cache.cached or cache.limit is None:
-            return False
-        if is_new and self._progress.waiting is None:  # it depends on whose lease is met: only just as many bytes
-            return footprint == refused and footprint <= cache.limit
-        return refused <= footprint <= cache.limit
 
     def _demand(self, rank: int, shard: int, since: float | None = None) -> None:
         """A loader cannot go on without a shard."""
@@ -273,8 +284,12 @@ class SimulatedNode:
             second=self._rate,
             use=use,
             waited=waited,
-            has_leases=self._progress.waiting is None,
+            has_leases=self._has_leases,
         )
+
+    @property
+    def _has_leases(self) -> bool:
+        return self._progress.waiting is None
 
     def _look_again_at(self, when: float) -> None:
         """Look then whether there is space for loaders that wait."""
@@ -316,13 +331,12 @@ class SimulatedNode:
     def _arrive(self, delivery: Delivery) -> None:
         shard = delivery.shard
         self.cache.arrive(shard, self._progress.position)
-        self._meter.note_use(self._loop.now, self.cache.used, arrived=delivery.size)
         if shard in self.pending:
             self.pending.discard(shard)
             self.arrived_at = self._loop.now
         window = self._windows.get(delivery.rank)
         if window is not None and not delivery.is_urgent:
-            window.end_download((0, shard))
+            window.end_download((0, shard), is_complete=True)
             window.report((0, shard), is_present=True)
         self.ask_again()
         self._link.serve()
@@ -344,11 +358,20 @@ class SimulatedNode:
     def _is_busy(self) -> bool:
         return any(window.is_busy for window in self._windows.values())
 
-    def _slots_of(self, key: ShardKey) -> int:
-        size, connections = self._sizes[key[1]], self._job.connections
-        return prefetching.slots(
-            size, prefetching.range_bytes(size, wanted=self._range, connections=connections), connections
-        )
+
+def _is_refused(cache: NodeCache, shard: int, refused: int | None, *, is_exact: bool) -> bool:
+    """Whether a shard that is still to come finds no space, as (``is_exact``: just) ``refused`` bytes found none."""
+    if refused is None or shard in cache.coming or shard in cache.cached or cache.limit is None:
+        return False
+    footprint = cache.footprint(shard)
+    return refused <= footprint <= (min(refused, cache.limit) if is_exact else cache.limit)
+
+
+def _slots(size: int, job: TrainingJob) -> int:
+    """How many connections a shard keeps busy."""
+    wanted = 10 * job.latency * job.bandwidth / job.connections
+    length = prefetching.range_bytes(size, wanted=wanted, connections=job.connections)
+    return prefetching.slots(size, length, job.connections)
 
 
 def _upcoming(visits: Visits, offset: int) -> Iterator[list[Visit]]:

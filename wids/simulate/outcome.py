@@ -17,6 +17,8 @@ class Traffic:
     again_within: int = 0
     evicted: int = 0
     waited: int = 0  # a loader already waited when the download began
+    range_requests: int = 0  # for samples whose shard was not cached, one for each
+    range_bytes: int = 0
 
 
 class Stall(NamedTuple):

@@ -1,7 +1,8 @@
 """The steps of a job, in order: loaders draw, shards arrive, steps begin.
 
 A step begins on all ranks when each has its batch, and takes the same time on all. A loader with workers has twice as
-many batches drawn as it has workers, and reads what it draws. All shards that a batch lacks are asked for at once.
+many batches drawn as it has workers, and reads what it draws. All that a batch lacks is asked for at once: its samples
+where they are read early, else its shards.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wids.simulate import events
+from wids.simulate.early_reads import EarlyReadingNode
 from wids.simulate.loop import EventLoop
 from wids.simulate.node import SimulatedNode, SimulationProgress, WaitingStep
 from wids.simulate.outcome import SimulationResult, Stall, Traffic
@@ -46,8 +48,9 @@ class Simulation:
         self._job, self._epochs, self._on_step = job, epochs, on_step
         self._outcome = SimulationResult(log=[[(0.0, 0, 0)] for _ in range(job.nodes)])
         self._progress = SimulationProgress(self._outcome, max(_MIN_DOWNLOADS, _DOWNLOADS_A_VISIT * visits), is_strict)
-        self._loop = EventLoop()
-        self._nodes = [SimulatedNode(job, number, self._loop, self._progress) for number in range(job.nodes)]
+        self._loop, self._last = EventLoop(), 0  # steps of this epoch
+        kind = EarlyReadingNode if job.early_reads else SimulatedNode
+        self._nodes = [kind(job, number, self._loop, self._progress) for number in range(job.nodes)]
 
     def run(self) -> SimulationResult:
         """Go through all epochs."""
@@ -70,10 +73,10 @@ class Simulation:
     def _run_epoch(self, epoch: Epoch) -> None:
         job, loop, progress = self._job, self._loop, self._progress
         begin, last = loop.now, max(epoch.steps)
+        self._last = last
         resumed = WaitingStep(0, begin + job.decode_seconds)  # from then on steps follow each other
         groups = events.Groups(events.events_of(epoch, job), last)
-        progress.position = progress.offset
-        self._begin_prefetching(epoch)
+        self._begin_epoch(epoch)
         step, due_now = next(groups)
         while True:
             progress.step = step
@@ -81,8 +84,9 @@ class Simulation:
                 self._advance(resumed.due + (step - resumed.step) * job.step)
             progress.position = progress.offset + step * job.batch_size + job.drawn_samples
             draws = self._handle(due_now)
+            self._read(step, has_begun=False)
             for node in self._nodes:
-                node.need_evicted(step)
+                node.need_batch(step)
             if step >= 0:
                 if step < last and any(node.pending for node in self._nodes):
                     self._wait(step)
@@ -95,17 +99,24 @@ class Simulation:
                 self._draw(event)
             if progress.is_given_up or step >= last:
                 return
-            if any(node.cache.again for node in self._nodes) and groups.peek() > step + 1:
+            self._read(step, has_begun=True)
+            if any(node.is_watched for node in self._nodes) and groups.peek() > step + 1:
                 step, due_now = step + 1, []
             else:
                 step, due_now = next(groups)
 
-    def _begin_prefetching(self, epoch: Epoch) -> None:
-        job = self._job
-        if job.prefetch != 0:
-            for number, node in enumerate(self._nodes):
-                ranks = range(number * job.ranks_per_node, min((number + 1) * job.ranks_per_node, job.world))
-                node.begin_epoch({rank: epoch.coming[rank] for rank in ranks})
+    def _read(self, step: int, *, has_begun: bool) -> None:
+        """Loaders read what they draw: with workers once a step has begun, else when it is due."""
+        drawn = self._job.drawn_ahead
+        if has_begun == bool(drawn):
+            for batch in range(step + drawn if step >= 0 else 0, min(step + drawn + 1, self._last)):
+                for node in self._nodes:
+                    node.read(batch)
+
+    def _begin_epoch(self, epoch: Epoch) -> None:
+        self._progress.position = self._progress.offset
+        for node in self._nodes:
+            node.begin_epoch(epoch)
 
     def _advance(self, due: float) -> None:
         """Let time go on until a step is due."""
@@ -131,7 +142,7 @@ class Simulation:
             elif event.kind == events.NEED:
                 if key not in cache.finished:
                     node.need(event.rank, event.shard)
-            elif event.kind == events.END or cache.can_read(event.rank, event.shard, event.last):
+            elif event.kind == events.END or node.can_read(event.rank, event.shard, event.last):
                 cache.finish(key, event.shard, is_read=event.kind == events.READ)
                 ended.add(event.rank // self._job.ranks_per_node)
         for number in sorted(ended):

@@ -46,8 +46,9 @@ class Numbers:
 
 
 def describe(lengths, size=1000, **options):
-    """A job over shards with these counts."""
+    """A job over shards with these counts, which are waited for unless the options say another thing."""
     sizes = np.full(len(lengths), size)
+    options = {"early_reads": False, **options}
     return job.TrainingJob(lengths=np.array(lengths), sizes=sizes, footprints=sizes, **options)
 
 
@@ -336,6 +337,7 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
         prefetch=0,
         batch_size=1,
         epochs=2,
+        early_reads=False,
         **order,
     )
     _, found = simulate(described)
@@ -355,6 +357,7 @@ def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, monkeypatch,
         footprints=np.full(12, room),
         batch_size=1,
         step_seconds=1.0,
+        early_reads=False,
         **order,
     )
     epochs = job.read_epochs(described, described.courses())
@@ -415,6 +418,7 @@ def test_as_many_shards_come_as_in_a_real_job(server, tmp_path, places):
             cache_size=limit,
             step_seconds=0.01,
             latency=0.001,
+            early_reads=False,
         )
     )
     simulated, counts = found.total("shards"), []

@@ -1,0 +1,230 @@
+"""The simulation of early reads: what is asked for by byte ranges, when it comes, and what is downloaded meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from wids.policy import prefetching
+from wids.simulate import job
+from wids.simulate.early_reads import Counted, Spread
+from wids.simulate.link import Delivery, Link
+from wids.simulate.loop import EventLoop
+from wids.simulate.run import Simulation
+
+
+def describe(lengths, size=1000, **options):
+    """A job over shards with these counts."""
+    sizes = np.full(len(lengths), size)
+    return job.TrainingJob(lengths=np.array(lengths), sizes=sizes, footprints=sizes, **options)
+
+
+def simulate(described):
+    """The outcome of a job."""
+    return Simulation(described, job.read_epochs(described, described.courses())).run()
+
+
+# --- by hand: one rank, and one shard of 100 samples of 10 bytes
+
+
+def one_shard(**options):
+    """Batches of 10 samples, a second each; 0.5 s to a first byte, and 100 bytes a second."""
+    return describe([100], **{"batch_size": 10, "step_seconds": 1.0, "bandwidth": 100.0, "latency": 0.5, **options})
+
+
+def test_without_workers_each_batch_waits_for_its_ranges():
+    """There is no space for the shard: 0.5 s to the first byte and 1 s for 100 bytes, then the step; ten times."""
+    found = simulate(one_shard(cache_size=500))
+    assert found.first_seconds == pytest.approx([1.5])
+    assert found.epoch_seconds == pytest.approx([25.0])
+    assert found.waits == pytest.approx(dict.fromkeys(range(10), 1.5))
+    assert (found.total("shards"), found.total("range_requests"), found.total("range_bytes")) == (0, 100, 1000)
+
+
+def test_a_worker_asks_for_the_batches_that_are_drawn():
+    """Two batches are under way at the first step, and so each is there when its step is due."""
+    found = simulate(one_shard(cache_size=500, workers=1))
+    assert found.first_seconds == pytest.approx([1.5])
+    assert found.epoch_seconds == pytest.approx([11.5])
+    assert list(found.waits) == [0]
+
+
+def test_a_slow_link_is_all_that_is_waited_for():
+    """At 50 bytes a second batches come 2 s apart, whatever else is asked for."""
+    found = simulate(one_shard(cache_size=500, workers=2, bandwidth=50.0))
+    assert found.first_seconds == pytest.approx([2.5])
+    assert found.epoch_seconds == pytest.approx([0.5 + 10 * 2.0 + 1.0])
+
+
+@pytest.mark.parametrize("prefetch", [None, 0])
+def test_what_has_arrived_is_read_from_the_cache(prefetch):
+    """The first batch comes after 0.1 + 0.05 s, then its shard, in 0.5 s; it is there for the second one."""
+    found = simulate(one_shard(bandwidth=2000.0, latency=0.1, prefetch=prefetch))
+    assert found.first_seconds == pytest.approx([0.15])
+    assert found.epoch_seconds == pytest.approx([10.15])
+    assert (found.total("range_requests"), found.total("range_bytes")) == (10, 100)
+    assert (found.total("shards"), found.total("waited")) == (1, 0)
+    assert found.log[0][-1] == (pytest.approx(0.65), 1000, 1100)
+
+
+def test_batches_that_are_under_way_do_not_stop_for_their_shard():
+    """A worker has two batches drawn when the shard is still to come; only the third is read from the cache."""
+    found = simulate(one_shard(bandwidth=2000.0, latency=0.1, workers=1))
+    # Both batches until 0.2; the third is drawn at 0.15, the fourth at 1.15, and the shard came at 0.7 or later.
+    assert found.total("range_requests") == 30
+    assert found.epoch_seconds == pytest.approx([10.15])
+
+
+def test_no_latency_and_all_the_time():
+    """A link that is fast enough delays no step, whatever is read by ranges."""
+    found = simulate(one_shard(cache_size=500, workers=1, latency=0.0, bandwidth=1e9))
+    assert found.epoch_seconds == pytest.approx([10.0], abs=1e-5)
+    assert found.total("range_bytes") == 1000
+
+
+def test_ranges_interrupt_a_shard():
+    """A shard that is under way goes on after them, with what is left of it; nothing is carried twice."""
+    loop, arrived, carried = EventLoop(), [], []
+
+    def done(delivery):
+        arrived.append((loop.now, delivery.shard, delivery.batch))
+        link.serve()
+
+    link = Link(loop, bandwidth=10.0, latency=1.0, on_begin=lambda: None, on_arrival=done, on_carried=carried.append)
+    link.request(Delivery(0, 7, 20, is_urgent=False))
+    link.request(Delivery(0, 8, 10, is_urgent=False))
+    loop.schedule(1.0, lambda: link.request(Delivery(0, -1, 30, is_urgent=True, batch=4)))
+    while loop:
+        loop.run_next()
+    assert arrived == [(5.0, -1, 4), (6.0, 7, None), (7.0, 8, None)]
+    assert carried == [10, 30, 10, 10]
+
+
+# --- what batches consist of
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "world": st.integers(1, 4),
+        "seed": st.integers(0, 3),
+        "chunksize": st.sampled_from([3, 7, 10_000]),
+        "window": st.integers(1, 4),
+        "batch_size": st.integers(1, 9),
+        "tail": st.sampled_from(["pad", "drop"]),
+        "workers": st.integers(0, 2),
+        "epochs": st.integers(1, 2),
+    }
+)
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) > 5)
+
+
+@settings(max_examples=examples(60))
+@given(lengths=LENGTHS, options=OPTIONS)
+def test_batches_hold_all_samples(lengths, options):
+    """Counted, they are those of the order; spread over visits, each batch has as many, of shards that it is near."""
+    described = describe(lengths, **options)
+    size = described.batch_size
+    for epoch in job.read_epochs(described, described.courses()):
+        for rank, shards in enumerate(epoch.shards):
+            counted = Counted(shards, size)
+            spread = Spread(epoch.visits[rank], lengths, count=epoch.counts[rank], size=size)
+            assert len(shards) == epoch.counts[rank]
+            for batch in range(epoch.steps[rank]):
+                exact, close = counted.of(batch), spread.of(batch)
+                assert exact == {k: shards[batch * size :][:size].tolist().count(k) for k in exact}
+                assert sum(close.values()) == pytest.approx(sum(exact.values()))
+                assert exact.keys() <= close.keys()
+
+
+@settings(max_examples=examples(60))
+@given(lengths=LENGTHS, options=OPTIONS, is_exact=st.booleans())
+def test_without_space_all_samples_are_read_by_ranges(lengths, options, is_exact):
+    """Each once, in every epoch; and no shard is downloaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_exact:
+            patch.setattr(job, "MAX_EXACT", 0)
+        described = describe(lengths, 1260, cache_size=1000, **options)
+        epochs = job.read_epochs(described, described.courses())
+        found = Simulation(described, epochs).run()
+    read = sum(map(sum, (epoch.counts for epoch in epochs)))
+    rounding = 0 if is_exact else sum(map(max, (epoch.steps for epoch in epochs)))
+    assert found.total("range_requests") == pytest.approx(read, abs=rounding)
+    assert (found.total("shards"), found.total("waited"), found.stopped_at) == (0, 0, None)
+    if is_exact and len(set(lengths)) == 1:
+        assert found.total("range_bytes") == pytest.approx(read * 1260 / lengths[0], abs=read)
+
+
+@settings(max_examples=examples(60))
+@given(
+    lengths=LENGTHS,
+    options=OPTIONS,
+    cache=st.none() | st.integers(1, 7),
+    prefetch=st.sampled_from([None, 0]),
+    bandwidth=st.sampled_from([1e3, 1e4, 1e6]),
+)
+def test_a_job_ends_and_waits_for_no_shard(lengths, options, cache, prefetch, bandwidth):
+    """However small the cache and slow the link: no sample is read twice by ranges, and no step waits longer for them
+    than the link takes for all that was asked for.
+    """
+    size = None if cache is None else cache * 1000
+    described = describe(lengths, cache_size=size, prefetch=prefetch, bandwidth=bandwidth, **options)
+    epochs = job.read_epochs(described, described.courses())
+    found = Simulation(described, epochs).run()
+    assert found.stopped_at is None
+    assert found.total("waited") == 0
+    assert found.total("range_requests") <= sum(map(sum, (epoch.counts for epoch in epochs)))
+    asked = len(found.marks) * described.latency + found.total("range_bytes") / bandwidth
+    assert sum(found.waits.values()) <= asked + 1e-6
+    assert all(used <= (size or 1e9) for log in found.log for _, used, _ in log)
+
+
+# --- on a busy link
+
+
+def busy(**options):
+    """8 ranks that read 256 MB a second, of 200 shards of 100 MB, and a cache of 60 of them."""
+    own = {"world": 8, "workers": 4, "batch_size": 64, "step_seconds": 0.2, "cache_size": 6_000_000_000}
+    return describe([1000] * 200, 100_000_000, **{**own, **options})
+
+
+def test_a_saturated_link_carries_samples():
+    """At 200 MB/s the epoch takes what its 20 GB take; the first batch comes at once, and steps follow evenly."""
+    found = simulate(busy(bandwidth=200e6))
+    batch = 8 * 64 * 100_000 / 200e6
+    assert found.first_seconds == pytest.approx([0.03 + batch])
+    assert found.epoch_seconds[0] == pytest.approx(0.03 + 20e9 / 200e6 + 0.2, rel=0.001)
+    assert max(wait for step, wait in found.waits.items() if step) <= batch - 0.2 + 0.01
+    waiting = simulate(busy(bandwidth=200e6, early_reads=False))
+    assert found.epoch_seconds[0] < 0.95 * waiting.epoch_seconds[0]
+
+
+def test_downloads_come_in_time_or_not_at_all(monkeypatch):
+    """Where the link has less to spare than is read, shards that would come too late leave it to later ones.
+
+    Else most shards would be read by ranges and downloaded afterwards.
+    """
+    found = simulate(busy(bandwidth=400e6))
+    assert found.total("size_bytes") + found.total("range_bytes") < 1.2 * 20e9
+    assert found.total("range_bytes") < 0.5 * 20e9
+    assert list(found.waits) == [0]
+    monkeypatch.setattr(prefetching, "is_in_time", lambda *_, **__: True)
+    late = simulate(busy(bandwidth=400e6))
+    assert late.total("size_bytes") + late.total("range_bytes") > 1.6 * 20e9
+
+
+def test_a_fast_link_downloads_all():
+    """Only the first batches are read by ranges, and each shard comes once."""
+    found = simulate(busy(bandwidth=2e9))
+    assert (found.total("shards"), found.total("again")) == (200, 0)
+    assert found.total("range_requests") < 0.05 * 200_000
+    assert list(found.waits) == [0]
+
+
+def test_a_cache_of_fewer_shards_than_are_read():
+    """What has no space is read by ranges to its end: no step waits on a link that is fast enough."""
+    found = simulate(busy(bandwidth=1e9, cache_size=1_600_000_000))
+    assert list(found.waits) == [0]
+    assert found.total("shards") > 0
+    assert found.total("size_bytes") + found.total("range_bytes") < 1.5 * 20e9
