@@ -59,7 +59,7 @@ def test_an_index(tmp_path):
 
 def test_a_bound_on_the_cache_costs_downloads():
     """Below what is needed shards come again, and steps wait; with what is said to be enough none does."""
-    job = (*SMALL, "--workers", "1", "--chunksize", "10", "--step-seconds", "0.01")
+    job = (*SMALL, "--workers", "1", "--chunksize", "10", "--step-seconds", "0.01", "--no-early-reads")
     free = values_of(*job)
     smallest = free["cache"]["smallest_without_downloads_again"]
     assert free["cache"]["needed_in_an_epoch"] <= smallest
@@ -70,6 +70,26 @@ def test_a_bound_on_the_cache_costs_downloads():
     assert tight["stalled_seconds"] > enough["stalled_seconds"]
     assert any("shards go while they are read" in note for note in tight["approximated"])
     assert not any("shards go while they are read" in note for note in enough["approximated"])
+
+
+def test_early_reads():
+    """Samples whose shard is not here are read by ranges, and counted; without member tables shards are waited for."""
+    job = (*SMALL, "--batch-size", "10", "--bandwidth", "10", "--step-seconds", "0.1", "--cache-size", "0.5MB")
+    early, waiting = (values_of(*job, *how) for how in ((), ("--no-early-reads",)))
+    traffic = early["traffic"][0][0]
+    assert (traffic["shards"], traffic["range_requests"], traffic["range_bytes"]) == (0, 1200, 24_000_000)
+    assert early["first_batch_seconds"][0] == pytest.approx(0.03 + 10 * 20_000 / 10e6)
+    assert waiting["first_batch_seconds"][0] > 0.1
+    assert waiting["traffic"][0][0]["range_requests"] == 0
+    assert early["cache"] == waiting["cache"]
+    assert any("member tables" in note for note in early["approximated"])
+    assert not any("member tables" in note or "by ranges" in note for note in waiting["approximated"])
+    said, other = simulate(*job).out, simulate(*job, "--no-early-reads").out
+    assert re.search(r"first batch +after 0.05 s, its samples by byte ranges *\n", said)
+    assert re.search(r"samples by ranges +range bytes *\n.* 1,200 +24 MB *\n", said)
+    assert re.search(r"stalls .* for samples *\n", said)
+    assert "ranges" not in other
+    assert re.search(r"stalls .* for shards *\n", other)
 
 
 def test_slow_links_show_in_time():

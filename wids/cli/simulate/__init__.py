@@ -92,4 +92,5 @@ def _describe(
         decode_seconds=training.decode_seconds,
         prefetch=machines.ahead if machines.prefetch else 0,
         connections=machines.connections,
+        early_reads=machines.early_reads,
     )

@@ -160,6 +160,15 @@ class MachineOptions:
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="Fetch shards ahead.", rich_help_panel=_MACHINES)
     ] = True
+    early_reads: Annotated[
+        bool,
+        typer.Option(
+            "--early-reads/--no-early-reads",
+            help="Member tables are published beside the shards: samples are read by byte ranges until their shard is "
+            "cached; else shards are waited for.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = True
     ahead: Annotated[
         int | None,
         typer.Option(

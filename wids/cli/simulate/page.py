@@ -39,7 +39,7 @@ _NO_CURVES = "Curves are drawn by matplotlib, which is not installed: pip instal
 
 _FETCHED = (
     "again: had been fetched before, in this epoch or another; evicted: left the cache; waited for: a loader already "
-    "waited when the fetch began."
+    "waited when the fetch began; by ranges: read before their shard was cached."
 )
 
 

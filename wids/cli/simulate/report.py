@@ -147,14 +147,17 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
         )
         return lines
     first = values["first_batch_seconds"]
-    lines.append(("first batch", f"after {_seconds(first[0])}" if first else "there is none"))
+    has_ranges = any(traffic["range_requests"] for nodes in values["traffic"] for traffic in nodes)
+    how = ", its samples by byte ranges" if has_ranges else ""
+    lines.append(("first batch", f"after {_seconds(first[0])}{how}" if first else "there is none"))
     epoch, compute = sum(values["epoch_seconds"]) / len(epochs), sum(values["compute_seconds"]) / len(epochs)
     ratio = f", {epoch / compute:.2f} x" if compute else ""
     lines.append(("an epoch", f"{_seconds(epoch)}; {_seconds(compute)} of computing{ratio}"))
+    what = ", for samples" if job.early_reads else ", for shards"
     lines.append(
         (
             "stalls",
-            f"{_seconds(values['stalled_seconds'])} in {values['stalled_steps']:,} of {values['steps']:,} steps",
+            f"{_seconds(values['stalled_seconds'])} in {values['stalled_steps']:,} of {values['steps']:,} steps{what}",
         )
     )
     return lines
@@ -173,9 +176,13 @@ def _notes(job: TrainingJob, found: SimulationResult, *, needed: int) -> list[st
         "a node's link carries one shard at a time, in turn for its ranks; nothing fails",
         "all steps take the same time",
     ]
+    if job.early_reads:
+        notes.append("member tables lie beside the shards (if not: --no-early-reads)")
+        notes.append("the byte ranges of a node's batch come together, and before shards")
     if not is_exact(job):
         notes.append(f"beyond {MAX_EXACT:,} samples a shard counts as read for as long as the slots of its chunk last")
-    if found.stopped_at is not None or (job.cache_size is not None and job.cache_size < needed):
+    is_too_small = job.cache_size is not None and job.cache_size < needed and not job.early_reads
+    if found.stopped_at is not None or is_too_small:
         notes.append(
             "shards go while they are read: how often they come again depends on moments that are not modelled"
         )
@@ -214,7 +221,9 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows of the nodes' downloads, epoch by epoch; nodes together where there are too many."""
-    columns = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted", ">waited for")
+    columns: tuple[str, ...] = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted")
+    is_early = report.job.early_reads  # then no shard is waited for
+    columns += (">samples by ranges", ">range bytes") if is_early else (">waited for",)
     epochs, nodes = len(report.found.traffic), report.job.nodes
     rows: list[tuple[str, ...]] = []
     for epoch in range(epochs):
@@ -231,7 +240,11 @@ def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]
                     f"{traffic['again']:,}",
                     format_size(traffic["again_bytes"]),
                     f"{traffic['evicted']:,}",
-                    f"{traffic['waited']:,}",
+                    *(
+                        (f"{traffic['range_requests']:,}", format_size(traffic["range_bytes"]))
+                        if is_early
+                        else (f"{traffic['waited']:,}",)
+                    ),
                 )
             )
     return columns, rows
