@@ -154,10 +154,9 @@ class EarlyReadingNode(SimulatedNode):
 
     def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
         """Download the shards that ranks read by ranges."""
-        most = prefetching.MIN_UNDER_WAY * max(self._job.workers, 1)
         for rank, shard in found:
-            is_free = shard not in self.cache.coming and sum(own == rank for own, _ in self._own) < most
-            if is_free and self._reserve(shard, use=self._progress.position):
+            has_room = sum(own == rank for own, _ in self._own) < prefetching.MIN_UNDER_WAY
+            if has_room and shard not in self.cache.coming and self._reserve(shard, use=self._progress.position):
                 self._own.add((rank, shard))
                 self._download(rank, shard, is_urgent=False)
                 self._report_evicted()

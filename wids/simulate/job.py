@@ -43,7 +43,7 @@ class TrainingJob:
         step_seconds: of computing, once all ranks have their batches. decode_seconds: a worker's for a batch.
         prefetch: bytes ahead at most, for a rank; None: as prefetching itself decides, 0: none.
         connections: byte ranges of a rank under way at a time.
-        early_reads: member tables lie beside the shards: samples are read by byte ranges until their shards are cached.
+        early_reads: member tables lie beside the shards: see `reads_early`.
 
     Raises:
         ValueError: there is nothing to simulate so, or too much.
@@ -108,6 +108,14 @@ class TrainingJob:
     def nodes(self) -> int:
         """How many nodes there are."""
         return -(-self.world // self.ranks_per_node)
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether samples are read by byte ranges until their shards are cached.
+
+        Workers do so only where prefetching brings the shards.
+        """
+        return self.early_reads and (self.prefetch != 0 or not self.workers)
 
     @property
     def drawn_ahead(self) -> int:
@@ -214,7 +222,7 @@ def read_epochs(job: TrainingJob, courses: Sequence[Course]) -> list[Epoch]:
         counts = [course.count(epoch) for course in courses]
         steps = [-(-count // job.batch_size) for count in counts]
         shards = None
-        if exact and job.early_reads:
+        if exact and job.reads_early:
             shards = [course.shards(epoch, 0, count) for course, count in zip(courses, counts, strict=True)]
         found.append(Epoch(visits, coming, counts, steps, shards))
     return found

@@ -154,7 +154,7 @@ class SimulatedNode:
                 needs_download=lambda key: key[1] not in self.cache.cached and key[1] not in self.cache.coming,
                 slots_of=lambda key: _slots(self._sizes[key[1]], self._job),
                 connections=job.connections,
-                has_early_reads=job.early_reads,
+                has_early_reads=job.reads_early,
             )
             self.look(rank)
         self.pump()

@@ -49,7 +49,7 @@ class Simulation:
         self._outcome = SimulationResult(log=[[(0.0, 0, 0)] for _ in range(job.nodes)])
         self._progress = SimulationProgress(self._outcome, max(_MIN_DOWNLOADS, _DOWNLOADS_A_VISIT * visits), is_strict)
         self._loop, self._last = EventLoop(), 0  # steps of this epoch
-        kind = EarlyReadingNode if job.early_reads else SimulatedNode
+        kind = EarlyReadingNode if job.reads_early else SimulatedNode
         self._nodes = [kind(job, number, self._loop, self._progress) for number in range(job.nodes)]
 
     def run(self) -> SimulationResult:

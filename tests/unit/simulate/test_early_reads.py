@@ -79,6 +79,13 @@ def test_what_has_arrived_is_read_from_the_cache(prefetch):
     assert found.log[0][-1] == (pytest.approx(0.65), 1000, 1100)
 
 
+def test_workers_without_prefetching_wait_for_shards():
+    """Nothing would bring what they read early: as in a real job, they download it."""
+    found = simulate(one_shard(bandwidth=2000.0, latency=0.1, prefetch=0, workers=1))
+    assert found.first_seconds == pytest.approx([0.6])
+    assert (found.total("range_requests"), found.total("waited")) == (0, 1)
+
+
 def test_batches_that_are_under_way_do_not_stop_for_their_shard():
     """A worker has two batches drawn when the shard is still to come; only the third is read from the cache."""
     found = simulate(one_shard(bandwidth=2000.0, latency=0.1, workers=1))
@@ -178,6 +185,7 @@ def test_a_job_ends_and_waits_for_no_shard(lengths, options, cache, prefetch, ba
     than the link takes for all that was asked for.
     """
     size = None if cache is None else cache * 1000
+    options = options if prefetch is None else {**options, "workers": 0}
     described = describe(lengths, cache_size=size, prefetch=prefetch, bandwidth=bandwidth, **options)
     epochs = job.read_epochs(described, described.courses())
     found = Simulation(described, epochs).run()

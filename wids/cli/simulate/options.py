@@ -165,7 +165,7 @@ class MachineOptions:
         typer.Option(
             "--early-reads/--no-early-reads",
             help="Member tables are published beside the shards: samples are read by byte ranges until their shard is "
-            "cached; else shards are waited for.",
+            "cached (by workers only with --prefetch); else shards are waited for.",
             rich_help_panel=_MACHINES,
         ),
     ] = True

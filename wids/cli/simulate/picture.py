@@ -57,7 +57,7 @@ def panels(report: Report) -> list[Panel]:
     limit = None if report.job.cache_size is None else report.job.cache_size / 1e9
     held = f"Bytes that a node's cache holds at the end of {stretch}, with those of downloads under way.{each}"
     carried = f"What a node's link carries, the mean of {stretch}.{each}"
-    what = "samples" if report.job.early_reads else "shards"
+    what = "samples" if report.job.reads_early else "shards"
     waited = f"For how long steps wait for a node's {what}, the sum of {stretch}.{each}"
     return [
         Panel("cache, GB", held, used, _near(limit, used), "--cache-size"),

@@ -153,7 +153,7 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
     epoch, compute = sum(values["epoch_seconds"]) / len(epochs), sum(values["compute_seconds"]) / len(epochs)
     ratio = f", {epoch / compute:.2f} x" if compute else ""
     lines.append(("an epoch", f"{_seconds(epoch)}; {_seconds(compute)} of computing{ratio}"))
-    what = ", for samples" if job.early_reads else ", for shards"
+    what = ", for samples" if job.reads_early else ", for shards"
     lines.append(
         (
             "stalls",
@@ -176,12 +176,12 @@ def _notes(job: TrainingJob, found: SimulationResult, *, needed: int) -> list[st
         "a node's link carries one shard at a time, in turn for its ranks; nothing fails",
         "all steps take the same time",
     ]
-    if job.early_reads:
+    if job.reads_early:
         notes.append("member tables lie beside the shards (if not: --no-early-reads)")
         notes.append("the byte ranges of a node's batch come together, and before shards")
     if not is_exact(job):
         notes.append(f"beyond {MAX_EXACT:,} samples a shard counts as read for as long as the slots of its chunk last")
-    is_too_small = job.cache_size is not None and job.cache_size < needed and not job.early_reads
+    is_too_small = job.cache_size is not None and job.cache_size < needed and not job.reads_early
     if found.stopped_at is not None or is_too_small:
         notes.append(
             "shards go while they are read: how often they come again depends on moments that are not modelled"
@@ -222,7 +222,7 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows of the nodes' downloads, epoch by epoch; nodes together where there are too many."""
     columns: tuple[str, ...] = (">epoch", ">node", ">shards fetched", ">bytes", ">again", ">again bytes", ">evicted")
-    is_early = report.job.early_reads  # then no shard is waited for
+    is_early = report.job.reads_early  # then no shard is waited for
     columns += (">samples by ranges", ">range bytes") if is_early else (">waited for",)
     epochs, nodes = len(report.found.traffic), report.job.nodes
     rows: list[tuple[str, ...]] = []
