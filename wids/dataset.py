@@ -303,7 +303,10 @@ class ShardListDataset(Dataset[T_co]):
         if self.prefetching is False or self.prefetching == 0 or self.access == "range" or not collection.has_remote():
             return None
         ahead = None if self.prefetching is True else int(self.prefetching)
-        return Source(collection.provider.cache, lambda k: collection.shards[k], ahead, collection.shard_bytes())
+        provider = collection.provider
+        return Source(
+            provider.cache, lambda k: collection.shards[k], ahead, collection.shard_bytes(), provider.reads_early
+        )
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.

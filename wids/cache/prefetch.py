@@ -72,12 +72,14 @@ class Source(NamedTuple):
         find: shard number -> the shard.
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
         shard_bytes: of a shard, about; None: not known.
+        reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
     """
 
     store: Downloads
     find: Callable[[int], Shard]
     ahead_bytes: int | None
     shard_bytes: int | None = None
+    reads_early: Callable[[Shard], bool] | None = None
 
 
 class _UpcomingShard:
@@ -122,7 +124,7 @@ class Prefetcher:
         self._plans: dict[str, usage_hints.PlanFile] = {}
         self._pid = os.getpid()
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
-        self._ended: queue.SimpleQueue[tuple[ShardKey, bool]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[ShardKey, bool, bool]] = queue.SimpleQueue()
         self._pace = RateEstimator(time.monotonic())
         ranks = _ranks_of_node()
         self._window = PrefetchWindow(
@@ -161,6 +163,7 @@ class Prefetcher:
     def _run(self) -> None:
         try:
             self._woken.wait(_START_SECONDS)
+            self._window.has_early_reads = self._has_early_reads()
             while not (self._cancelled.is_set() or self._finished):
                 self._look_ahead()
                 self._start_downloads()
@@ -176,14 +179,21 @@ class Prefetcher:
             for plan in self._plans.values():
                 plan.close()
 
+    def _has_early_reads(self) -> bool:
+        """Whether all that is read through limited caches is read early; its first shard stands for each list."""
+        limited = [source for source in self._sources if source.store.cache_size is not None]
+        return bool(limited) and all(
+            source.reads_early is not None and source.reads_early(source.find(0)) for source in limited
+        )
+
     def _look_ahead(self) -> None:
         """Tell the window how far the reader is, and which shards are cached."""
         position, now = self._position(), time.monotonic()
         self._pace.note(position, now)
         self._window.advance(position, rate=self._pace.rate, read_before=position - self._pace.burst)
         while not self._ended.empty():
-            key, is_present = self._ended.get()
-            self._window.end_download(key)
+            key, is_present, is_complete = self._ended.get()
+            self._window.end_download(key, is_complete=is_complete)
             self._window.report(key, is_present=is_present)
         looks = prefetching.MIN_SHARDS
         for key in self._window.present():
@@ -220,16 +230,16 @@ class Prefetcher:
                 file.thread.start()
             except RuntimeError:  # no more threads
                 file.thread, file.retry_at = None, time.monotonic() + _AGAIN_SECONDS
-                self._ended.put((key, True))
+                self._ended.put((key, True, False))
                 return
 
     def _download(self, key: ShardKey, file: _UpcomingShard, use: float) -> None:
         """In a thread of its own: download one shard."""
         start = time.monotonic()
-        is_cancelled = False
+        is_complete = is_cancelled = False
         try:
-            is_cached = file.store.download_ahead(file.shard, after=use, is_cancelled=self._cancelled.is_set)
-            if not is_cached and not file.is_cached():  # another process downloads it
+            is_complete = file.store.download_ahead(file.shard, after=use, is_cancelled=self._cancelled.is_set)
+            if not is_complete and not file.is_cached():  # another process downloads it
                 file.retry_at = time.monotonic() + _AGAIN_SECONDS
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
             now = time.monotonic()
@@ -246,7 +256,7 @@ class Prefetcher:
         finally:
             file.thread = None
             # What failed, or is tried again later, needs no download for now.
-            self._ended.put((key, not is_cancelled))
+            self._ended.put((key, not is_cancelled, is_complete))
             self._woken.set()
 
     def _when(self, visit: Visit, position: int) -> float:

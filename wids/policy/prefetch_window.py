@@ -119,10 +119,11 @@ class PrefetchWindow:
         needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
         slots_of: how many connections the download of a shard keeps busy.
         connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
-        has_early_reads: samples are read by byte ranges until their shards are cached. Where the cache is limited, a
-            shard is then downloaded in time or not at all: see `prefetching.is_in_time`.
+        has_early_reads: see below.
 
     Attributes:
+        has_early_reads: samples are read by byte ranges until their shards are cached. Where the cache is limited, a
+            shard is then downloaded in time or not at all: see `prefetching.is_in_time`. May be assigned.
         visits: those in the window, by their first positions; some of the passed ones may be forgotten.
         is_exhausted: the reader has no other visits than these.
     """
@@ -138,7 +139,7 @@ class PrefetchWindow:
         connections: int = prefetching.CONNECTIONS,
         has_early_reads: bool = False,
     ) -> None:
-        self._has_early_reads = has_early_reads
+        self.has_early_reads = has_early_reads
         self._blocks, self._reaches = visits, [_Reach(own) for own in limits]
         self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
         self._connections = connections
@@ -352,7 +353,7 @@ class PrefetchWindow:
 
     def _is_in_time(self, key: ShardKey) -> bool:
         """Whether a download that begins now is worth it."""
-        if not self._has_early_reads or self._reaches[key[0]].limits.cache_size is None:
+        if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
             return True
         visit = self._shards[key].upcoming[0]
         return prefetching.is_in_time(visit.first, visit.last, arrival=self._under_way.arrival(self._position))

@@ -262,6 +262,10 @@ class AutoProvider:
             self._arrivals.end(is_finished=False)
             self._arrivals.join()
 
+    def reads_early(self, shard: Shard) -> bool:
+        """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
+        return self._arrivals is not None and self._by_ranges.has_table(shard)
+
     def reads_ranges(self, url: str) -> bool:
         """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
         if self._arrivals is None:

@@ -121,6 +121,37 @@ class RangeProvider:
             is_there: likewise once this says True; it is asked in the course of reads.
         """
         start, url = time.perf_counter(), shard.url
+        known = self._find_table(shard, is_there)
+        if known is None:
+            return None
+        table, is_proven = known
+        source = ShardBytes(
+            url,
+            storage_options=self._storage_options,
+            hooks=self._hooks,
+            size=table.identity.size,
+            seconds=_SECONDS,
+            is_cancelled=is_there,
+            needs_version=True,
+        )
+        reader = RangeReader(
+            source,
+            table=table,
+            rescan=partial(self._raise_doubt, url),
+            is_proven=is_proven,
+            is_due=is_due,
+            on_error=partial(self._give_up, url),
+            hooks=self._hooks,
+        )
+        announce(self._hooks, reader, has_saved_table=True, start=start)
+        return reader
+
+    def has_table(self, shard: Shard) -> bool:
+        """Whether `find_early` finds a reader, as far as is known then."""
+        return self._find_table(shard, bool) is not None
+
+    def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> tuple[MemberTable, bool] | None:
+        start, url = time.perf_counter(), shard.url
         if not self.may_have_table(url):
             return None
         known = self._tables.get(url)
@@ -148,30 +179,10 @@ class RangeProvider:
             logger.debug("%s: is downloaded before it is read (%s)", url, error)
             forget_frames(error)
             return None
-        table, is_proven = known
-        if shard.nsamples not in (None, table.nsamples):  # one of both is wrong: the shard itself says which
+        if shard.nsamples not in (None, known[0].nsamples):  # one of both is wrong: the shard itself says which
             return None
         self._tables.remember(url, known)
-        source = ShardBytes(
-            url,
-            storage_options=self._storage_options,
-            hooks=self._hooks,
-            size=table.identity.size,
-            seconds=_SECONDS,
-            is_cancelled=is_there,
-            needs_version=True,
-        )
-        reader = RangeReader(
-            source,
-            table=table,
-            rescan=partial(self._raise_doubt, url),
-            is_proven=is_proven,
-            is_due=is_due,
-            on_error=partial(self._give_up, url),
-            hooks=self._hooks,
-        )
-        announce(self._hooks, reader, has_saved_table=True, start=start)
-        return reader
+        return known
 
     def may_have_table(self, url: str) -> bool:
         """Whether `find_early` may find one."""

@@ -323,6 +323,23 @@ def test_a_limit_that_holds_fewer_shards_than_are_read(web, make, held, limit):
     assert sum(name.endswith(".tar") for name in os.listdir(dataset.cache_dir)) <= limit
 
 
+@pytest.mark.parametrize(("has_tables", "limit"), [(True, 2.5), (False, 2.5), (True, None)])
+def test_a_prefetcher_knows_whether_samples_are_read_early(web, make, held, has_tables, limit):
+    """It then leaves shards that would come too late to ranges, where the cache is limited."""
+    held.go.set()
+    if not has_tables:
+        del web.files["/a.tar.widx"]
+    dataset = make(cache_size=None if limit is None else int(limit * len(web.files["/a.tar"])))
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, shuffle=False)
+    iteration = iter(sampler)
+    next(iteration)
+    prefetcher = sampler._prefetcher()
+    for _ in iteration:
+        pass
+    prefetcher.join(PATIENCE_SECONDS)
+    assert prefetcher._window.has_early_reads == (has_tables and limit is not None)
+
+
 class ListSampler:
     """Indices in a given order, their shards downloaded ahead."""
 
