@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing.context
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
@@ -33,7 +34,7 @@ from wids.transport import retrying
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -174,7 +175,7 @@ class ShardListDataset(Dataset[T_co]):
 
     takes_marked_indices = True
     localname: Callable[[str], str]
-    lengths = _Followed[list[int]](lambda collection: collection.lengths)
+    lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
     cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
     total_length = _Followed[int](len)
     _has_warned = False
@@ -217,10 +218,15 @@ class ShardListDataset(Dataset[T_co]):
         arguments.parse_count_mismatch(on_count_mismatch)
         self.access, self.prefetching = parse_access(access), arguments.parse_prefetch(prefetch)
         self.cache_size, self.keep = arguments.parse_cache_size(cache_size), keep
-        self.base, found, storage_options = load_shards(
-            shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
-        )
         self.cache_dir = arguments.choose_cache_dir(cache_dir, localname)
+        self.base, found, storage_options = load_shards(
+            shards,
+            base=base,
+            options=options,
+            allow_local=allow_local,
+            storage_options=storage_options,
+            cache_dir=self.cache_dir,
+        )
         self.fields = arguments.parse_fields(fields)
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()

@@ -5,22 +5,17 @@ Without torch.
 
 from __future__ import annotations
 
-import re
 import weakref
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from wids.collection import load_shards
 from wids.errors import SpecError
 from wids.index import checks
+from wids.index.fingerprint import fingerprint
 from wids.index.live import FixedList, LiveDict, live_shard, live_spec
 from wids.index.spec import list_shards
-from wids.order.layout import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wids.collection import ShardCollection, Shards
     from wids.index.spec import ShardList
 
@@ -102,24 +97,3 @@ class LiveIndex:
             checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
         self._collection.replace(k, row)
         self._fingerprint = None
-
-
-def fingerprint(shards: ShardList) -> str:
-    """A digest of the shards' names and counts, in order: the same wherever the shards lie.
-
-    Directories count where shards in several have the same name, then from where their paths part.
-    """
-    counts = np.asarray(shards.nsamples, "<i8").tobytes()
-    return digest("\n".join(_portable_names(shards.urls)).encode("utf-8", "surrogatepass"), counts)
-
-
-def _portable_names(names: Sequence[str]) -> list[str]:
-    """What tells shards apart, without the place where they are kept and without signatures."""
-    # A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
-    paths = [re.sub(r"(\.tar[^/?]*)\?.*", r"\1", url, flags=re.DOTALL) for url in names]
-    bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
-    if len(set(bare)) == len(bare):
-        return bare
-    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
-    parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    return ["/".join(path.split("/")[parted:]) for path in paths]
