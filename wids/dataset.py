@@ -109,7 +109,7 @@ class ShardListDataset(Dataset[T_co]):
     ``ShardListDataset[X]`` is a dataset whose transformations return an X.
 
     Attributes:
-        lengths: samples in each shard, ints. total_length: their sum, an int.
+        lengths: samples in each shard, a sequence of ints. total_length: their sum, an int.
         cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
         cache: the pool of open shards in this process. base, dataset_name, cache_dir, fields: as given or found.
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
@@ -267,8 +267,11 @@ class ShardListDataset(Dataset[T_co]):
     # --- what the index says
 
     @property
-    def shards(self) -> list[dict[str, Any]]:
+    def shards(self) -> Sequence[dict[str, Any]]:
         """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
+
+        A list; of an index with 20,000 shards or more a sequence that makes each dict when it is asked for
+        (``list(dataset.shards)`` makes all).
 
         They may be replaced by assigning a list (as the constructor takes it, URLs resolved), and a key that is set in
         one of the dicts holds from the next sample on: lengths, keys and prefetching follow. Samplers and loaders have

@@ -177,6 +177,11 @@ class ShardList:
         )
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the columns lie in a compiled index, and not in lists of this process."""
+        return self._lists is None
+
+    @property
     def starts(self) -> list[int]:
         """The first shard of each component: the index itself, and its sub-datasets."""
         return self._starts
