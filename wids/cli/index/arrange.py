@@ -1,4 +1,4 @@
-"""``wids index merge``, ``split``, ``rebase``, ``convert``: no shard is read; a line names each index that is written."""
+"""``wids index merge``, ``split``, ``rebase``, ``convert``: no shard is read; a line names each index written."""
 
 from __future__ import annotations
 
