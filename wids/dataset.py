@@ -115,14 +115,14 @@ class ShardListDataset(Dataset[T_co]):
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
 
     Args:
-        shards: a JSON index (URL, path, path-like or open file); or a list of ``{"url", "nsamples", ...}`` dicts or
-            ``(url, nsamples)`` pairs; or local tars without an index: a path or brace pattern ending in ``.tar``, or a
-            list of them, whose samples are then counted here.
+        shards: a JSON index (URL, path, path-like or open file), or a compiled one (``.widsx``); or a list of
+            ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or local tars without an index: a path or
+            brace pattern ending in ``.tar``, or a list of them, whose samples are then counted here.
         cache_size: bytes that the cache directory may hold, also while shards arrive: space is made before. None: as
             much as the disk has, of which a hundredth (at most 1 GiB) is left free. A limit below the size of one shard
             is exceeded, with a warning. With a ``localname`` the limit holds for each directory of its paths.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
-            temporary directory. ``~`` expands. Made on the first download.
+            temporary directory. ``~`` expands. Made on the first download, or for an index of 20,000 shards or more.
         lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
             with all other datasets without this argument: the one used longest ago is closed first.
         dataset_name: default: the index's name, else a digest of ``shards``.

@@ -21,7 +21,7 @@ checked = settings(max_examples=examples(100))
 PLACE = "/d/train.widsx"
 MD5 = "9e107d9d372bb6826bd81d3542a419d6"
 
-names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40) | st.just("x" * 5000)
+names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40) | st.just("x" * 2000)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -72,8 +72,8 @@ def check_same(mapped, parsed):
         assert ours[1:] == theirs[1:]
         assert ours[::-1] == theirs[::-1]
         assert [*ours] == theirs
-        assert ours + [0] == [*theirs, 0]
-        assert [0] + ours == [0, *theirs]
+        more = [0]
+        assert (ours + more, more + ours) == (theirs + more, more + theirs)
     assert sum(mapped.nsamples) == sum(parsed.nsamples)
     assert all(type(count) is int for count in [*mapped.nsamples, mapped.nsamples[0], mapped.ends()[0]])
     assert list(mapped.ends()) == parsed.ends()
