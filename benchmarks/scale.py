@@ -1,7 +1,7 @@
 """Cost of a sampler on a billion samples, and of opening an index of a million shards; time and memory.
 
-    python benchmarks/scale.py             two minutes and 6 GB, mostly torch's DistributedSampler at 1e8
-    python benchmarks/scale.py --brief     without that: half a minute
+    python benchmarks/scale.py             five minutes and 6 GB: torch's DistributedSampler at 1e8, a million shards
+    python benchmarks/scale.py --brief     without the first: four minutes
     python benchmarks/scale.py --check     exit with 1 when a target is missed
     python benchmarks/scale.py --quick     seconds; the figures are meaningless
 
@@ -129,16 +129,15 @@ def write_indexes(directory: Path, n: int) -> None:
     time.sleep(2.5)  # an index that was written just now is read to be compared
 
 
-def run_index_case(kind: str, is_compiled: bool, directory: str, n: int) -> dict:
+def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
     """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
     sys.path.insert(0, ROOT)
-    import wids
-    from wids import indexes
+    from wids import ShardListDataset, indexes
 
     indexes.MIN_SHARDS = min(n, indexes.MIN_SHARDS) if is_compiled else sys.maxsize
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
-    dataset = wids.ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)
+    dataset = ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)
     opened = time.perf_counter() - begin
     found = memory_bytes("RssAnon") - before
     data = pickle.dumps(dataset)
@@ -158,7 +157,7 @@ def measure_indexes(rounds: int, n: int) -> dict[str, list[dict]]:
         for _ in range(rounds):
             shutil.rmtree(Path(directory, "cache"), ignore_errors=True)
             for name, (kind, is_compiled) in INDEX_CASES.items():
-                request = json.dumps((kind, is_compiled, directory, n))
+                request = json.dumps({"kind": kind, "is_compiled": is_compiled, "directory": directory, "n": n})
                 child = [sys.executable, str(Path(__file__)), "--index-case", request]
                 answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
                 found.setdefault(name, []).append(json.loads(answer))
@@ -187,7 +186,7 @@ def main(
         print(json.dumps(run_case(*json.loads(case))))
         return
     if index_case:
-        print(json.dumps(run_index_case(*json.loads(index_case))))
+        print(json.dumps(run_index_case(**json.loads(index_case))))
         return
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     found: dict[str, list[dict]] = {}

@@ -34,7 +34,7 @@ MAGIC = b"\x89WIDSX\r\n"
 VERSION = 1
 _HEADER = struct.Struct("<8sII9QI4x")
 IDENTITY_BYTES = _HEADER.size
-_UNKNOWN_MD5 = bytes(16)
+_UNKNOWN_MD5 = "0" * 32
 # Columns are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
@@ -93,13 +93,13 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Sourc
     extras = sorted(shards.extras.items())
     url_ends, url_blob = _join(texts)
     key_ends, key_blob = _join([json.dumps(keys) for _, keys in extras])
-    dependent = [is_resolved or _is_own(text) for text in texts].count(False)
+    own = texts if is_resolved else [text for text in texts if _is_own(text)]
     meta = {
         "header": shards.header,
         "starts": shards.starts,
         "defaults": shards.defaults,
         "is_resolved": is_resolved,
-        "fingerprint": _fingerprint(shards, texts, dependent=dependent),
+        "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
         "source": source or Source(),
     }
     sections = [
@@ -107,7 +107,7 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Sourc
         counts.tobytes(),
         ends.tobytes(),
         np.asarray(shards.filesizes, "<i8").tobytes(),
-        b"".join(bytes.fromhex(digest) or _UNKNOWN_MD5 for digest in shards.md5sums),
+        bytes.fromhex("".join([digest or _UNKNOWN_MD5 for digest in shards.md5sums])),
         url_ends,
         hashes[order].tobytes(),
         order.astype("<i8").tobytes(),
@@ -124,8 +124,8 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Sourc
         _HEADER.size + sum(map(len, body)),
         n,
         int(ends[-1]) if n else 0,
-        sum(urls.is_local(text) for text in texts if is_resolved or _is_own(text)),
-        dependent,
+        sum(map(urls.is_local, own)),
+        n - len(own),
         len(extras),
         *(len(sections[k]) for k in (0, -2, -1)),
     )
@@ -145,8 +145,8 @@ def _join(texts: Sequence[str]) -> tuple[bytes, bytes]:
     return np.cumsum(np.fromiter(map(len, parts), "<i8", len(parts)), dtype="<i8").tobytes(), b"".join(parts)
 
 
-def _fingerprint(shards: ShardList, texts: Sequence[str], *, dependent: int) -> str:
-    if not dependent:
+def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) -> str:
+    if not is_moving:
         return fingerprint_of(texts, shards.nsamples)
     found = {fingerprint_of([urls.join(home, text) for text in texts], shards.nsamples) for home in _HOMES}
     return found.pop() if len(found) == 1 else ""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from wids.index.shardlist import ShardList
 
+# A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
+_SIGNED = re.compile(r"(\.tar[^/?]*)\?.*", re.DOTALL)
+
 
 def fingerprint(shards: ShardList) -> str:
     """A digest of the shards' names and counts, in order: the same wherever the shards lie.
@@ -39,8 +42,7 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
 
 def _portable_names(names: Sequence[str]) -> list[str]:
     """What tells shards apart, without the place where they are kept and without signatures."""
-    # A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
-    paths = [re.sub(r"(\.tar[^/?]*)\?.*", r"\1", url, flags=re.DOTALL) for url in names]
+    paths = [_SIGNED.sub(r"\1", url) if "?" in url else url for url in names]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare
