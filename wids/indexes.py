@@ -266,23 +266,23 @@ class _RemoteIndex:
 
     def load(self) -> LoadedIndex:
         """Its shards, mapped; where there is no room for a copy, read."""
-        request, indexes = self._request, self._indexes
-        stat = self._stat()
-        digest = _digest_of(
-            *(self._place, request.base, request.options, request.allow_local),
-            *(stat.size, None if stat.version is None else repr(stat.version)),
-        ) or _digest(self._place.encode("utf-8", "surrogatepass"))
-        if stat.version is None or (data := indexes.map(digest)) is None:
-            if not indexes.publish(digest, self._download):
-                return self._take(self._check(read_bytes(self._place, storage_options=request.storage_options)), "")
+        request, indexes, stat = self._request, self._indexes, self._stat()
+        how = self._place, request.base, request.options, request.allow_local
+        digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
+        is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
+        digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
+        data = indexes.map(digest) if is_known else None
+        if data is None and indexes.publish(digest, self._download):
             data = indexes.map(digest)
-            if data is None:  # deleted at this moment
-                return self._take(self._check(read_bytes(self._place, storage_options=request.storage_options)), "")
+        if data is None:
+            text = read_bytes(self._place, storage_options=request.storage_options)
+            return self._take(self._check(text), "")
         try:
-            return self._take(_unpack(data, request, place=self._place), indexes.path(digest))
+            found = _unpack(data, request, place=self._place) if is_known else self._check(data)
         except SpecError:
             indexes.remove(digest)  # the next one downloads it again
             raise
+        return self._take(found, indexes.path(digest))
 
     def _take(self, found: Compiled, path: str) -> LoadedIndex:
         return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)

@@ -21,6 +21,7 @@ from wids.index import compiled
 from wids.index.spec import list_shards
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
 from wids.osfiles import system
+from wids.testing import Server
 
 COUNTS = (3, 4, 2, 5)
 
@@ -448,6 +449,22 @@ def test_a_remote_one_is_downloaded_once(converted, index, tmp_path, cache, monk
         assert len(ShardListDataset(place, cache_dir=cache, prefetch=False)) == 3
         assert len(pickle.loads(data)) == 14
         assert len(downloads) == 2
+
+
+def test_a_remote_one_without_a_version(converted, index, tmp_path, cache):
+    """Where a server does not say which version it has, it is downloaded each time; a pickle is of one of them."""
+    with Server(tmp_path / "d", has_ranges=False, validators=()) as server:
+        place = f"{server.url}/train.widsx"
+        first = ShardListDataset(place, cache_dir=cache, prefetch=False)
+        assert is_mapped(first)
+        data = pickle.dumps(first)
+        assert pickle.loads(data).shards == first.shards
+        write_index(tmp_path / "d", (1, 2), name="train.json")
+        convert_index(index, converted)
+        assert len(ShardListDataset(place, cache_dir=cache, prefetch=False)) == 3
+        assert len(first) == 14
+        with pytest.raises(SpecError, match="the index has changed since the dataset was made"):
+            pickle.loads(data)
 
 
 def test_a_remote_one_where_nothing_can_be_written(converted, tmp_path):

@@ -40,6 +40,8 @@ class Column(Sequence[T]):
     @overload
     def __getitem__(self, k: slice) -> list[T]: ...
     def __getitem__(self, k: int | slice) -> T | list[T]:
+        if type(k) is int and 0 <= k < self._length:  # at each change of the shard that is read
+            return self._item(k)
         if isinstance(k, slice):
             return [self._item(j) for j in range(self._length)[k]]
         return self._item(range(self._length)[k])
@@ -125,8 +127,15 @@ class Texts:
 
     def __getitem__(self, k: int) -> str:
         ends = self._ends
+        data = self._blob[ends[k - 1] if k else 0 : ends[k]]
         try:
-            return str(self._blob[ends[k - 1] if k else 0 : ends[k]], "utf-8", "surrogatepass")
+            return str(data, "utf-8")
+        except UnicodeDecodeError:  # half of a character, as a path may have
+            return self._decode(data)
+
+    def _decode(self, data: memoryview) -> str:
+        try:
+            return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise damaged(self.place, f"has a text that is no text ({error.reason})") from error
 
@@ -188,6 +197,8 @@ class SparseKeys:
     def get(self, k: int, /) -> dict[str, Any] | None:
         """Those of shard ``k``; None: it has none."""
         rows = self._rows
+        if not rows:
+            return None
         at = bisect_left(rows, k)
         return self._keys(at) if at < len(rows) and rows[at] == k else None
 
