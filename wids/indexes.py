@@ -192,7 +192,7 @@ class _JsonIndex:
             data = energon.convert_info(data, place=self._place)
         if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
             return _parse(data, request, named=None if request.storage_options is None else set())[0]
-        digest = hashlib.blake2b(self._key.encode() + data, digest_size=32).hexdigest()
+        digest = _digest(self._key.encode(), data)
         found = self._map(indexes, digest) or self._compile(indexes, digest, data)
         if status is not None and found.shards.origin is not None:
             indexes.remember(self._key, status, digest)
@@ -349,8 +349,11 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     return found
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
 
 
 def _digest_of(*facts: Any) -> str:
