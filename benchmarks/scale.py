@@ -1,7 +1,7 @@
-"""Cost of a sampler on a billion samples: time to the first index, of each index, of a resume in mid-epoch; memory.
+"""Cost of a sampler on a billion samples, and of opening an index of a million shards; time and memory.
 
-    python benchmarks/scale.py             two minutes and 6 GB, mostly torch's DistributedSampler at 1e8
-    python benchmarks/scale.py --brief     without that: half a minute
+    python benchmarks/scale.py             five minutes and 6 GB: torch's DistributedSampler at 1e8, a million shards
+    python benchmarks/scale.py --brief     without the first: four minutes
     python benchmarks/scale.py --check     exit with 1 when a target is missed
     python benchmarks/scale.py --quick     seconds; the figures are meaningless
 
@@ -11,8 +11,11 @@ Each case is a process of its own in each round; medians of the rounds. README.m
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -45,6 +48,17 @@ CASES: dict[str, tuple[str, int, dict]] = {
     "torch DistributedSampler, 1e7": ("torch", 10**7, {}),
     "torch DistributedSampler, 1e8": ("torch", 10**8, {}),
 }
+
+
+# name -> (which index, whether it is compiled).
+INDEX_CASES: dict[str, tuple[str, bool]] = {
+    "JSON, parsed": ("json", False),
+    "JSON, compiled by the first process": ("json", True),
+    "JSON, mapped": ("json", True),
+    "compiled (.widsx)": ("widsx", True),
+}
+INDEX_SHARDS, INDEX_SAMPLES = 10**6, 10_000
+OPEN_SECONDS, OPEN_BYTES, PICKLE_BYTES = 0.1, 60e6, 1e6
 
 
 class Shards:
@@ -99,6 +113,64 @@ def run_case(kind: str, n: int, options: dict, count: int) -> dict:
     return {"first": first, "each": each, "first_bytes": first_bytes, "bytes": memory_bytes("VmHWM") - before}
 
 
+def write_indexes(directory: Path, n: int) -> None:
+    """Write an index of ``n`` shards that are nowhere, and its compiled form."""
+    sys.path.insert(0, ROOT)
+    from wids.jobs.index_edit import convert_index
+
+    rows = (
+        {"url": f"train-{k:07}.tar", "nsamples": INDEX_SAMPLES, "filesize": 10**8 + k, "md5sum": f"{k + 1:032x}"}
+        for k in range(n)
+    )
+    with open(directory / "index.json", "w", encoding="utf-8") as file:
+        file.write('{"wids_version": 1, "name": "train", "base": "https://host.invalid/data", "shardlist": [\n')
+        file.write(",\n".join(map(json.dumps, rows)) + "]}\n")
+    convert_index(str(directory / "index.json"), str(directory / "index.widsx"))
+    time.sleep(2.5)  # an index that was written just now is read to be compared
+
+
+def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
+    """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
+    sys.path.insert(0, ROOT)
+    from wids import ShardListDataset, indexes
+
+    indexes.MIN_SHARDS = min(n, indexes.MIN_SHARDS) if is_compiled else sys.maxsize
+    before = memory_bytes("RssAnon")
+    begin = time.perf_counter()
+    dataset = ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)
+    opened = time.perf_counter() - begin
+    found = memory_bytes("RssAnon") - before
+    data = pickle.dumps(dataset)
+    begin = time.perf_counter()
+    copied = pickle.loads(data)
+    received = time.perf_counter() - begin
+    if not len(copied) == len(dataset) == n * INDEX_SAMPLES:
+        raise SystemExit(f"{kind}: {len(dataset)} samples")
+    return {"open": opened, "bytes": found, "pickle_bytes": len(data), "unpickle": received}
+
+
+def measure_indexes(rounds: int, n: int) -> dict[str, list[dict]]:
+    """Measure all cases of opening an index, each in a process of its own."""
+    found: dict[str, list[dict]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        write_indexes(Path(directory), n)
+        for _ in range(rounds):
+            shutil.rmtree(Path(directory, "cache"), ignore_errors=True)
+            for name, (kind, is_compiled) in INDEX_CASES.items():
+                request = json.dumps({"kind": kind, "is_compiled": is_compiled, "directory": directory, "n": n})
+                child = [sys.executable, str(Path(__file__)), "--index-case", request]
+                answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
+                found.setdefault(name, []).append(json.loads(answer))
+    return found
+
+
+def medians(found: dict[str, list[dict]]) -> dict[str, dict]:
+    """Take the median of each figure of each case."""
+    return {
+        name: {key: median(answer[key] for answer in answers) for key in answers[0]} for name, answers in found.items()
+    }
+
+
 def main(
     *,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each case.")] = 5,
@@ -107,10 +179,14 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
     case: Annotated[str, typer.Option(hidden=True)] = "",
+    index_case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure the cost to begin, to iterate and to resume an epoch of many samples."""
     if case:
         print(json.dumps(run_case(*json.loads(case))))
+        return
+    if index_case:
+        print(json.dumps(run_index_case(**json.loads(index_case))))
         return
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     found: dict[str, list[dict]] = {}
@@ -123,9 +199,8 @@ def main(
             child = [sys.executable, str(Path(__file__)), "--case", request]
             answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
             found.setdefault(name, []).append(json.loads(answer))
-    figures = {
-        name: {key: median(answer[key] for answer in answers) for key in answers[0]} for name, answers in found.items()
-    }
+    indexes = measure_indexes(1 if quick else rounds, 200 if quick else INDEX_SHARDS)
+    figures, opened = medians(found), medians(indexes)
     start = figures["ours, 1e9"]["first"]
     targets = {
         f"first index <= {FIRST_SECONDS} s": start <= FIRST_SECONDS,
@@ -133,19 +208,24 @@ def main(
         "resume at 5e8 <= the start of an epoch (and a fifth for noise)": (
             figures["ours, 1e9, resume at 5e8"]["first"] <= 1.2 * start
         ),
+        f"a mapped index opens in {OPEN_SECONDS} s": opened["JSON, mapped"]["open"] <= OPEN_SECONDS,
+        f"with memory of its own <= {OPEN_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["bytes"] <= OPEN_BYTES,
+        f"and a pickle <= {PICKLE_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["pickle_bytes"] <= PICKLE_BYTES,
     }
-    show(console, figures, targets)
+    show(console, figures, opened, targets)
     if quick:
         console.print("quick: the numbers are too small for these figures to mean anything")
     if json_file:
         with open(json_file, "w", encoding="utf-8") as stream:
-            json.dump({"machine": report.machine(), "rounds": found, "targets": targets}, stream, indent=1)
+            json.dump(
+                {"machine": report.machine(), "rounds": found, "indexes": indexes, "targets": targets}, stream, indent=1
+            )
     if check and not all(targets.values()):
         raise typer.Exit(1)
 
 
-def show(console: Console, figures: dict[str, dict], targets: dict[str, bool]) -> None:
-    """Print the table, the targets and the machine."""
+def show(console: Console, figures: dict[str, dict], opened: dict[str, dict], targets: dict[str, bool]) -> None:
+    """Print the tables, the targets and the machine."""
     table = Table(title=f"rank {RANK} of {RANKS}; shards of 10,000 samples")
     table.add_column("sampler", no_wrap=True)
     for title in ("first index, ms", "each index, ns", "memory for the first, MB", "memory in all, MB"):
@@ -153,6 +233,14 @@ def show(console: Console, figures: dict[str, dict], targets: dict[str, bool]) -
     for name, f in figures.items():
         cells = f["first"] * 1e3, f["each"] * 1e9, f["first_bytes"] / 1e6, f["bytes"] / 1e6
         table.add_row(name, *(f"{cell:,.{1 if cell < 10 else 0}f}" for cell in cells))
+    console.print(table)
+    table = Table(title=f"opening an index of {INDEX_SHARDS:,} shards and {INDEX_SHARDS * INDEX_SAMPLES:,} samples")
+    table.add_column("index", no_wrap=True)
+    for title in ("open, s", "private memory, MB", "pickle, kB", "to unpickle, ms"):
+        table.add_column(title, justify="right")
+    for name, f in opened.items():
+        cells = f["open"], f["bytes"] / 1e6, f["pickle_bytes"] / 1e3, f["unpickle"] * 1e3
+        table.add_row(name, *(f"{cell:,.{3 if cell < 1 else 1 if cell < 10 else 0}f}" for cell in cells))
     console.print(table)
     for target, is_met in targets.items():
         console.print(f"{'met   ' if is_met else 'missed'} {target}")

@@ -13,20 +13,19 @@ import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
 
 from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
-from wids.index import energon, urls
+from wids.index import urls
 from wids.index.shardlist import MAX_COUNT
-from wids.index.spec import list_shards, parse_index
+from wids.index.spec import list_shards
+from wids.indexes import IndexRequest, load_index
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
-from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +55,7 @@ def load_shards(
     options: dict[str, Any] | None = None,
     allow_local: bool = False,
     storage_options: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
 ) -> tuple[str | None, ShardList, dict[str, Any] | None]:
     """(base, shard list, options): what relative URLs were resolved against, if anything; shards; `storage_options`.
 
@@ -67,6 +67,8 @@ def load_shards(
         allow_local: let an index from a remote place point at local files.
         storage_options: for fsspec; see `wids.index.urls.options_for`. The returned ones hold for the index's
             server and for those that the caller names.
+        cache_dir: the directory in which a large index is compiled, to be mapped by all processes (`wids.indexes`);
+            None: it is parsed in each.
 
     Raises:
         SpecError: it is none of these, or malformed. FetchError: the index cannot be read.
@@ -74,38 +76,24 @@ def load_shards(
     base = None if base is None else os.fspath(base)
     if isinstance(shards, os.PathLike):
         shards = os.fspath(shards)
-    place: str | None = None
+    data: bytes | str | None = None
     if isinstance(shards, str):
         if urls.basename_of(shards).endswith(ARCHIVES):
             return base, _list([shards], base, options), storage_options
-        place, data = shards, read_bytes(shards, storage_options=storage_options)
-        if energon.is_info(place):
-            data = energon.convert_info(data, place=place)
     elif hasattr(shards, "read"):
         data = shards.read()
     else:
         return base, _list(shards, base, options), storage_options
-    named: set[str] | None = None if storage_options is None else set()
-    narrowed = storage_options
-
-    def load(url: str) -> bytes:
-        nonlocal narrowed
-        if not urls.is_local(url):  # from here on there are names that are not the caller's
-            narrowed = urls.narrow_options(storage_options, named or ())
-        return read_bytes(url, storage_options=narrowed)
-
-    found = parse_index(
-        data,
-        place=place,
-        load=load,
+    request = IndexRequest(
+        place=shards if isinstance(shards, str) else None,
         base=base,
         options=options,
         allow_local=allow_local,
-        named=named,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
     )
-    if narrowed is not storage_options or not (place is None or urls.is_local(place)):
-        narrowed = urls.narrow_options(storage_options, named or ())
-    return base if base is not None else _own_base(found.header, place), found, narrowed
+    found, narrowed = load_index(request, data)
+    return base if base is not None else _own_base(found.header, request.place), found, narrowed
 
 
 class _NoReader:
@@ -162,7 +150,7 @@ class ShardCollection:
         return self.ends[-1] if self.ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ends": None, "_cum_lengths": None, "here": None}
+        return {**self.__dict__, "lengths": None, "ends": None, "_cum_lengths": None, "here": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -202,11 +190,10 @@ class ShardCollection:
             SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read.
         """
         misses = self.pool.misses
-        for k, count in enumerate(shards.nsamples):
-            if count < 0:
-                table = self._read_table(shards, k, open_remote)
-                shards.nsamples[k] = table.nsamples
-                on_count(k, table)
+        for k in shards.unknown_counts():
+            table = self._read_table(shards, k, open_remote)
+            shards.note_count(k, table.nsamples)
+            on_count(k, table)
         self.pool.misses = misses
         if shards is self.shards:
             self.sum_lengths()
@@ -232,8 +219,8 @@ class ShardCollection:
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
         self.here, self._is_remote, self._cum_lengths = NOWHERE, None, None
-        self.lengths: list[int] = self.shards.nsamples
-        self.ends: list[int] = list(accumulate(self.lengths))
+        self.lengths: Sequence[int] = self.shards.nsamples
+        self.ends: Sequence[int] = self.shards.ends()
 
     @property
     def cum_lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -246,7 +233,9 @@ class ShardCollection:
         """Whether any shard goes through the cache."""
         if self._is_remote is None:
             is_copied = self.provider.cache.placement.cache_local
-            self._is_remote = is_copied or not all(map(urls.is_local, self.shards.urls))
+            facts = self.shards.facts
+            is_local = all(map(urls.is_local, self.shards.urls)) if facts is None else facts.is_local
+            self._is_remote = is_copied or not is_local
         return self._is_remote
 
     def shard_bytes(self) -> int | None:

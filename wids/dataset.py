@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing.context
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
@@ -33,7 +34,7 @@ from wids.transport import retrying
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -108,20 +109,20 @@ class ShardListDataset(Dataset[T_co]):
     ``ShardListDataset[X]`` is a dataset whose transformations return an X.
 
     Attributes:
-        lengths: samples in each shard, ints. total_length: their sum, an int.
+        lengths: samples in each shard, a sequence of ints. total_length: their sum, an int.
         cum_lengths: where each shard's samples end, counted over the dataset; int64 array, one for each shard.
         cache: the pool of open shards in this process. base, dataset_name, cache_dir, fields: as given or found.
         localname: a function URL -> path of the shard on this machine: the argument, else the cache's own.
 
     Args:
-        shards: a JSON index (URL, path, path-like or open file); or a list of ``{"url", "nsamples", ...}`` dicts or
-            ``(url, nsamples)`` pairs; or local tars without an index: a path or brace pattern ending in ``.tar``, or a
-            list of them, whose samples are then counted here.
+        shards: a JSON index (URL, path, path-like or open file), or a compiled one (``.widsx``); or a list of
+            ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or local tars without an index: a path or
+            brace pattern ending in ``.tar``, or a list of them, whose samples are then counted here.
         cache_size: bytes that the cache directory may hold, also while shards arrive: space is made before. None: as
             much as the disk has, of which a hundredth (at most 1 GiB) is left free. A limit below the size of one shard
             is exceeded, with a warning. With a ``localname`` the limit holds for each directory of its paths.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
-            temporary directory. ``~`` expands. Made on the first download.
+            temporary directory. ``~`` expands. Made on the first download, or for an index of 20,000 shards or more.
         lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
             with all other datasets without this argument: the one used longest ago is closed first.
         dataset_name: default: the index's name, else a digest of ``shards``.
@@ -174,7 +175,7 @@ class ShardListDataset(Dataset[T_co]):
 
     takes_marked_indices = True
     localname: Callable[[str], str]
-    lengths = _Followed[list[int]](lambda collection: collection.lengths)
+    lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
     cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
     total_length = _Followed[int](len)
     _has_warned = False
@@ -217,10 +218,15 @@ class ShardListDataset(Dataset[T_co]):
         arguments.parse_count_mismatch(on_count_mismatch)
         self.access, self.prefetching = parse_access(access), arguments.parse_prefetch(prefetch)
         self.cache_size, self.keep = arguments.parse_cache_size(cache_size), keep
-        self.base, found, storage_options = load_shards(
-            shards, base=base, options=options, allow_local=allow_local, storage_options=storage_options
-        )
         self.cache_dir = arguments.choose_cache_dir(cache_dir, localname)
+        self.base, found, storage_options = load_shards(
+            shards,
+            base=base,
+            options=options,
+            allow_local=allow_local,
+            storage_options=storage_options,
+            cache_dir=self.cache_dir,
+        )
         self.fields = arguments.parse_fields(fields)
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()
@@ -262,8 +268,11 @@ class ShardListDataset(Dataset[T_co]):
     # --- what the index says
 
     @property
-    def shards(self) -> list[dict[str, Any]]:
+    def shards(self) -> Sequence[dict[str, Any]]:
         """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
+
+        A list; of an index with 20,000 shards or more a sequence that makes each dict when it is asked for
+        (``list(dataset.shards)`` makes all).
 
         They may be replaced by assigning a list (as the constructor takes it, URLs resolved), and a key that is set in
         one of the dicts holds from the next sample on: lengths, keys and prefetching follow. Samplers and loaders have

@@ -5,23 +5,22 @@ Without torch.
 
 from __future__ import annotations
 
-import re
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from wids.collection import load_shards
 from wids.errors import SpecError
 from wids.index import checks
-from wids.index.live import FixedList, LiveDict, live_shard, live_spec
+from wids.index.fingerprint import fingerprint
+from wids.index.live import FixedList, LazyShards, LiveDict, live_shard, live_spec
 from wids.index.spec import list_shards
-from wids.order.layout import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.collection import ShardCollection, Shards
+    from wids.index.live import TakeShard
     from wids.index.spec import ShardList
 
 
@@ -30,14 +29,19 @@ class LiveIndex:
 
     def __init__(self, collection: ShardCollection) -> None:
         self._collection = collection
-        self._shards: list[dict[str, Any]] | None = None
+        self._shards: Sequence[dict[str, Any]] | None = None
         self._fingerprint: str | None = None
 
     @property
-    def shards(self) -> list[dict[str, Any]]:
+    def shards(self) -> Sequence[dict[str, Any]]:
         """The shards as dicts; a key that is set in one of them holds from then on."""
         if self._shards is None:
-            self._shards = FixedList(map(self._live, range(len(self._collection.shards))), name="dataset.shards")
+            shards, name = self._collection.shards, "dataset.shards"
+            if shards.is_mapped:
+                make = partial(_make_live, shards, weakref.WeakMethod(self._follow_shard))
+                self._shards = LazyShards(len(shards), make, name=name)
+            else:
+                self._shards = FixedList(map(self._live, range(len(shards))), name=name)
         return self._shards
 
     @shards.setter
@@ -62,10 +66,12 @@ class LiveIndex:
 
     def describe(self, k: int) -> dict[str, Any]:
         """``shards[k]``, which does not make the dicts of all the others."""
-        return self._live(k) if self._shards is None else self._shards[k]
+        if self._shards is None and not self._collection.shards.is_mapped:
+            return self._live(k)
+        return self.shards[k]
 
     def _live(self, k: int) -> LiveDict:
-        return live_shard(self._collection.shards, k, weakref.WeakMethod(self._follow_shard))
+        return _make_live(self._collection.shards, weakref.WeakMethod(self._follow_shard), k)
 
     def _follow(self, spec: dict[str, Any]) -> None:
         """Follow an index that a program wrote, or wrote into.
@@ -104,22 +110,5 @@ class LiveIndex:
         self._fingerprint = None
 
 
-def fingerprint(shards: ShardList) -> str:
-    """A digest of the shards' names and counts, in order: the same wherever the shards lie.
-
-    Directories count where shards in several have the same name, then from where their paths part.
-    """
-    counts = np.asarray(shards.nsamples, "<i8").tobytes()
-    return digest("\n".join(_portable_names(shards.urls)).encode("utf-8", "surrogatepass"), counts)
-
-
-def _portable_names(names: Sequence[str]) -> list[str]:
-    """What tells shards apart, without the place where they are kept and without signatures."""
-    # A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
-    paths = [re.sub(r"(\.tar[^/?]*)\?.*", r"\1", url, flags=re.DOTALL) for url in names]
-    bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
-    if len(set(bare)) == len(bare):
-        return bare
-    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
-    parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    return ["/".join(path.split("/")[parted:]) for path in paths]
+def _make_live(shards: ShardList, take: weakref.WeakMethod[TakeShard], k: int) -> LiveDict:
+    return live_shard(shards, k, take)

@@ -129,6 +129,31 @@ def test_update_merge_split_rebase(tmp_path):
     assert read("a/a.json")["base"] == "https://h/d"
 
 
+def test_convert():
+    """What the commands say of a compiled index is what they say of the one that it was made of."""
+    write_index("a", (3, 4), name="a.json")
+    assert run_index("convert", "a/a.json", "-o", "a/a.widsx") == (0, "a/a.widsx: 2 shards, 7 samples\n", "")
+    for words in (
+        ("info", "{}", "--json"),
+        ("ls", "{}"),
+        ("ls", "{}", "--shards"),
+        ("show", "{}", "4"),
+        ("locate", "{}", "s1-003"),
+        ("at", "{}", "--step", "1", "--batch-size", "2"),
+        ("when", "{}", "5"),
+        ("verify", "{}", "--quick"),
+        ("simulate", "{}", "--world-size", "2", "--json"),
+    ):
+        told = [run(*(word.format(name) for word in words)) for name in ("a/a.json", "a/a.widsx")]
+        assert [(done.code, done.err) for done in told] == [(0, "")] * 2
+        if words[0] not in ("verify", "simulate"):  # which tell seconds
+            assert told[1].out == told[0].out.replace("a.json", "a.widsx")
+    code, _, err = run_index("convert", "a/a.json", "-o", "b.json")
+    assert (code, "a compiled index has a name that ends in .widsx" in err) == (1, True)
+    code, _, err = run_index("convert", "a/s{0..1}.tar", "-o", "b.widsx")
+    assert (code, "is not an index; make one first" in err) == (1, True)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.e2e
 def test_a_signal_leaves_the_old_index(server, number, code):

@@ -131,7 +131,9 @@ def test_scale_is_told(tmp_path):
     told = json.loads(figures.read_text())
     assert len(told["rounds"]) == 9
     assert all(answer["first"] > 0 and answer["each"] > 0 for answers in told["rounds"].values() for answer in answers)
-    assert len(told["targets"]) == 3
+    assert set(map(len, told["indexes"].values())) == {1}
+    assert len(told["indexes"]) == 4
+    assert len(told["targets"]) == 6
 
 
 def run_quick(program):

@@ -22,6 +22,7 @@ LAYERS = (
     ("osfiles",),
     ("transport",),
     ("cache",),
+    ("indexes",),
     ("readers",),
     ("codecs", "collection"),
     ("arguments", "batches", "keys", "live_index"),

@@ -3,7 +3,9 @@
     NAME                                  a cached shard
     .wids/tables/NAME.widx                its member table, written by the download
     .wids/tables/NAME.keep                present: the shard is not to be evicted
-    .wids/NAME.<pid>-<random>.part        a download, or a member table, under way; locked by its writer
+    .wids/indexes/DIGEST.widsx            a compiled index (`wids.cache.compiled_indexes`), its user's alone
+    .wids/indexes/DIGEST.source           which file an index was compiled from
+    .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
     .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it
     .wids/space                           locked while files appear or go
@@ -35,7 +37,7 @@ from wids.policy.eviction import Entry
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OWN, _TABLES = ".wids", "tables"
+_OWN, _TABLES, _INDEXES = ".wids", "tables", "indexes"
 LOCK_SUFFIX, KEEP_SUFFIX, PLAN_SUFFIX = ".lock", ".keep", ".plan"
 # The whole name: one that ends in a line feed, or has the digits of another script, was not made by a cache.
 _PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
@@ -88,12 +90,13 @@ class CacheDirectory:
         path: the directory.
     """
 
-    __slots__ = ("own", "path", "tables")
+    __slots__ = ("indexes", "own", "path", "tables")
 
     def __init__(self, path: str) -> None:
         self.path = path or "."
         self.own = os.path.join(self.path, _OWN)
         self.tables = os.path.join(self.own, _TABLES)
+        self.indexes = os.path.join(self.own, _INDEXES)
 
     def shard(self, name: str) -> str:
         """The path of a cached shard."""
@@ -149,9 +152,21 @@ class CacheDirectory:
             OSError: they cannot be made.
         """
         for folder in (self.own, self.tables):
-            with contextlib.suppress(FileExistsError):
-                system.until_permitted(partial(os.mkdir, folder))
-                os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
+            self._make_folder(folder)
+
+    def make_indexes(self) -> None:
+        """Make the folders for compiled indexes, in a directory that exists.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        for folder in (self.own, self.indexes):
+            self._make_folder(folder)
+
+    def _make_folder(self, folder: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            system.until_permitted(partial(os.mkdir, folder))
+            os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
 
     def is_downloaded(self, name: str) -> bool:
         """Whether a file is a shard that a download put there."""

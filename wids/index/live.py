@@ -1,15 +1,19 @@
 """``dataset.shards`` and ``dataset.spec``: dicts whose changes the dataset follows, and a list that refuses changes.
 
-Pure. Copies and pickles of them are plain dicts and lists.
+Pure. Copies and pickles of them are plain dicts and lists. The shards of a mapped list are a sequence that makes its
+dicts when they are asked for: a million of them would take a gigabyte.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from weakref import WeakValueDictionary
+
+from wids.index.mapped_columns import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from weakref import WeakMethod
 
     from typing_extensions import Self
@@ -29,7 +33,7 @@ def live_shard(shards: ShardList, k: int, take: WeakMethod[TakeShard]) -> LiveDi
 
 
 def live_spec(
-    shards: ShardList, listed: list[dict[str, Any]], take: WeakMethod[Callable[[dict[str, Any]], None]]
+    shards: ShardList, listed: Sequence[dict[str, Any]], take: WeakMethod[Callable[[dict[str, Any]], None]]
 ) -> LiveDict:
     """An index as a dict, ``listed`` its shards; a change of it is handed to ``take``."""
     return LiveDict({**shards.header, "shardlist": listed}, partial(_call, take))
@@ -49,7 +53,7 @@ class LiveDict(dict[str, Any]):
         take: called with the dict as it would be after a change; raises to refuse it, and then nothing is changed.
     """
 
-    __slots__ = ("_take",)
+    __slots__ = ("__weakref__", "_take")
 
     def __init__(self, items: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(items)
@@ -85,6 +89,32 @@ class FixedList(list[dict[str, Any]]):
             _refuse(self)
 
 
+class LazyShards(Column[dict[str, Any]]):
+    """The shards of a mapped list: as a `FixedList`, whose items are made when they are asked for.
+
+    Args:
+        count: how many there are.
+        make: gives one by its number.
+        name: what the owner calls it, for messages.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], LiveDict], *, name: str) -> None:
+        super().__init__(count)
+        self._make, self._name = make, name
+        # One that somebody has is the one that others get, too.
+        self._made: WeakValueDictionary[int, LiveDict] = WeakValueDictionary()
+
+    def _item(self, k: int) -> dict[str, Any]:
+        found = self._made.get(k)
+        if found is None:
+            found = self._made[k] = self._make(k)
+        return found
+
+    def __setitem__(self, k: Any, value: Any) -> None:
+        if not isinstance(k, int) or value is not self[k]:
+            _refuse(self)
+
+
 def _taken_over(method: str) -> Callable[..., Any]:
     def change(self: LiveDict, *args: Any, **kwargs: Any) -> Any:
         changed = dict(self)
@@ -97,7 +127,7 @@ def _taken_over(method: str) -> Callable[..., Any]:
     return change
 
 
-def _refuse(self: FixedList, *_: Any, **__: Any) -> NoReturn:
+def _refuse(self: FixedList | LazyShards, *_: Any, **__: Any) -> NoReturn:
     name = self._name
     raise TypeError(f"{name} cannot be changed in place; assign a new list, as in {name} = {name}[:10]")
 
@@ -109,3 +139,4 @@ for _method in (
     *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"),
 ):
     setattr(FixedList, _method, _refuse)
+    setattr(LazyShards, _method, _refuse)

@@ -1,17 +1,21 @@
 """Shard list: URL, sample count, size and checksum of each shard of a dataset, in order.
 
-Pure. Shards are held as columns, because a list of a million shards is pickled into every worker. Keys that
-wids does not know are kept.
+Pure. Shards are held as columns, because a list of a million shards is pickled into every worker; those of a compiled
+index are mapped, and only its place is pickled. Keys that wids does not know are kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Annotated, Any, cast
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
 from wids.errors import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 MAX_COUNT = (1 << 63) - 1
 # More rows than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
@@ -47,36 +51,159 @@ class Row(msgspec.Struct):
 KNOWN_KEYS = frozenset(Row.__struct_fields__)
 
 
+class Facts(NamedTuple):
+    """What a compiled index knows of its shards as a whole.
+
+    Attributes:
+        is_local: no shard is remote.
+        fingerprint: see `wids.index.fingerprint`; "" where it has to be computed.
+    """
+
+    is_local: bool
+    fingerprint: str
+
+
+class Columns(NamedTuple):
+    """The shards of a compiled index, as they lie in it; see `ShardList`."""
+
+    urls: Sequence[str]
+    nsamples: Sequence[int]
+    ends: Sequence[int]
+    filesizes: Sequence[int]
+    md5sums: Sequence[str]
+    extras: Extras
+    starts: list[int]
+    defaults: list[dict[str, Any]]
+    facts: Facts
+
+
+class Extras(Protocol):
+    """The keys of single shards that wids does not know."""
+
+    def get(self, k: int, /) -> dict[str, Any] | None:
+        """Those of shard ``k``; None: it has none."""
+
+    def items(self) -> Iterable[tuple[int, dict[str, Any]]]:
+        """(number of a shard, its keys) of those that have some."""
+
+
+class Origin(Protocol):
+    """Where the columns of a shard list lie."""
+
+    def reopen(self) -> ShardList:
+        """The same shard list, in any process."""
+
+
+class _Lists(NamedTuple):
+    """The columns of a list that may be changed."""
+
+    urls: list[str]
+    nsamples: list[int]
+    filesizes: list[int]
+    md5sums: list[str]
+    extras: dict[int, dict[str, Any]]
+
+
 class ShardList:
     """The shards of a dataset, in order, as columns.
+
+    The columns are Python's lists, or lie in a compiled index (`wids.index.compiled`), which costs a process no memory.
+    With the first change those of a compiled index become lists.
 
     Attributes:
         header: the index's top-level keys but its shards: name, info, base, and any others.
         urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
+        facts: of a compiled index; None: none are known.
+        origin: where a compiled index lies; with it, a pickle is that place, and no shards.
     """
 
-    __slots__ = ("_defaults", "_extras", "_starts", "filesizes", "header", "md5sums", "nsamples", "urls")
+    __slots__ = (
+        *("_defaults", "_ends", "_extras", "_lists", "_starts"),
+        *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "urls"),
+    )
 
-    def __init__(self, header: dict[str, Any] | None = None) -> None:
+    urls: Sequence[str]
+    nsamples: Sequence[int]
+    filesizes: Sequence[int]
+    md5sums: Sequence[str]
+    facts: Facts | None
+    _extras: Extras
+    _ends: Sequence[int] | None
+    _lists: _Lists | None
+
+    def __init__(
+        self,
+        header: dict[str, Any] | None = None,
+        *,
+        columns: Columns | None = None,
+        origin: Origin | None = None,
+    ) -> None:
         self.header: dict[str, Any] = header or {}
-        self.urls: list[str] = []
-        self.nsamples: list[int] = []
-        self.filesizes: list[int] = []
-        self.md5sums: list[str] = []
-        self._extras: dict[int, dict[str, Any]] = {}
+        self.origin = origin
         self._starts: list[int] = []  # first shard of each component, and
         self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
+        if columns is None:
+            self._use(_Lists([], [], [], [], {}))
+            return
+        self._lists, self._ends, self.facts = None, columns.ends, columns.facts
+        self.urls, self.nsamples, self.md5sums = columns.urls, columns.nsamples, columns.md5sums
+        self.filesizes, self._extras = columns.filesizes, columns.extras
+        self._starts, self._defaults = columns.starts, columns.defaults
+
+    def _use(self, lists: _Lists) -> None:
+        self.urls, self.nsamples, self.filesizes, self.md5sums, self._extras = self._lists = lists
+        self.facts = None
+        self._ends = None
+
+    def _changeable(self) -> _Lists:
+        """The columns as lists, to be changed."""
+        if self._lists is None:
+            columns = list(self.urls), list(self.nsamples), list(self.filesizes), list(self.md5sums)
+            self._use(_Lists(*columns, dict(self._extras.items())))
+            self.origin = None
+        assert self._lists is not None  # noqa: S101 - for the type checker
+        return self._lists
 
     def __len__(self) -> int:
         return len(self.urls)
 
     def __getitem__(self, k: int) -> Shard:
+        nsamples, filesize = self.nsamples[k], self.filesizes[k]
         return Shard(
             url=self.urls[k],
-            nsamples=None if self.nsamples[k] < 0 else self.nsamples[k],
-            filesize=None if self.filesizes[k] < 0 else self.filesizes[k],
+            nsamples=None if nsamples < 0 else nsamples,
+            filesize=None if filesize < 0 else filesize,
             md5sum=self.md5sums[k] or None,
         )
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the columns lie in a compiled index, and not in lists of this process."""
+        return self._lists is None
+
+    @property
+    def starts(self) -> list[int]:
+        """The first shard of each component: the index itself, and its sub-datasets."""
+        return self._starts
+
+    @property
+    def defaults(self) -> list[dict[str, Any]]:
+        """The keys that all shards of each component have."""
+        return self._defaults
+
+    @property
+    def extras(self) -> Extras:
+        """The keys that single shards have, and that wids does not know."""
+        return self._extras
+
+    def ends(self) -> Sequence[int]:
+        """Where each shard's samples end, counted over all shards."""
+        return list(accumulate(self.nsamples)) if self._ends is None else self._ends
+
+    def unknown_counts(self) -> list[int]:
+        """The numbers of shards of which no index says how many samples they hold."""
+        # A compiled index has none.
+        return [] if self._lists is None else [k for k, count in enumerate(self.nsamples) if count < 0]
 
     def find(self, url: str) -> Shard:
         """The first shard with this URL.
@@ -97,7 +224,7 @@ class ShardList:
             desc["filesize"] = shard.filesize
         if shard.md5sum is not None:
             desc["md5sum"] = shard.md5sum
-        desc.update(self._extras.get(k, {}))
+        desc.update(self._extras.get(k) or {})
         at = bisect_right(self._starts, k)
         return {**self._defaults[at - 1], **desc} if at else desc
 
@@ -109,16 +236,21 @@ class ShardList:
         at = bisect_right(self._starts, k)
         return self._defaults[at - 1].get("dataset") if at else None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._lists is None and self.origin is not None:
+            return _reopen, (self.origin, self.header)
+        return ShardList, (), self.__getstate__()
+
     def __getstate__(self) -> tuple[Any, ...]:
-        columns = tuple("\0".join(column) for column in (self.urls, self.md5sums))
-        rest = (self.nsamples, self.filesizes, self._extras, self._starts, self._defaults)
-        return self.header, len(self), columns, rest
+        texts = tuple("\0".join(column) for column in (self.urls, self.md5sums))
+        numbers = list(self.nsamples), list(self.filesizes)
+        return self.header, len(self), texts, (*numbers, dict(self._extras.items()), self._starts, self._defaults)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.header, count, (names, digests), rest = state
-        self.nsamples, self.filesizes, self._extras, self._starts, self._defaults = rest
-        self.urls = names.split("\0") if count else []
-        self.md5sums = digests.split("\0") if count else []
+        nsamples, filesizes, extras, self._starts, self._defaults = rest
+        texts = (names.split("\0"), digests.split("\0")) if count else ([], [])
+        self._use(_Lists(texts[0], nsamples, filesizes, texts[1], extras))
 
     def begin_component(self, defaults: dict[str, Any]) -> None:
         """All shards appended from here on have these keys, unless they bring their own."""
@@ -127,24 +259,43 @@ class ShardList:
 
     def append(self, url: str, row: Row, raw: dict[str, Any]) -> None:
         """Add one checked row; ``raw`` is the row as it was written, whose unknown keys are kept."""
-        self.urls.append(url)
-        self.nsamples.append(row.nsamples)
-        self.filesizes.append(-1 if row.filesize is None else row.filesize)
-        self.md5sums.append((row.md5sum or "").lower())
+        lists = self._changeable()
+        lists.urls.append(url)
+        lists.nsamples.append(row.nsamples)
+        lists.filesizes.append(-1 if row.filesize is None else row.filesize)
+        lists.md5sums.append((row.md5sum or "").lower())
         if extras := _unknown(raw):
-            self._extras[len(self.urls) - 1] = extras
+            lists.extras[len(lists.urls) - 1] = extras
+
+    def note_count(self, k: int, nsamples: int) -> None:
+        """Shard ``k``, of which no index says it, holds so many samples."""
+        self._changeable().nsamples[k] = nsamples
+
+    def note_size(self, k: int, filesize: int) -> None:
+        """Shard ``k`` has so many bytes."""
+        self._changeable().filesizes[k] = filesize
 
     def replace(self, k: int, row: ShardList) -> None:
         """Make shard ``k`` the one shard of ``row``. ``nsamples`` becomes another list if its count is another one."""
+        lists = self._changeable()
         if self._starts:  # the keys that all shards of a component have become each one's own, to be changed alone
-            self._extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
+            extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
+            self._use(lists := lists._replace(extras=extras))
             self._starts, self._defaults = [], []
-        self.urls[k], self.filesizes[k], self.md5sums[k] = row.urls[0], row.filesizes[0], row.md5sums[0]
-        if row.nsamples[0] != self.nsamples[k]:
-            self.nsamples = [*self.nsamples[:k], row.nsamples[0], *self.nsamples[k + 1 :]]
-        self._extras.pop(k, None)
-        if extras := _unknown(row.describe(0)):
-            self._extras[k] = extras
+        lists.urls[k], lists.filesizes[k], lists.md5sums[k] = row.urls[0], row.filesizes[0], row.md5sums[0]
+        if row.nsamples[0] != lists.nsamples[k]:
+            self._use(lists := lists._replace(nsamples=lists.nsamples.copy()))
+            lists.nsamples[k] = row.nsamples[0]
+        lists.extras.pop(k, None)
+        if own := _unknown(row.describe(0)):
+            lists.extras[k] = own
+
+
+def _reopen(origin: Origin, header: dict[str, Any]) -> ShardList:
+    """The list that was pickled; its header may have been changed since it was opened."""
+    shards = origin.reopen()
+    shards.header = header
+    return shards
 
 
 def _unknown(raw: dict[str, Any]) -> dict[str, Any]:

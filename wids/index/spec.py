@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Load = Callable[[str], bytes]
 
-__all__ = ["Shard", "ShardList", "list_shards", "parse_index", "parse_json"]
+__all__ = ["Shard", "ShardList", "forbid_local", "list_shards", "own_keys", "parse_index", "parse_json"]
 
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
@@ -149,6 +149,16 @@ def parse_index(
     return shards
 
 
+def own_keys(header: dict[str, Any], place: str | None) -> dict[str, Any]:
+    """The keys that an index's own shards have from its header.
+
+    Raises:
+        SpecError: one of them is of another type.
+    """
+    index = checks.convert(header, _Index, place=place)
+    return _known(weight=index.weight, name=index.name)
+
+
 def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
     """The JSON object that an index is.
 
@@ -208,7 +218,7 @@ class _SpecParser:
             checks.check_md5(row, path, scope.place)
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and urls.reaches_local(url):
-                _forbid(scope.place, f"{path}.url", url)
+                forbid_local(scope.place, f"{path}.url", url)
             own = raw["shardlist"][k]
             if not KNOWN_KEYS.issuperset(own):
                 checks.check_nesting(own, path, scope.place)
@@ -237,7 +247,7 @@ class _SpecParser:
         home = scope.base if scope.place is None else urls.directory_of(scope.place)
         source = checks.resolve(home, source_url, f"{path}.source_url", scope.place)
         if self.is_guarded(scope.place) and urls.reaches_local(source):
-            _forbid(scope.place, f"{path}.source_url", source)
+            forbid_local(scope.place, f"{path}.source_url", source)
         if source in scope.chain:
             checks.fail(scope.place, f"{path}.source_url", f"leads back to {source}")
         self.count += 1
@@ -309,7 +319,8 @@ def _expand(pattern: str, path: str) -> Iterable[str]:
         raise SpecError(f"{path}: {error}", path=path) from error
 
 
-def _forbid(place: str | None, path: str, url: str) -> NoReturn:
+def forbid_local(place: str | None, path: str, url: str) -> NoReturn:
+    """Raise the NotAllowedError that the remote index at ``place`` has a local URL at ``path``."""
     raise NotAllowedError(
         f"{checks.where(place)}{path} is {url!r}: an index from a remote place may not point at local files or "
         "programs; pass allow_local=True if you trust it",

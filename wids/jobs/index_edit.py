@@ -1,4 +1,4 @@
-"""Changing indexes that are there: update what changed, merge, split, rebase.
+"""Changing indexes that are there: update what changed, merge, split, rebase, compile.
 
 Rules: an index appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
 Shards are read by an update alone.
@@ -15,19 +15,24 @@ import msgspec
 
 from wids.collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
-from wids.index import checks, urls, writing
+from wids.index import checks, compiled, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import parse_json
 from wids.jobs.discovery import Found, absolute, find_shards, look_local
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard, check_output
 from wids.jobs.runner import RunOptions
-from wids.osfiles import atomic
+from wids.osfiles import atomic, system
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.index.shardlist import ShardList
     from wids.jobs.outcome import JobProgress
+
+
+# An index that is written of another one's shards lies elsewhere.
+_BASES = ("base", "base_path")
 
 
 class Merged(msgspec.Struct, kw_only=True):
@@ -57,9 +62,11 @@ def read_index(place: str) -> dict[str, Any]:
 
     Raises:
         FetchError: it cannot be read.
-        SpecError: it is not an index, has no shard list of its own, promises more samples than can be counted, or has a
-            number in it that JSON does not have.
+        SpecError: it is not an index, or a compiled one, has no shard list of its own, promises more samples than can
+            be counted, or has a number in it that JSON does not have.
     """
+    if compiled.is_compiled(place):
+        raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
     index = parse_json(read_bytes(place), place)
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
@@ -148,7 +155,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     entries: dict[str, dict[str, Any]] = {}
     count = 0
     for place in places:
-        flat = _flatten(place)
+        _, flat = _flatten(place)
         count += len(flat)
         for url, entry in flat:
             entries.setdefault(url, entry)
@@ -170,12 +177,8 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
     Raises:
         InputError: there are not as many outputs as parts.
     """
-    flat = _flatten(place)
-    header = {
-        key: value
-        for key, value in parse_json(read_bytes(place), place).items()
-        if key not in ("shardlist", "datasets", "base", "base_path")
-    }
+    shards, flat = _flatten(place)
+    header = {key: value for key, value in shards.header.items() if key not in _BASES}
     checks.check_finite(header, "", place)
     ranges = parts([entry["nsamples"] for _, entry in flat])
     names = list(outputs)
@@ -211,20 +214,50 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
     return _write(path, rebased)
 
 
-def _flatten(place: str) -> list[tuple[str, dict[str, Any]]]:
-    """(place, entry) of each shard of an index, sub-datasets and all."""
+def convert_index(place: str, output: str) -> Merged:
+    """Write the compiled form of an index, which is mapped instead of parsed; sub-datasets are taken apart.
+
+    Args:
+        place: the index: JSON or compiled.
+        output: where to write it; the name ends in ``.widsx``. URLs of shards below its directory are written relative
+            to it.
+
+    Raises:
+        SpecError: it is not an index. OutputError: the output cannot be written, or its name ends otherwise.
+    """
+    path = check_output(output, is_compiled=True)
+    _, shards, _ = load_shards(place)
+    if shards.unknown_counts():
+        raise _no_index(place)
+    places = [absolute(url) for url in shards.urls]
+    check_no_shard(path, set(places))
+    shards.header = {key: value for key, value in shards.header.items() if key not in _BASES}
+    packed = compiled.pack(shards, texts=writing.place_entries(places, home=os.path.dirname(path)))
+    with atomic.part_file(path) as (part, fd):
+        system.write_parts(fd, packed)
+        os.fsync(fd)
+        os.replace(part, path)
+    return Merged(output=path, shards=len(shards), samples=shards.ends()[-1])
+
+
+def _no_index(place: str) -> SpecError:
+    return SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
+
+
+def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
+    """An index, and (place, entry) of each of its shards, those of sub-datasets too."""
     _, shards, _ = load_shards(place)
     flat = []
     for k in range(len(shards)):
         entry = shards.describe(k)
         checks.check_finite(entry, f"shards[{k}]", place)
         if entry["nsamples"] is None:
-            raise SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
+            raise _no_index(place)
         name = shards.dataset_of(k) or shards.header.get("name")
         if entry.get("name") == shards.header.get("name"):
             entry.pop("name", None)  # the whole index's, which each of its shards is given
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
-    return flat
+    return shards, flat
 
 
 def _write(path: str, index: dict[str, Any], *, repeated: int = 0) -> Merged:

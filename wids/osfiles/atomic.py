@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -39,6 +40,27 @@ def open_file(path: str) -> tuple[int, Identity]:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise IsADirectoryError(f"{path} is not a regular file")
         return fd, identify(fd)
+
+
+def map_file(path: str) -> tuple[memoryview, os.stat_result]:
+    """The bytes of a regular file, mapped read-only, and its status; pages are shared by all processes that map it.
+
+    The map lives as long as the view. Where the file system has no maps, the bytes are read.
+
+    Raises:
+        OSError: it cannot be opened; see `open_file`.
+    """
+    fd, _ = open_file(path)
+    try:
+        status = os.fstat(fd)
+        if not status.st_size:
+            return memoryview(b""), status
+        try:
+            return memoryview(mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)), status
+        except (OSError, ValueError):  # not every file system has maps; a file that was cut at this moment
+            return memoryview(system.pread(fd, status.st_size, 0)), status
+    finally:
+        os.close(fd)
 
 
 def identify(fd: int, *, md5: str | None = None) -> Identity:

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -82,3 +82,15 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         count = pwrite(fd, view, offset)
         view = view[count:]
         offset += count
+
+
+def write_parts(fd: int, parts: Iterable[bytes]) -> None:
+    """Write parts one after another, from the beginning on.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    offset = 0
+    for part in parts:
+        write_all(fd, part, offset)
+        offset += len(part)

@@ -1,4 +1,4 @@
-"""``wids index``: make the index of a dataset from its shards, keep it up to date, merge, split and move it.
+"""``wids index``: make the index of a dataset from its shards, keep it up to date, merge, split, move and compile it.
 
 This module is light; heavy ones are imported when a command runs, and torch never. The work is done by
 `wids.jobs.index_create` and `wids.jobs.index_edit`.
@@ -13,7 +13,9 @@ import typer
 
 from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
 
-index_app = typer.Typer(help="Make indexes of shards; update, merge, split and move them.", invoke_without_command=True)
+index_app = typer.Typer(
+    help="Make indexes of shards; update, merge, split, move and compile them.", invoke_without_command=True
+)
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
@@ -200,3 +202,17 @@ def rebase_index(
     from wids.cli.index.arrange import rebase
 
     rebase(index, base, output=output, is_json=is_json)
+
+
+@index_app.command("convert")
+def convert_index(index: _Index, output: _Output, is_json: Json = False) -> None:
+    """Compile an index: it then opens at once, however many shards it has, and takes no memory.
+
+    OUTPUT ends in .widsx. Datasets and commands take it in place of the index; that is needed to change it, and to
+    convert it again.
+
+    `wids index convert train.json -o train.widsx`
+    """
+    from wids.cli.index.arrange import convert
+
+    convert(index, output, is_json=is_json)

@@ -1,4 +1,4 @@
-"""``wids index merge``, ``split`` and ``rebase``: no shard is read, and one line names the index that was written."""
+"""``wids index merge``, ``split``, ``rebase``, ``convert``: no shard is read; a line names each index written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from wids.cli.format import count_of, print_json, shown_path
 from wids.index.writing import split_by_fractions, split_every, stem_of
-from wids.jobs.index_edit import merge_indexes, rebase_index, split_index
+from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,15 @@ def rebase(index: str, base: str, *, output: str | None, is_json: bool) -> None:
         WidsError: the index cannot be read or written, or its URLs have nothing in common.
     """
     _tell([rebase_index(index, base, output=output)], is_json=is_json)
+
+
+def convert(index: str, output: str, *, is_json: bool) -> None:
+    """Write the compiled form of an index.
+
+    Raises:
+        WidsError: the index cannot be read, or the output not written.
+    """
+    _tell([convert_index(index, output)], is_json=is_json)
 
 
 def parse_fractions(text: str) -> list[float]:

@@ -52,8 +52,8 @@ class Listed:
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
         check_index(index)
-        _, self.shards, storage_options = load_shards(index, storage_options=flags.storage_options)
         directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
+        _, self.shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)
         self.collection = ShardCollection(self.shards, self._provider, capacity=1)
         self._fetches_left = len(self.shards) if flags.may_fetch else 1
@@ -61,7 +61,7 @@ class Listed:
         self._last: tuple[int, MemberTable] | None = None
 
     @property
-    def ends(self) -> list[int]:
+    def ends(self) -> Sequence[int]:
         """Where each shard's samples end; shards without a count in the index are counted first.
 
         Raises:
@@ -82,9 +82,9 @@ class Listed:
         """
 
         def note(k: int, table: MemberTable) -> None:
-            self.shards.filesizes[k] = table.identity.size
+            self.shards.note_size(k, table.identity.size)
 
-        is_alone = sum(count < 0 for count in self.shards.nsamples) == 1
+        is_alone = len(self.shards.unknown_counts()) == 1
         open_remote = self.open if may_fetch and is_alone else None
         self.collection.count_unknown(self.shards, open_remote=open_remote, on_count=note)
         self._has_counted = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.collection import ARCHIVES, ShardCollection, load_shards
 from wids.errors import SampleError
-from wids.index import urls, ustar
+from wids.index import compiled, urls, ustar
 from wids.index.keys import encode_name
 from wids.readers.pool import default_capacity
 from wids.readers.provider import AutoProvider
@@ -134,4 +134,4 @@ def list_dataset(
 
 def is_dataset(source: str) -> bool:
     """Whether a name is that of an index, of a tar, or of a pattern of tars."""
-    return urls.basename_of(source).endswith((".json", *ARCHIVES))
+    return urls.basename_of(source).endswith((".json", compiled.SUFFIX, *ARCHIVES))

@@ -1,0 +1,261 @@
+"""A compiled index: what is packed comes back, and no bytes are taken for it that are not one."""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from wids.errors import SpecError
+from wids.index import compiled
+from wids.index.fingerprint import fingerprint
+from wids.index.mapped_columns import REMEDY
+from wids.index.shardlist import ShardList
+from wids.index.spec import list_shards, parse_index
+
+checked = settings(max_examples=examples(100))
+PLACE = "/d/train.widsx"
+MD5 = "9e107d9d372bb6826bd81d3542a419d6"
+
+names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40) | st.just("x" * 2000)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+rows = st.builds(
+    lambda url, count, size, md5, more: {
+        **more,
+        "url": url,
+        "nsamples": count,
+        **({} if size is None else {"filesize": size}),
+        **({} if md5 is None else {"md5sum": md5}),
+    },
+    names,
+    st.integers(0, 1 << 40),
+    st.none() | st.integers(0, (1 << 63) - 1),
+    st.none() | st.integers(1, (1 << 128) - 1).map("{:032x}".format),
+    st.dictionaries(st.sampled_from(["dataset", "weight", "own", "süß"]), plain, max_size=2),
+)
+
+
+def pack(shards, **options):
+    """The bytes of a compiled index."""
+    return b"".join(compiled.pack(shards, **options))
+
+
+def unpack(data, *, home=None, is_whole=True):
+    """The shard list in these bytes."""
+    found = compiled.unpack(data, place=PLACE, home=home, is_whole=is_whole)
+    return ShardList(found.header, columns=found.columns)
+
+
+def described(shards):
+    """Every shard as its dict."""
+    return [shards.describe(k) for k in range(len(shards))]
+
+
+def check_same(mapped, parsed):
+    """All that a shard list says is the same for both."""
+    n = len(parsed)
+    assert len(mapped) == n
+    assert described(mapped) == described(parsed)
+    assert [mapped[k] for k in range(-n, n)] == [parsed[k] for k in range(-n, n)]
+    for name in ("urls", "nsamples", "filesizes", "md5sums"):
+        ours, theirs = getattr(mapped, name), getattr(parsed, name)
+        assert ours == theirs
+        assert theirs == ours
+        assert ours[1:] == theirs[1:]
+        assert ours[::-1] == theirs[::-1]
+        assert [*ours] == theirs
+        more = [0]
+        assert (ours + more, more + ours) == (theirs + more, more + theirs)
+    assert sum(mapped.nsamples) == sum(parsed.nsamples)
+    assert all(type(count) is int for count in [*mapped.nsamples, mapped.nsamples[0], mapped.ends()[0]])
+    assert list(mapped.ends()) == parsed.ends()
+    assert np.asarray(mapped.nsamples).tolist() == parsed.nsamples
+    assert [mapped.dataset_of(k) for k in range(n)] == [parsed.dataset_of(k) for k in range(n)]
+    assert [mapped.find(url) for url in parsed.urls] == [parsed.find(url) for url in parsed.urls]
+    assert (mapped.header, fingerprint(mapped)) == (parsed.header, fingerprint(parsed))
+    assert (mapped.unknown_counts(), parsed.unknown_counts()) == ([], [])
+    with pytest.raises(KeyError, match="not a shard of this dataset"):
+        mapped.find("/no/such.tar")
+
+
+@checked
+@given(st.lists(rows, min_size=1, max_size=12), st.sampled_from([None, "/caf\udce9", "gs://b/d"]))
+def test_round_trip(items, base):
+    """Any shards: long names, those of directories in no encoding, further keys."""
+    parsed = list_shards(items, base=base)
+    check_same(unpack(pack(parsed), is_whole=False), parsed)
+    check_same(pickle.loads(pickle.dumps(unpack(pack(parsed)))), parsed)
+
+
+def test_an_index_with_sub_datasets():
+    """Weights, names and further keys of components, which no shard repeats."""
+    raw = {
+        "wids_version": 1,
+        "name": "all",
+        "weight": 2,
+        "info": {"classes": ["a", None]},
+        "base": "gs://b/d",
+        "shardlist": [{"url": f"{k}.tar", "nsamples": k, "own": [k]} for k in range(5)],
+        "datasets": [
+            {"name": "x", "weight": 0.5, "shardlist": [{"url": "y.tar", "nsamples": 3, "dataset": "z", "md5sum": MD5}]},
+            {"name": "w", "base": "more", "shardlist": [{"url": "y.tar", "nsamples": 1, "filesize": 7}]},
+        ],
+    }
+    parsed = parse_index(json.dumps(raw), place=None, load=None)
+    mapped = unpack(pack(parsed))
+    check_same(mapped, parsed)
+    assert mapped.is_mapped
+    assert not parsed.is_mapped
+    assert mapped.facts.is_local is False
+
+
+def test_relative_urls_follow_the_file():
+    """URLs that are written relative are relative to where the file lies; the others stay."""
+    written = ["a.tar", "b/c.tar", "gs://bucket/d.tar", "/e.tar", "a.tar"]
+    parsed = list_shards([(f"/d/{url}", 2) for url in written])
+    data = pack(parsed, texts=written)
+    near = unpack(data, home="/data")
+    assert near.urls == ["/data/a.tar", "/data/b/c.tar", "gs://bucket/d.tar", "/e.tar", "/data/a.tar"]
+    far = unpack(data, home="https://host/x")
+    assert far.urls[:4] == ["https://host/x/a.tar", "https://host/x/b/c.tar", "gs://bucket/d.tar", "https://host/e.tar"]
+    for mapped in (near, far):
+        assert [mapped.urls.index(url) for url in mapped.urls] == [0, 1, 2, 3, 0]
+        assert fingerprint(mapped) == fingerprint(list_shards([(url, 2) for url in mapped.urls]))
+    assert [unpack(data, home=home).facts.is_local for home in ("/data", "https://host")] == [False, False]
+    alone = pack(list_shards([("a.tar", 1)]), texts=["a.tar"])
+    assert [unpack(alone, home=home).facts.is_local for home in ("/data", "https://host")] == [True, False]
+
+
+def test_a_change_makes_lists():
+    """From the first change on a mapped list is one like any other."""
+    parsed = list_shards([{"url": f"/d/{k}.tar", "nsamples": k, "own": k} for k in range(4)])
+    mapped = unpack(pack(parsed))
+    for shards in (mapped, parsed):
+        shards.replace(2, list_shards([{"url": "/d/new.tar", "nsamples": 9}]))
+    assert not mapped.is_mapped
+    assert (mapped.facts, mapped.nsamples) == (None, [0, 1, 9, 3])
+    assert described(mapped) == described(parsed)
+    assert (mapped.ends(), fingerprint(mapped)) == (parsed.ends(), fingerprint(parsed))
+    assert described(copy.deepcopy(mapped)) == described(parsed)
+
+
+def refuse(data, what, **options):
+    """These bytes are no index: the error names the file and says what to do."""
+    with pytest.raises(SpecError) as caught:
+        unpack(data, **options)
+    assert str(caught.value) == f"{PLACE}: this compiled index {what}; {REMEDY}"
+    assert caught.value.url == PLACE
+
+
+def sample():
+    """A compiled index of three shards."""
+    return pack(list_shards([{"url": f"/d/{k}.tar", "nsamples": 5, "own": k} for k in range(3)]))
+
+
+def sealed(data, at, value):
+    """The bytes with others in them at ``at``, and the checksums that go with that."""
+    changed = bytearray(data)
+    changed[at : at + len(value)] = value
+    meta = int.from_bytes(changed[64:72], "little")
+    end = 96 + meta
+    changed[88:92] = compiled.crc32(changed[end + -end % 8 :]).to_bytes(4, "little")
+    changed[12:16] = compiled.crc32(changed[96:end], compiled.crc32(changed[16:96])).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def section(data, number):
+    """Where a section of columns begins; see the README of wids/index."""
+    end = 96 + int.from_bytes(data[64:72], "little")
+    at = end + -end % 8
+    n, extra = (int.from_bytes(data[k : k + 8], "little") for k in (24, 56))
+    widths = (8 * n, 8 * n, 8 * n, 16 * n, 8 * n, 8 * n, 8 * n, 8 * extra, 8 * extra)
+    return at + sum(width + -width % 8 for width in widths[:number])
+
+
+def test_other_bytes_are_refused():
+    """What is not a compiled index, or of another version, or was cut, or has another header."""
+    data = sample()
+    assert unpack(sealed(data, 0, b"")).nsamples == [5, 5, 5]
+    for other in (b"", b"{}", b'{"wids_version": 1}' * 20, data[:95]):
+        refuse(other, "is none, or was cut short")
+    newer = data[:8] + (2).to_bytes(4, "little") + data[12:]
+    refuse(newer, "has version 2, and this wids reads version 1")
+    refuse(data[:-1], f"has {len(data) - 1} of {len(data)} bytes")
+    refuse(data + b"\0", f"has {len(data) + 1} of {len(data)} bytes")
+    refuse(data[:30] + b"\1" + data[31:], "is damaged (the checksum of its header is another)")
+    refuse(data[:-20] + b"#" + data[-19:], "is damaged (the checksum of its columns is another)", is_whole=False)
+    for at in (24, 56, 72, 80):  # shards, those with keys, bytes of URLs and keys
+        refuse(sealed(data, at, (1 << 40).to_bytes(8, "little")), "contradicts its own header")
+    with pytest.raises(SpecError):
+        unpack(sealed(data, 64, (1 << 50).to_bytes(8, "little")))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 6, 7, 8])
+@pytest.mark.parametrize("value", [-2, 1 << 40, (1 << 63) - 1, -(1 << 63)])
+def test_columns_that_point_outside_are_refused(number, value):
+    """Counts, ends, sizes and offsets; sizes may be anything from -1 on."""
+    data = sample()
+    changed = sealed(data, section(data, number) + 8, value.to_bytes(8, "little", signed=True))
+    if number == 2 and value > 0:
+        assert unpack(changed).filesizes[1] == value
+    else:
+        refuse(changed, "points outside itself, or contradicts itself")
+
+
+def test_counts_that_do_not_fit_are_refused():
+    """A sum beyond 64 bits is not one that has gone round."""
+    data = sample()
+    half = (1 << 62).to_bytes(8, "little") * 2
+    ends = b"".join(
+        (((k << 62) + (1 << 63)) % (1 << 64) - (1 << 63)).to_bytes(8, "little", signed=True) for k in (1, 2)
+    )
+    changed = sealed(sealed(data, section(data, 0), half), section(data, 1), ends)
+    refuse(changed, "points outside itself, or contradicts itself")
+
+
+def test_texts_are_checked_when_they_are_read():
+    """A URL that is no UTF-8, keys that are no JSON, or no object."""
+    data = sample()
+    blob = data.index(b"/d/0.tar/d/1.tar")
+    shards = unpack(sealed(data, blob + 9, b"\xff"))
+    assert shards.urls[0] == "/d/0.tar"
+    with pytest.raises(SpecError, match="has a text that is no text") as caught:
+        _ = shards.urls[1]
+    assert caught.value.url == PLACE
+    for text, what in ((b"[}", "no JSON "), (b'["own": 0}', "no JSON "), (b'["own", 0]', "no JSON object")):
+        shards = unpack(sealed(data, data.index(b'{"own": 0}'), text))
+        assert shards.dataset_of(1) is None
+        with pytest.raises(SpecError, match=what):
+            shards.describe(0)
+
+
+@checked
+@given(st.data())
+def test_no_bytes_do_harm(data):
+    """Whatever is written into a file, sealed or not: it is refused, or gives texts and numbers, or a SpecError."""
+    whole = sample()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    value = data.draw(st.binary(min_size=1, max_size=9))[: len(whole) - at]
+    try:
+        shards = unpack(sealed(whole, at, value) if data.draw(st.booleans()) else whole[:at] + value)
+        for k in range(len(shards)):
+            assert isinstance(shards.describe(k)["url"], str)
+            assert isinstance(shards.find(shards.urls[k]).url, str)
+    except (SpecError, KeyError):
+        pass
+
+
+def test_what_a_name_says():
+    """Compiled indexes are known by their names, queries aside."""
+    assert compiled.is_compiled("https://host/a.widsx?sig=1")
+    assert compiled.is_compiled("a.widsx")
+    assert not compiled.is_compiled("a.widsx/b.json")
+    assert not compiled.is_compiled("train.widx")

@@ -1,0 +1,51 @@
+"""A short digest of which samples a list of shards stands for, wherever the shards lie.
+
+Pure. Samplers put it into their states, so it may not change between versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.index.shardlist import ShardList
+
+# A query that does not follow a tar's name may be what names the shard (get?name=3.tar).
+_SIGNED = re.compile(r"(\.tar[^/?]*)\?.*", re.DOTALL)
+
+
+def fingerprint(shards: ShardList) -> str:
+    """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+
+    Directories count where shards in several have the same name, then from where their paths part.
+    """
+    if shards.facts is not None and shards.facts.fingerprint:
+        return shards.facts.fingerprint
+    return fingerprint_of(shards.urls, shards.nsamples)
+
+
+def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
+    """See `fingerprint`; of the shards with these URLs and counts."""
+    text = "\n".join(_portable_names(names)).encode("utf-8", "surrogatepass")
+    state = hashlib.blake2b(digest_size=8)
+    for part in (text, np.asarray(nsamples, "<i8").tobytes()):
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
+
+
+def _portable_names(names: Sequence[str]) -> list[str]:
+    """What tells shards apart, without the place where they are kept and without signatures."""
+    paths = [_SIGNED.sub(r"\1", url) if "?" in url else url for url in names]
+    bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+    if len(set(bare)) == len(bare):
+        return bare
+    first, last = min(paths).split("/"), max(paths).split("/")  # what these two share, all do
+    parted = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return ["/".join(path.split("/")[parted:]) for path in paths]

@@ -1,0 +1,227 @@
+"""Columns of a compiled index, as sequences over its bytes: nothing is copied until it is asked for.
+
+Pure: the bytes come from the caller, who has compared the offsets in them with their lengths (`wids.index.compiled`).
+What a text says is found out when it is read: a `SpecError` names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from wids.errors import SpecError
+from wids.index import urls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+_NO_DIGEST = bytes(16)
+REMEDY = "compile it again (wids index convert), or delete it if it lies in a cache directory"
+
+
+class Column(Sequence[T]):
+    """A sequence that is equal to a list of the same items, and pickled as one."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, k: int) -> T: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[T]: ...
+    def __getitem__(self, k: int | slice) -> T | list[T]:
+        if type(k) is int and 0 <= k < self._length:  # at each change of the shard that is read
+            return self._item(k)
+        if isinstance(k, slice):
+            return [self._item(j) for j in range(self._length)[k]]
+        return self._item(range(self._length)[k])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._item, range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, (list, Column)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: list[T]) -> list[T]:
+        return [*self, *other]
+
+    def __radd__(self, other: list[T]) -> list[T]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:3]))
+        return f"<{type(self).__name__} of {self._length}: [{shown}{', ...' if self._length > 3 else ''}]>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+    def _item(self, k: int) -> T:
+        raise NotImplementedError
+
+
+class Numbers(Column[int]):
+    """Integers.
+
+    Args:
+        view: of 64-bit ones.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(len(view))
+        self._view = view
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._view)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # noqa: FBT001 - numpy's
+        found = np.asarray(self._view)
+        return found.astype(dtype or found.dtype, copy=bool(copy))
+
+    def _item(self, k: int) -> int:
+        number: int = self._view[k]
+        return number
+
+
+class Digests(Column[str]):
+    """Digests of 16 bytes in hexadecimal; "" where all are zero."""
+
+    def __init__(self, data: memoryview) -> None:
+        super().__init__(len(data) // 16)
+        self._data = data
+
+    def _item(self, k: int) -> str:
+        digest = bytes(self._data[16 * k : 16 * k + 16])
+        return "" if digest == _NO_DIGEST else digest.hex()
+
+
+class Texts:
+    """Texts one after another.
+
+    Args:
+        ends: where each ends.
+        blob: all of them.
+        place: what errors call the file.
+    """
+
+    def __init__(self, ends: memoryview, blob: memoryview, *, place: str) -> None:
+        self._ends, self._blob, self.place = ends, blob, place
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, k: int) -> str:
+        ends = self._ends
+        data = self._blob[ends[k - 1] if k else 0 : ends[k]]
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError:  # half of a character, as a path may have
+            return self._decode(data)
+
+    def _decode(self, data: memoryview) -> str:
+        try:
+            return str(data, "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise damaged(self.place, f"has a text that is no text ({error.reason})") from error
+
+
+class Places(Column[str]):
+    """URLs of shards.
+
+    Args:
+        texts: as they are written.
+        hashes: of the texts (`hash_of`), sorted. rows: which text each of them is of, lower ones first.
+        home: what relative ones are relative to; None: they are taken as they stand.
+    """
+
+    def __init__(self, texts: Texts, hashes: memoryview, rows: memoryview, *, home: str | None) -> None:
+        super().__init__(len(texts))
+        self._texts, self._hashes, self._rows, self._home = texts, hashes, rows, home
+
+    def _item(self, k: int) -> str:
+        text, home = self._texts[k], self._home
+        return text if home is None else urls.join(home, text)
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first shard with this URL.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if isinstance(value, str):
+            texts = {value}
+            if self._home:
+                texts.add(value.removeprefix(self._home if self._home.endswith("/") else self._home + "/"))
+            found = sorted(k for text in texts for k in self._rows_of(text) if self._item(k) == value)
+            inside = range(self._length)[start:stop]
+            if first := [k for k in found if k in inside]:
+                return first[0]
+            if not found and self._home:  # it may be written in another way
+                return super().index(value, start, self._length if stop is None else stop)
+        raise ValueError("it is not the URL of a shard")
+
+    def _rows_of(self, text: str) -> Iterator[int]:
+        wanted = hash_of(text)
+        at = bisect_left(self._hashes, wanted)
+        while at < len(self._hashes) and self._hashes[at] == wanted:
+            yield self._rows[at]
+            at += 1
+
+
+class SparseKeys:
+    """Keys of single shards, as JSON.
+
+    Args:
+        rows: the shards that have some, ascending.
+        texts: those of each.
+    """
+
+    def __init__(self, rows: memoryview, texts: Texts) -> None:
+        self._rows, self._texts = rows, texts
+
+    def get(self, k: int, /) -> dict[str, Any] | None:
+        """Those of shard ``k``; None: it has none."""
+        rows = self._rows
+        if not rows:
+            return None
+        at = bisect_left(rows, k)
+        return self._keys(at) if at < len(rows) and rows[at] == k else None
+
+    def items(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number of a shard, its keys) of those that have some."""
+        return ((k, self._keys(at)) for at, k in enumerate(self._rows))
+
+    def _keys(self, at: int) -> dict[str, Any]:
+        try:
+            found = json.loads(self._texts[at])
+        except (ValueError, RecursionError) as error:
+            raise damaged(self._texts.place, f"has keys of a shard that are no JSON ({error})") from error
+        if not isinstance(found, dict):
+            raise damaged(self._texts.place, "has keys of a shard that are no JSON object")
+        return found
+
+
+def hash_of(text: str) -> int:
+    """64 bits by which a text is looked for."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def damaged(place: str, what: str) -> SpecError:
+    """The error that a compiled index cannot be used."""
+    return SpecError(f"{place}: this compiled index {what}; {REMEDY}", path="", url=place)

@@ -1,0 +1,366 @@
+"""An index at a URL or path -> the shards that it lists, parsed or mapped. Without torch.
+
+A large JSON index is compiled (`wids.index.compiled`) by the first process of a machine that opens it, and mapped by
+the others: from the cache directory, where its digest is its name. A local file that is the same as when it was
+compiled is not even read. A compiled index may be opened itself: a local one is mapped where it lies, a remote one is
+downloaded into the cache directory once, checked, and mapped there.
+
+Rules: a mapped list is the list that parsing would give. What a cache directory holds is used if it is this user's own
+and agrees with itself, and else made again; where there is no room for it, the index is parsed as a small one is. A
+pickle of a mapped list is its place and how it was opened: where that file is gone (another machine, an emptied cache)
+it is made again, and refused if it is not the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from wids.cache.compiled_indexes import CompiledIndexes, look_at
+from wids.cache.placement import default_cache_dir
+from wids.errors import SpecError
+from wids.events import logger
+from wids.index import compiled, energon, urls
+from wids.index.fingerprint import fingerprint
+from wids.index.shardlist import ShardList
+from wids.index.spec import forbid_local, own_keys, parse_index
+from wids.osfiles import atomic, system
+from wids.transport import retrying
+from wids.transport.download import download_to, read_bytes
+from wids.transport.stores import open_source
+
+if TYPE_CHECKING:
+    from wids.cache.compiled_indexes import FileStatus
+    from wids.index.compiled import Compiled
+    from wids.transport.source import Stat
+
+# Indexes of fewer shards are parsed in a tenth of a second, and pickled in a few MB.
+MIN_SHARDS = 20_000
+# A shard takes more bytes than that in an index.
+_MIN_ROW_BYTES = 25
+_ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
+
+
+class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An index, and how it is to be read.
+
+    Attributes:
+        place: its URL or path; None: its text was passed.
+        base, options, allow_local, storage_options, cache_dir: see `wids.collection.load_shards`.
+    """
+
+    place: str | None
+    base: str | None = None
+    options: dict[str, Any] | None = None
+    allow_local: bool = False
+    storage_options: dict[str, Any] | None = None
+    cache_dir: str | None = None
+
+
+class LoadedIndex(NamedTuple):
+    """The shards of an index, and the storage options that hold for them."""
+
+    shards: ShardList
+    storage_options: dict[str, Any] | None
+
+
+class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a mapped index lies; see `wids.index.shardlist.Origin`.
+
+    Attributes:
+        path: the compiled index; "": there is no file of it.
+        is_cached: it lies in a cache directory.
+        identity: tells it from others. fingerprint: of its shards.
+        request: how it came about.
+    """
+
+    path: str
+    is_cached: bool
+    identity: bytes
+    fingerprint: str
+    request: IndexRequest
+
+    def reopen(self) -> ShardList:
+        """The same shards, mapped again; compiled or downloaded again where the file is gone.
+
+        Raises:
+            SpecError: the index has changed. FetchError: it cannot be read.
+        """
+        try:
+            data, status = atomic.map_file(self.path)
+            if status.st_uid == system.user_id() or not self.is_cached:
+                found = _unpack(data, self.request, place=self.path)
+                if found.identity == self.identity:
+                    return ShardList(found.header, columns=found.columns, origin=self)
+        except (OSError, SpecError) as error:
+            logger.debug("%s: %s", self.path, error)
+        shards = load_index(self.request).shards
+        if fingerprint(shards) != self.fingerprint:
+            raise SpecError(
+                f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
+                f"({self.path}) is gone; make the dataset anew",
+                path="",
+                url=self.request.place,
+            )
+        return shards
+
+
+def load_index(request: IndexRequest, data: bytes | str | None = None) -> LoadedIndex:
+    """The shards of an index.
+
+    Args:
+        request: which, and how.
+        data: its text, if it has no place.
+
+    Raises:
+        SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
+    """
+    if data is not None or request.place is None:
+        return _parse(data or b"", request, named=None if request.storage_options is None else set())[0]
+    if not compiled.is_compiled(request.place):
+        return _JsonIndex(request, request.place).load()
+    if urls.is_local(request.place):
+        return _map_local(request, request.place)
+    return _RemoteIndex(request, request.place).load()
+
+
+# --- JSON
+
+
+class _PartTexts:
+    """The texts of the sub-datasets that an index names, each read once, and whose servers options are for."""
+
+    def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
+        self._request, self._named = request, named
+        self._is_narrow = not (request.place is None or urls.is_local(request.place))
+        self.found: dict[str, bytes] = {}
+
+    def load(self, url: str) -> bytes:
+        """The text at a URL."""
+        if url not in self.found:
+            if not urls.is_local(url):  # from here on there are names that are not the caller's
+                self._is_narrow = True
+            self.found[url] = read_bytes(url, storage_options=self.options)
+        return self.found[url]
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """The storage options, for whom they hold by now."""
+        given = self._request.storage_options
+        return urls.narrow_options(given, self._named or ()) if self._is_narrow else given
+
+
+def _parse(data: bytes | str, request: IndexRequest, *, named: set[str] | None) -> tuple[LoadedIndex, _PartTexts]:
+    texts = _PartTexts(request, named)
+    shards = parse_index(
+        data,
+        place=request.place,
+        load=texts.load,
+        base=request.base,
+        options=request.options,
+        allow_local=request.allow_local,
+        named=named,
+    )
+    return LoadedIndex(shards, texts.options), texts
+
+
+class _JsonIndex:
+    """A JSON index at a place, and its compiled form in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._key = _digest_of(place, request.base, request.options, request.allow_local)
+        self._indexes: CompiledIndexes | None = None
+        if request.cache_dir is not None and self._key:
+            self._indexes = CompiledIndexes(request.cache_dir)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped if they are many."""
+        request, indexes = self._request, self._indexes
+        status = None if indexes is None else self._look()
+        if indexes is not None and status is not None:
+            digest = indexes.recall(self._key, status)
+            if digest is not None and (found := self._map(indexes, digest)) is not None:
+                return found
+        data = read_bytes(self._place, storage_options=request.storage_options)
+        if energon.is_info(self._place):
+            data = energon.convert_info(data, place=self._place)
+        if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
+            return _parse(data, request, named=None if request.storage_options is None else set())[0]
+        digest = _digest(self._key.encode(), data)
+        found = self._map(indexes, digest) or self._compile(indexes, digest, data)
+        if status is not None and found.shards.origin is not None:
+            indexes.remember(self._key, status, digest)
+        return found
+
+    def _look(self) -> FileStatus | None:
+        """The state of the file; None where to remember it would be of no use."""
+        if not urls.is_local(self._place):
+            return None
+        status = look_at(os.path.expanduser(urls.local_path(self._place)))
+        return None if status is None or status.size < MIN_SHARDS * _MIN_ROW_BYTES else status
+
+    def _map(self, indexes: CompiledIndexes, digest: str) -> LoadedIndex | None:
+        """The compiled index of a digest, if its sub-datasets are what they were."""
+        data = indexes.map(digest)
+        if data is None:
+            return None
+        path = indexes.path(digest)
+        try:
+            found = compiled.unpack(data, place=path, home=None)
+        except SpecError as error:
+            logger.info("compiled again: %s", error)
+            return None
+        texts = _PartTexts(self._request, set(found.source.named))
+        if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
+            return None
+        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), texts.options)
+
+    def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
+        """The shards, mapped from a file that is written now; parsed if they are few, or that is not possible."""
+        with contextlib.ExitStack() as stack:
+            if data.count(_ROW_MARK) >= MIN_SHARDS:  # of a small text with large sub-datasets it is not known yet
+                stack.enter_context(indexes.writing(digest))
+                if (found := self._map(indexes, digest)) is not None:  # by another process, meanwhile
+                    return found
+            named: set[str] = set()
+            parsed, texts = _parse(data, self._request, named=named)
+            if len(parsed.shards) < MIN_SHARDS:
+                return parsed
+            parts = tuple((url, _digest(text)) for url, text in texts.found.items())
+            source = compiled.Source(parts, tuple(sorted(named)))
+            try:
+                packed = compiled.pack(parsed.shards, source=source)
+            except (TypeError, ValueError) as error:  # values that JSON does not have
+                logger.debug("%s is not compiled: %s", self._place, error)
+                return parsed
+            if not indexes.publish(digest, lambda _, fd: system.write_parts(fd, packed)):
+                return parsed
+        return self._map(indexes, digest) or parsed
+
+
+# --- compiled indexes
+
+
+def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
+    path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+    data, _ = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
+    found = _unpack(data, request, place=place)
+    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.storage_options)
+
+
+class _RemoteIndex:
+    """A compiled index on a server, and its copy in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._indexes = CompiledIndexes(request.cache_dir or default_cache_dir())
+        own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
+        named = {origin for url in own if isinstance(url, str) for origin in urls.origins_of(url)}
+        self._narrow = urls.narrow_options(request.storage_options, named)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped; where there is no room for a copy, read."""
+        request, indexes, stat = self._request, self._indexes, self._stat()
+        how = self._place, request.base, request.options, request.allow_local
+        digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
+        is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
+        digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
+        data = indexes.map(digest) if is_known else None
+        if data is None and indexes.publish(digest, self._download):
+            data = indexes.map(digest)
+        if data is None:
+            text = read_bytes(self._place, storage_options=request.storage_options)
+            return self._take(self._check(text), "")
+        try:
+            found = _unpack(data, request, place=self._place) if is_known else self._check(data)
+        except SpecError:
+            indexes.remove(digest)  # the next one downloads it again
+            raise
+        return self._take(found, indexes.path(digest))
+
+    def _take(self, found: Compiled, path: str) -> LoadedIndex:
+        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)
+
+    def _stat(self) -> Stat:
+        def once() -> Stat:
+            with open_source(self._place, self._request.storage_options) as source:
+                return source.stat()
+
+        return retrying.try_repeatedly(once, url=self._place, path=None, hooks=())
+
+    def _download(self, path: str, _: int) -> None:
+        def check() -> None:
+            self._check(atomic.map_file(path)[0])
+
+        download_to(self._place, path, check=check, storage_options=self._request.storage_options)
+
+    def _check(self, data: bytes | memoryview) -> Compiled:
+        """Read what has come over a network, to its last byte.
+
+        Raises:
+            SpecError: it is damaged. NotAllowedError: it points at local files.
+        """
+        found = _unpack(data, self._request, place=self._place, is_whole=False)
+        for k, url in enumerate(found.columns.urls):
+            if not self._request.allow_local and urls.reaches_local(url):
+                forbid_local(self._place, f"shardlist[{k}].url", url)
+        return found
+
+
+def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
+    shards = ShardList(found.header, columns=found.columns)
+    shards.origin = IndexFile(
+        path=path,
+        is_cached=is_cached,
+        identity=found.identity,
+        fingerprint=fingerprint(shards),
+        request=request,
+    )
+    return shards
+
+
+def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:
+    """Read a compiled index; if it is the request's own, its base and options hold.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    index = request.place or ""
+    if not compiled.is_compiled(index):
+        return compiled.unpack(data, place=place, home=None, is_whole=is_whole)
+    options, home = request.options or {}, urls.directory_of(index)
+    for key in ("shardlist", "datasets"):
+        if key in options:
+            raise SpecError(f"{index}: options: a compiled index keeps its {key}", path=key, url=index)
+    own = options.get("base") or options.get("base_path")
+    base = request.base if request.base is not None else urls.join(home, own) if isinstance(own, str) else home
+    found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    if options:
+        found.header.update(options)
+        names = own_keys(found.header, index)
+        if found.columns.defaults:
+            found.columns.defaults[0] = names
+    return found
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def _digest_of(*facts: Any) -> str:
+    """A digest of what an index is made from; "" if it cannot be written down."""
+    try:
+        text = json.dumps([compiled.VERSION, *facts])
+        is_plain = json.loads(text) == [compiled.VERSION, *facts]
+    except (TypeError, ValueError):
+        return ""
+    return _digest(text.encode()) if is_plain else ""
