@@ -233,7 +233,7 @@ class _JsonIndex:
             if len(parsed.shards) < MIN_SHARDS:
                 return parsed
             parts = tuple((url, _digest(text)) for url, text in texts.found.items())
-            source = compiled.Source(parts, tuple(sorted(named)))
+            source = compiled.CompiledFrom(parts, tuple(sorted(named)))
             try:
                 packed = compiled.pack(parsed.shards, source=source)
             except (TypeError, ValueError) as error:  # values that JSON does not have

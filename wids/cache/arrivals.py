@@ -1,10 +1,10 @@
 """Shards that are read by byte ranges until they are in the cache, and their downloads in the background.
 
-Whoever reads such a shard asks before each read whether that is still so. Mostly another process downloads it, the one
+The reader of such a shard asks before each read whether that is still so. Mostly another process downloads it, the one
 whose sampler was iterated; where none does, this one begins to, in a thread of its own. Like every download ahead it
 waits for no space and evicts no shard that is used sooner: where the cache has no space for a shard, its samples are
 read by ranges for as long as that is so. A shard that cannot be downloaded is not read by ranges any more, so that its
-reader meets the error.
+reader gets the error.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _download(
         found.refusals = min(found.refusals + 1, 10)
     except CancelledTransferError:
         return
-    except Exception as error:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
+    except Exception as error:  # noqa: BLE001 - the edge of a thread; the shard's reader gets the error itself
         logger.debug("%s: cannot be downloaded in the background (%s)", shard.url, error)
         found.is_failed = True
     finally:

@@ -41,7 +41,7 @@ _CHECKED_ROWS = 1 << 16
 _HOMES = ("/a", "gs://b/c/d")
 
 
-class Source(NamedTuple):
+class CompiledFrom(NamedTuple):
     """What an index was compiled from, beside its own text.
 
     Attributes:
@@ -63,7 +63,7 @@ class Compiled(NamedTuple):
 
     header: dict[str, Any]
     columns: Columns
-    source: Source
+    source: CompiledFrom
     identity: bytes
 
 
@@ -72,7 +72,7 @@ def is_compiled(place: str) -> bool:
     return urls.basename_of(place).endswith(SUFFIX)
 
 
-def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Source | None = None) -> list[bytes]:
+def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: CompiledFrom | None = None) -> list[bytes]:
     """The on-disk form, in parts.
 
     Args:
@@ -100,7 +100,7 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Sourc
         "defaults": shards.defaults,
         "is_resolved": is_resolved,
         "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
-        "source": source or Source(),
+        "source": source or CompiledFrom(),
     }
     sections = [
         json.dumps(meta).encode(),
@@ -224,7 +224,7 @@ class _Meta(msgspec.Struct):
     defaults: list[dict[str, Any]]
     is_resolved: bool
     fingerprint: str
-    source: Source
+    source: CompiledFrom
 
 
 def _parse_meta(data: bytes, n: int, place: str) -> _Meta:

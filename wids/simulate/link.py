@@ -32,7 +32,7 @@ class Delivery(NamedTuple):
     batch: int | None = None
 
 
-class _Transfer(NamedTuple):
+class _Carriage(NamedTuple):
     """A delivery that has the link since ``begin``, with ``left`` bytes to come."""
 
     delivery: Delivery
@@ -66,9 +66,9 @@ class Link:
         self._on_begin, self._on_arrival, self._on_carried = on_begin, on_arrival, on_carried
         self._ranges: deque[Delivery] = deque()
         self._urgent: deque[Delivery] = deque()
-        self._interrupted: _Transfer | None = None
+        self._interrupted: _Carriage | None = None
         self._turns: dict[int, deque[Delivery]] = {}
-        self._serving: _Transfer | None = None
+        self._serving: _Carriage | None = None
 
     def request(self, delivery: Delivery) -> None:
         """Ask for a shard, or for byte ranges."""
@@ -101,14 +101,14 @@ class Link:
             self._interrupted, self._serving = serving._replace(left=left), None
             self._on_carried(round(serving.left) - round(left))
 
-    def _arrive(self, transfer: _Transfer) -> None:
+    def _arrive(self, transfer: _Carriage) -> None:
         if self._serving is not transfer:
             return  # it was interrupted
         self._serving = None
         self._on_carried(round(transfer.left))
         self._on_arrival(transfer.delivery)
 
-    def _next(self) -> _Transfer | None:
+    def _next(self) -> _Carriage | None:
         if self._ranges:
             return _begin(self._ranges.popleft())
         if self._interrupted is not None:
@@ -126,5 +126,5 @@ class Link:
         return _begin(delivery)
 
 
-def _begin(delivery: Delivery) -> _Transfer:
-    return _Transfer(delivery, 0.0, delivery.size)
+def _begin(delivery: Delivery) -> _Carriage:
+    return _Carriage(delivery, 0.0, delivery.size)
