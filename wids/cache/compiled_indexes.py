@@ -7,7 +7,7 @@ Rules: a file appears whole, by ``os.replace``, and is never changed; the name s
 the same. Both kinds of file are their user's alone, and those of another user are not looked at: an index names the
 servers that credentials go to. They count neither as shards nor against ``cache_size``, and no cleaner deletes them;
 those that were not opened for a month are deleted when the next one is written. Where the directory cannot be used,
-there are none: whoever asks goes on without.
+there are none, and each process parses its index.
 """
 
 from __future__ import annotations
