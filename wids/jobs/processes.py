@@ -159,9 +159,24 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process that is started meanwhile never gets signals of a terminal: not while Python starts, nor later."""
+    """A process that is started meanwhile never gets signals of a terminal: not while Python starts, nor later.
+
+    A signal of this process is handled afterwards: it may come to another thread, and the handler would end a start
+    half done, of which the new process would then complain.
+    """
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda got, _: came.append(got))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for one in came[:1]:
+            signal.raise_signal(one)

@@ -77,7 +77,7 @@ def web(server, held):
 
 
 @pytest.fixture
-def make(web, tmp_path):
+def make(web, held, tmp_path):
     """A function: the dataset of the shards."""
     made = []
 
@@ -96,8 +96,13 @@ def make(web, tmp_path):
         return made[-1]
 
     yield dataset
+    held.go.set()
     for each in made:
         each._collection.provider.end_downloads()
+    gc.collect()  # iterations that were left, and with them what they download
+    for thread in threading.enumerate():  # nothing may ask a server that is gone again and again
+        if thread.name.startswith(("wids-prefetch", "wids-download")):
+            thread.join(PATIENCE_SECONDS)
 
 
 def text_of(index):
