@@ -79,7 +79,7 @@ def web(server, held):
 @pytest.fixture
 def make(web, held, tmp_path):
     """A function: the dataset of the shards."""
-    made = []
+    made, before = [], threading.enumerate()
 
     def dataset(tags=TAGS, facts=None, **options):
         listed = [
@@ -101,7 +101,7 @@ def make(web, held, tmp_path):
         each._collection.provider.end_downloads()
     gc.collect()  # iterations that were left, and with them what they download
     for thread in threading.enumerate():  # nothing may ask a server that is gone again and again
-        if thread.name.startswith(("wids-prefetch", "wids-download")):
+        if thread not in before and thread.name.startswith(("wids-prefetch", "wids-download")):
             thread.join(PATIENCE_SECONDS)
 
 
