@@ -97,11 +97,14 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
         for places in groups:
             _read_into(samples, collection, places, wanted, fields)
 
-    apart_groups = far if ready else far[1:]
+    if not far:
+        read(ready)
+        return samples
+    here, apart_groups = (ready, far) if ready else (far[:1], far[1:])
     with _Apart(read) as apart:
         for k in range(min(len(apart_groups), prefetching.MAX_REQUESTS)):
             apart.begin(apart_groups[k :: prefetching.MAX_REQUESTS])
-        read(ready or far[:1])
+        read(here)
     return samples
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wids.collection import ShardCollection, Shards
-    from wids.index.live import TakeShard
     from wids.index.spec import ShardList
 
 
@@ -38,7 +37,7 @@ class LiveIndex:
         if self._shards is None:
             shards, name = self._collection.shards, "dataset.shards"
             if shards.is_mapped:
-                make = partial(_make_live, shards, weakref.WeakMethod(self._follow_shard))
+                make = partial(live_shard, shards, take=weakref.WeakMethod(self._follow_shard))
                 self._shards = LazyShards(len(shards), make, name=name)
             else:
                 self._shards = FixedList(map(self._live, range(len(shards))), name=name)
@@ -71,7 +70,7 @@ class LiveIndex:
         return self.shards[k]
 
     def _live(self, k: int) -> LiveDict:
-        return _make_live(self._collection.shards, weakref.WeakMethod(self._follow_shard), k)
+        return live_shard(self._collection.shards, k, weakref.WeakMethod(self._follow_shard))
 
     def _follow(self, spec: dict[str, Any]) -> None:
         """Follow an index that a program wrote, or wrote into.
@@ -108,7 +107,3 @@ class LiveIndex:
             checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
         self._collection.replace(k, row)
         self._fingerprint = None
-
-
-def _make_live(shards: ShardList, take: weakref.WeakMethod[TakeShard], k: int) -> LiveDict:
-    return live_shard(shards, k, take)

@@ -23,7 +23,7 @@ from rich.console import Console
 
 import wids
 from tests.support import paths
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from wids.cli import demo as command
 from wids.cli.demo import ranks
 from wids.cli.demo.shapes import SHAPES, draw, pack
@@ -201,14 +201,6 @@ def is_gone(pid):
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def wait_until(condition):
-    """Wait for something that another process does; a test that failed ends here."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_ranks_are_watched_to_their_end(program, job):

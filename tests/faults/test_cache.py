@@ -17,6 +17,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, names_in, put_shard
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive, stop_here
+from tests.support.clocks import wait_until
 from tests.support.range_faults import unsized
 from tests.support.servers import shard_requests, whole, whole_unannounced
 from wids.cache import background, member_tables, prefetch, shard_download, space
@@ -32,14 +33,6 @@ from wids.transport import download, retrying
 from wids.transport.download import Transfer
 
 pytestmark = pytest.mark.usefixtures("no_waits", "own_cache")
-
-
-def wait_until(is_true, seconds=PATIENCE_SECONDS):
-    """Wait for what other threads bring about."""
-    end, pause = time.monotonic() + seconds, threading.Event()
-    while not is_true():
-        assert time.monotonic() < end, "it did not come about"
-        pause.wait(0.01)
 
 
 def serve_shards(server, count, rows=3, size=100):

@@ -30,7 +30,6 @@ from wids import errors
 from wids.codecs.decode import SampleDecoder
 from wids.collection import load_shards
 from wids.index import urls
-from wids.index.table import Identity, build_table
 from wids.index.urls import cache_name
 from wids.jobs.discovery import find_shards
 from wids.osfiles import atomic
@@ -259,25 +258,20 @@ def test_a_table_longer_than_its_shard_could_have_is_not_read(tmp_path):
     assert wids.ShardListDataset([shard], transformations=[])[2]["__key__"] == "s0-002"
 
 
-def table_of(data):
-    """The member table of an archive."""
-    return build_table(tars.scanned(data), identity=Identity(size=len(data)), shard="s.tar")
-
-
 def test_a_long_global_path_does_not_make_a_table_of_many_times_the_archive():
     """One PAX header of 8 MB named each second member: 300 KB of members made 2.5 GB of keys."""
     long = tars.pax({b"path": b"q" * 100_000 + b".txt"}, b"g")
     with pytest.raises(errors.CorruptHeaderError, match="long path"):
-        table_of(long + tars.member(b"a.txt") + tars.END)
+        tars.table_of(long + tars.member(b"a.txt") + tars.END)
     short = tars.pax({b"path": b"q.txt"}, b"g")
-    assert list(table_of(short + tars.member(b"a.txt") + tars.END).keys()) == ["q"]
+    assert list(tars.table_of(short + tars.member(b"a.txt") + tars.END).keys()) == ["q"]
 
 
 def test_global_records_that_say_nothing_cost_nothing():
     """Each member copied all of them: a hundred thousand records and members took hours."""
     records = b"".join(tars.record(b"k%06d" % k, b"v") for k in range(100_000))
     members = b"".join(tars.member(b"%d.txt" % k) for k in range(5_000))
-    assert len(table_of(tars.pax(records, b"g") + members + tars.END)) == 5_000
+    assert len(tars.table_of(tars.pax(records, b"g") + members + tars.END)) == 5_000
 
 
 def test_a_checkpoint_inflates_to_no_more_than_the_bound():

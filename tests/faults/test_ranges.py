@@ -20,9 +20,9 @@ from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.range_faults import held, marked_anew, short, too_long, unsaid, unsized
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
+from tests.support.tars import publish, table_of
 from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
 from wids.index import table as tables
-from wids.index import tar
 from wids.index.table import MemberTable
 from wids.readers import memo
 from wids.readers.base import ClosedReaderError
@@ -48,17 +48,6 @@ def web(server):
 def far(monkeypatch):
     """Another request costs as much as 600 bytes."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
-
-
-def table_of(data):
-    """The member table of a shard."""
-    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard="s.tar")
-    return tables.build_table(members, identity=tables.Identity(size=len(data)), shard="s.tar")
-
-
-def publish(web, path, data=None):
-    """Put the member table of a shard beside it: its own, or that of other bytes."""
-    web.add(path + ".widx", table_of(web.files[path] if data is None else data).to_bytes())
 
 
 def serve(web, *faults, rows=ROWS, size=3000, has_table=True):

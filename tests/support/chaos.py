@@ -25,6 +25,7 @@ from multiprocessing import resource_tracker
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
+from tests.support import tars
 from tests.support.cache_dirs import keep_mark_of, table_of
 from tests.support.cache_shards import md5, pack
 from tests.support.children import child, receive
@@ -33,8 +34,7 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import space, usage_hints
 from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
 from wids.errors import WidsError
-from wids.index import spec, tar
-from wids.index import table as tables
+from wids.index import spec
 from wids.osfiles import system
 from wids.readers.provider import AutoProvider
 from wids.transport import filesystems
@@ -89,9 +89,7 @@ def serve(server, numbers, version=1, *faults, has_tables=False):
 @functools.cache
 def table_bytes(number, version=1):
     """The member table of a shard, as it is published."""
-    data = shard_bytes(number, version)
-    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard="")
-    return tables.build_table(members, identity=tables.Identity(size=len(data)), shard="").to_bytes()
+    return tars.table_of(shard_bytes(number, version)).to_bytes()
 
 
 def check(sample, versions=(1,)):

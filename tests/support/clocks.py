@@ -1,6 +1,7 @@
 """How long tests wait, and time as the retries of `wids.transport.retrying` see it, without waiting."""
 
 import threading
+import time
 
 from wids.transport import retrying
 from wids.transport.failures import CancelledTransferError
@@ -8,6 +9,14 @@ from wids.transport.failures import CancelledTransferError
 # How long a test waits for something that another thread or process does; only a test that failed gets there. It is
 # long, for the machine may be busy, and shorter than the time-out of a test, which ends all tests of its process.
 PATIENCE_SECONDS = 200
+
+
+def wait_until(condition):
+    """Wait for something that another thread or process does; a test that failed ends here."""
+    end, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        pause.wait(0.005)
 
 
 def skip_waits(patch=setattr):

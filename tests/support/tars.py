@@ -4,6 +4,7 @@ import io
 import tarfile
 
 from wids.errors import TarError
+from wids.index.table import SUFFIX, Identity, build_table
 from wids.index.tar import scan
 
 BLOCK = 512
@@ -106,6 +107,16 @@ def reader(data):
 def scanned(data, shard="s.tar"):
     """The members that wids finds."""
     return list(scan(reader(data), len(data), shard=shard))
+
+
+def table_of(data, shard="s.tar"):
+    """The member table of an archive."""
+    return build_table(scanned(data, shard), identity=Identity(size=len(data)), shard=shard)
+
+
+def publish(server, path, data=None):
+    """Put the member table of a shard beside it: its own, or that of other bytes."""
+    server.add(path + SUFFIX, table_of(server.files[path] if data is None else data).to_bytes())
 
 
 def attempted(data, size=None):

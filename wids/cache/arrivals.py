@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wids.cache import usage_hints
-from wids.cache.background import end_at_exit
+from wids.cache.background import end_at_exit, join_threads
 from wids.cache.directory import directory_of
 from wids.errors import CacheError, CacheFull
 from wids.events import logger
@@ -118,9 +118,7 @@ class Arrivals:
             self._found.pop(path, None)
             return False
         now = time.monotonic()
-        found = self._found.get(path)
-        if found is None:
-            found = self._found.setdefault(path, _Arrival(now))
+        found = self._found.setdefault(path, _Arrival(now))
         if found.is_failed:
             return False
         if found.thread is None and now >= found.look_at:
@@ -160,10 +158,8 @@ class Arrivals:
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
-        end = None if seconds is None else time.monotonic() + seconds
-        for thread in [each.thread for each in list(self._active)]:
-            if thread is not None and os.getpid() == self._pid:
-                thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+        if os.getpid() == self._pid:
+            join_threads([thread for each in list(self._active) if (thread := each.thread) is not None], seconds)
 
 
 def _download(

@@ -6,8 +6,13 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
+import threading
+import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _END_SECONDS = 5.0
 
@@ -20,6 +25,13 @@ class Downloading(Protocol):
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
+
+
+def join_threads(threads: Iterable[threading.Thread], seconds: float | None) -> None:
+    """Wait until threads have ended, or for so long in all; None: for as long as it takes."""
+    end = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        thread.join(None if end is None else max(end - time.monotonic(), 0.0))
 
 
 _live: weakref.WeakKeyDictionary[Downloading, int] = weakref.WeakKeyDictionary()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from wids.cache import usage_hints
-from wids.cache.background import end_at_exit
+from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, PrefetchBegun, emit, logger
 from wids.index import urls
@@ -152,11 +152,11 @@ class Prefetcher:
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until its threads have ended, or for so long."""
-        end = None if seconds is None else time.monotonic() + seconds
+        if os.getpid() != self._pid:
+            return
         threads = [self._thread, *(file.thread for file in list(self._files.values()) if file.thread is not None)]
-        for thread in threads:
-            if thread is not threading.current_thread() and os.getpid() == self._pid and thread.ident is not None:
-                thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+        current = threading.current_thread()
+        join_threads([each for each in threads if each is not current and each.ident is not None], seconds)
 
     # --- the thread
 
@@ -359,9 +359,10 @@ def prefetch(
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
     sources = [leaf.prefetch_source() for leaf in found.datasets]
-    for source in sources if mixed else ():
-        _warn_of_limit(source, mixed or 1)
-    for source in sources:  # before the first index is handed out: those who read look at that
+    for source in sources:
+        if mixed is not None:
+            _warn_of_limit(source, mixed)
+        # Before the first index is handed out: workers look at that when they read it.
         emit(source.store.hooks, PrefetchBegun(cache_size=source.store.cache_size))
     return Prefetcher(sources, found.visits(blocks()), position=position) if sources else None
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
-from array import array
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 import numpy as np
 
-from wids.index import urls
+from wids.index import sections, urls
 from wids.index.fingerprint import fingerprint_of
 from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged, hash_of
 from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
@@ -72,7 +70,9 @@ def is_compiled(place: str) -> bool:
     return urls.basename_of(place).endswith(SUFFIX)
 
 
-def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: CompiledFrom | None = None) -> list[bytes]:
+def pack(
+    shards: ShardList, *, texts: Sequence[str] | None = None, source: CompiledFrom | None = None
+) -> list[bytes | memoryview]:
     """The on-disk form, in parts.
 
     Args:
@@ -102,7 +102,7 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Compi
         "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
         "source": source or CompiledFrom(),
     }
-    sections = [
+    parts = [
         json.dumps(meta).encode(),
         counts.tobytes(),
         ends.tobytes(),
@@ -116,7 +116,7 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Compi
         url_blob,
         key_blob,
     ]
-    body = [part for section in sections for part in (section, bytes(-len(section) % 8))]
+    body = sections.pad(parts)
     checksum = 0
     for part in body[2:]:
         checksum = crc32(part, checksum)
@@ -127,7 +127,7 @@ def pack(shards: ShardList, *, texts: Sequence[str] | None = None, source: Compi
         sum(map(urls.is_local, own)),
         n - len(own),
         len(extras),
-        *(len(sections[k]) for k in (0, -2, -1)),
+        *(len(parts[k]) for k in (0, -2, -1)),
     )
     rest = _HEADER.pack(MAGIC, VERSION, 0, *facts, checksum)[16:]
     head = crc32(body[0], crc32(rest))
@@ -179,16 +179,13 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     meta = _parse_meta(bytes(view[_HEADER.size : start]), n, place)
     start += -start % 8
     widths = (8 * n, 8 * n, 8 * n, 16 * n, 8 * n, 8 * n, 8 * n, 8 * nextra, 8 * nextra, url_bytes, key_bytes)
-    at, sections = start, []
-    for width in widths:
-        sections.append(view[at : at + width])
-        at += width + -width % 8
-    if at != length or not 0 < n <= MAX_SHARDS or nextra > n:
+    found, end = sections.cut(view, start, widths)
+    if end != length or not 0 < n <= MAX_SHARDS or nextra > n:
         raise damaged(place, "contradicts its own header")
     if not is_whole and crc32(view[start:]) != checksum:
         raise damaged(place, "is damaged (the checksum of its columns is another)")
     counts, ends, filesizes, url_ends, hashes, rows, key_rows, key_ends = (
-        _native(sections[k], code) for k, code in zip((0, 1, 2, 4, 5, 6, 7, 8), "qqqqQqqq", strict=True)
+        sections.native(found[k], code) for k, code in zip((0, 1, 2, 4, 5, 6, 7, 8), "qqqqQqqq", strict=True)
     )
     if not (
         _are_counts(counts, ends, total)
@@ -201,12 +198,12 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         raise damaged(place, "points outside itself, or contradicts itself")
     home = None if meta.is_resolved else home or ""
     columns = Columns(
-        urls=Places(Texts(url_ends, sections[9], place=place), hashes, rows, home=home),
+        urls=Places(Texts(url_ends, found[9], place=place), hashes, rows, home=home),
         nsamples=Numbers(counts),
         ends=ends,
         filesizes=Numbers(filesizes),
-        md5sums=Digests(sections[3]),
-        extras=SparseKeys(key_rows, Texts(key_ends, sections[10], place=place)),
+        md5sums=Digests(found[3]),
+        extras=SparseKeys(key_rows, Texts(key_ends, found[10], place=place)),
         starts=meta.starts,
         defaults=meta.defaults,
         facts=Facts(
@@ -269,9 +266,3 @@ def _are_within(numbers: memoryview, lowest: int, highest: int) -> bool:
         if part.min() < lowest or part.max() > highest:
             return False
     return True
-
-
-def _native(section: memoryview, code: str) -> memoryview:
-    if sys.byteorder == "little":
-        return section.cast(cast("Literal['q', 'Q']", code))
-    return memoryview(array(code, np.frombuffer(section, np.dtype(code)).byteswap().tobytes()))

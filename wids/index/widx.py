@@ -37,13 +37,13 @@ from __future__ import annotations
 
 import struct
 import sys
-from array import array
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from wids.errors import TableError
+from wids.index import sections
 from wids.index.identity import Identity
 from wids.index.keys import decode_name, encode_name
 
@@ -82,7 +82,7 @@ def pack(content: Content) -> bytes:
     extensions = b"".join(encode_name(extension) + b"\0" for extension in content.extensions)
     etag = encode_name(identity.etag or "")
     parts = [_little(column) for column in content.columns] + [extensions, content.keys, etag]
-    body = b"".join(part for section in parts for part in (section, bytes(-len(section) % 8)))
+    body = b"".join(sections.pad(parts))
     mtime_ns = identity.mtime_ns
     if mtime_ns is None or not -(1 << 63) <= mtime_ns < 1 << 63:  # some file systems date files past the year 2262
         mtime_ns = _UNKNOWN_MTIME
@@ -130,14 +130,11 @@ def unpack(data: bytes, *, shard: str) -> Content:
         raise broken(f"is damaged ({len(data)} of {length} bytes, or a wrong checksum)")
     etag_bytes, extension_bytes, key_bytes = lengths
     widths = (8 * nmembers, 8 * nmembers, 4 * nmembers, 4 * nsamples + 4, 8 * nsamples + 8)
-    at, sections = _HEADER.size, []
-    for width in (*widths, extension_bytes, key_bytes, etag_bytes):
-        sections.append(view[at : at + width])
-        at += width + -width % 8
-    if at != length:
+    found, end = sections.cut(view, _HEADER.size, (*widths, extension_bytes, key_bytes, etag_bytes))
+    if end != length:
         raise broken("contradicts its own header")
-    columns = [_native(section, code) for section, code in zip(sections[:5], "QQIIQ", strict=True)]
-    *extensions, rest = bytes(sections[5]).split(b"\0")
+    columns = [sections.native(section, code) for section, code in zip(found[:5], "QQIIQ", strict=True)]
+    *extensions, rest = bytes(found[5]).split(b"\0")
     is_list_sound = not rest and len(set(extensions)) == len(extensions) == nextensions
     if not is_list_sound or nrepeated > nsamples or not _is_consistent(columns, size, nextensions, key_bytes):
         raise broken("points outside its shard or itself")
@@ -145,10 +142,10 @@ def unpack(data: bytes, *, shard: str) -> Content:
         size=size,
         mtime_ns=None if mtime_ns == _UNKNOWN_MTIME else mtime_ns,
         md5=None if md5 == _UNKNOWN_MD5 else md5.hex(),
-        etag=str(sections[7], "utf-8", "surrogateescape") or None,
+        etag=str(found[7], "utf-8", "surrogateescape") or None,
     )
     names = tuple(sys.intern(decode_name(raw)) for raw in extensions)
-    return Content(identity, columns, names, sections[6], nrepeated)
+    return Content(identity, columns, names, found[6], nrepeated)
 
 
 def _is_consistent(columns: Sequence[memoryview], size: int, nextensions: int, key_bytes: int) -> bool:
@@ -177,9 +174,3 @@ def _little(column: memoryview) -> bytes:
     if sys.byteorder == "little":
         return column.tobytes()
     return np.asarray(column).byteswap().tobytes()
-
-
-def _native(section: memoryview, code: str) -> memoryview:
-    if sys.byteorder == "little":
-        return section.cast(cast("Literal['Q', 'I']", code))
-    return memoryview(array(code, np.frombuffer(section, np.dtype(code)).byteswap().tobytes()))

@@ -84,7 +84,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         offset += count
 
 
-def write_parts(fd: int, parts: Iterable[bytes]) -> None:
+def write_parts(fd: int, parts: Iterable[bytes | memoryview]) -> None:
     """Write parts one after another, from the beginning on.
 
     Raises:

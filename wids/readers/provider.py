@@ -256,12 +256,6 @@ class AutoProvider:
                 self._arrivals.note_opened(path)
         return reader
 
-    def end_downloads(self) -> None:
-        """End the downloads that this process has begun in the background."""
-        if self._arrivals is not None:
-            self._arrivals.end(is_finished=False)
-            self._arrivals.join()
-
     def reads_early(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
         return self._arrivals is not None and self._by_ranges.has_table(shard)

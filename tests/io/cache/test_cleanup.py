@@ -19,7 +19,7 @@ from filelock import FileLock
 
 import wids
 from tests.support.cache_dirs import files_in, keep_mark_of, put_file, put_shard, put_table, staging_of, table_of
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import serve, survey_shard, write_index, write_shard
 from wids.cache import cleanup, usage_hints
 from wids.osfiles import atomic, locks
@@ -297,16 +297,6 @@ def started():
     for process in processes:
         process.kill()
         process.join(PATIENCE_SECONDS)
-
-
-def wait_until(condition):
-    """Wait for something that another process does; a test that failed ends here."""
-    tick = threading.Event()
-    for _ in range(PATIENCE_SECONDS * 50):
-        if condition():
-            return
-        tick.wait(0.02)
-    raise AssertionError("it did not happen")
 
 
 def is_alive(pid):

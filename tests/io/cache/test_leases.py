@@ -1,7 +1,6 @@
 import gc
 import os
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -9,7 +8,8 @@ import pytest
 import wids
 from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, texts, texts_of
-from tests.support.children import PATIENCE_SECONDS, call_in_child
+from tests.support.children import call_in_child
+from tests.support.clocks import wait_until
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases, leases
 from wids.cache.space import Space
@@ -73,14 +73,6 @@ def open_pool(home, shard, **options):
     pool = OpenShards(AutoProvider(cache_dir=home, cache_local=True, **options), capacity=3, find=None, hooks=())
     pool.open(shard)
     return pool
-
-
-def wait_until(is_so):
-    """Wait for what another thread brings about."""
-    end, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-    while not is_so():
-        assert time.monotonic() < end
-        pause.wait(0.01)
 
 
 def listeners():

@@ -9,7 +9,6 @@ import string
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
+from tests.support.clocks import wait_until
 from tests.support.servers import instead, status, whole
 from wids.cache import prefetch, space
 from wids.dataset import ShardListDataset
@@ -84,14 +84,6 @@ def nothing_left(tmp_path):
     gc.collect()
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-
-
-def wait_until(condition):
-    """Wait for something that another thread does; a test that failed ends here."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def threads():

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards as shards
 from tests.support.servers import status
+from tests.support.tars import publish
 from wids.errors import ChangedShardError, CountMismatchError, FetchError, ShardNotFoundError
-from wids.index import table as tables
-from wids.index import tar
 from wids.samplers import ChunkedSampler
 from wids.transport import filesystems
 
@@ -59,18 +58,6 @@ def make(web, tmp_path):
         return wids.ShardListDataset(listed, access=access, **options)
 
     return dataset
-
-
-def publish(web, path, data=None):
-    """Put the member table of a shard beside it."""
-    data = web.files[path] if data is None else data
-    web.add(path + ".widx", table_of(data).to_bytes())
-
-
-def table_of(data):
-    """The member table of a shard."""
-    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard="s.tar")
-    return tables.build_table(members, identity=tables.Identity(size=len(data)), shard="s.tar")
 
 
 def cached(directory):

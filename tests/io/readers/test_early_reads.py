@@ -17,14 +17,13 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.servers import stall, status, whole
+from tests.support.tars import publish
 from wids import batches
 from wids.cache import arrivals
 from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
-from wids.index import table as tables
-from wids.index import tar
 from wids.readers import range_provider
 from wids.transport import download, filesystems
 from wids.transport.failures import CancelledTransferError
@@ -34,14 +33,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROWS, SIZE = 20, 3000
 TAGS = "abcd"
-
-
-def publish(web, path, data=None):
-    """Put a shard's member table beside it: its own, or that of other bytes."""
-    data = web.files[path] if data is None else data
-    members = tar.scan(lambda offset, size: data[offset : offset + size], len(data), shard=path)
-    table = tables.build_table(members, identity=tables.Identity(size=len(data)), shard=path)
-    web.add(path + ".widx", table.to_bytes())
 
 
 class Held:
@@ -98,11 +89,19 @@ def make(web, held, tmp_path):
     yield dataset
     held.go.set()
     for each in made:
-        each._collection.provider.end_downloads()
+        end_downloads(each)
     gc.collect()  # iterations that were left, and with them what they download
     for thread in threading.enumerate():  # nothing may ask a server that is gone again and again
         if thread not in before and thread.name.startswith(("wids-prefetch", "wids-download")):
             thread.join(PATIENCE_SECONDS)
+
+
+def end_downloads(dataset):
+    """End what a dataset of this process downloads in the background."""
+    downloads = dataset._collection.provider._arrivals
+    if downloads is not None:
+        downloads.end(is_finished=False)
+        downloads.join()
 
 
 def text_of(index):
@@ -114,14 +113,6 @@ def downloads(web, tag):
     """How often a whole shard was asked for."""
     size = len(web.files[f"/{tag}.tar"])
     return sum(hi - lo > size // 2 for path, lo, hi in web.ranges if path == f"/{tag}.tar")
-
-
-def wait_until(condition):
-    """Wait for something that threads do."""
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 def wait_for_cached(dataset, count=1):
@@ -588,7 +579,7 @@ def test_a_signed_url_says_nothing_of_others(web, make, held):
     held.go.clear()
     assert found[ROWS][".txt"] == text_of(ROWS)
     assert found.stats().range_requests > 0
-    found._collection.provider.end_downloads()
+    end_downloads(found)
 
 
 class Slow(AsyncFileSystem):

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support import cache_shards as shards
 from tests.support.examples import examples
+from tests.support.tars import publish
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache.space import table_allowance
 from wids.events import Fetched, RangesRead
-from wids.index import table as tables
-from wids.index import tar
 from wids.policy import prefetching
 from wids.simulate import job
 from wids.simulate.early_reads import Counted, Spread
@@ -273,10 +272,8 @@ def list_with_tables(server, size):
     listed = []
     for k in range(SHARDS):
         body, path = shards.shard(f"{k:02}", ROWS, size), f"/{k}.tar"
-        members = tar.scan(lambda offset, length, body=body: body[offset : offset + length], len(body), shard=path)
-        table = tables.build_table(members, identity=tables.Identity(size=len(body)), shard=path)
-        server.add(path + tables.SUFFIX, table.to_bytes())
         listed.append({"url": server.add(path, body), "nsamples": ROWS, "filesize": len(body)})
+        publish(server, path)
     return listed
 
 
