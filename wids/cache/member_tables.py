@@ -150,7 +150,7 @@ def read_beside(
     """The table that lies beside a remote shard.
 
     Args:
-        shard: which.
+        shard: which; see `may_be_published`.
         storage_options: for fsspec.
         shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
         seconds: for all tries together.
@@ -161,11 +161,8 @@ def read_beside(
         FetchError: it cannot be had; one of `NOT_PUBLISHED`: there is none.
         TableError: it is none, or another shard's.
     """
-    url = shard.url
-    if not may_be_published(url):
-        raise ShardNotFoundError(f"{url}: has no member table beside it", url=url)
     data = download.read_bytes(
-        url + tables.SUFFIX,
+        shard.url + tables.SUFFIX,
         storage_options=storage_options,
         max_bytes=max_published_bytes(shard_bytes),
         seconds=seconds,
