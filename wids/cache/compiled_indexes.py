@@ -5,10 +5,10 @@
     .wids/indexes/DIGEST.source     which of them a local JSON file is, as long as its size, times and inode are these
 
 Rules: a file appears whole, by ``os.replace``, and is never changed; of an index, the name says what is in it, so two
-writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index names the
-servers that credentials go to. They count neither as shards nor against ``cache_size``, and no cleaner deletes them;
-those that were not opened for a month are deleted when the next one is written. Where the directory cannot be used,
-there are none, and each process parses its index.
+writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index
+names the servers that credentials go to. They count neither as shards nor against ``cache_size``, and no cleaner
+deletes them; those that were not opened for a month are deleted when the next one is written. Where the directory
+cannot be used, there are none, and each process parses its index.
 """
 
 from __future__ import annotations

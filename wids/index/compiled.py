@@ -20,7 +20,6 @@ from wids.index import sections, urls
 from wids.index.fingerprint import fingerprint_of
 from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged, hash_of
 from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
-from wids.index.writing import relative_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +73,7 @@ def pack(
     shards: ShardList,
     *,
     texts: Sequence[str] | None = None,
-    home: str | None = None,
+    packs: list[tuple[int, tuple[str, ...]]] | None = None,
     source: CompiledFrom | None = None,
 ) -> list[bytes | memoryview]:
     """The on-disk form, in parts.
@@ -83,7 +82,7 @@ def pack(
         shards: all of known counts.
         texts: the shards' URLs as they are to be written, relative ones relative to where the file will lie. None: they
             are written as they are, and taken as they stand.
-        home: where the file will lie: the URLs of packs below it are written relative to it.
+        packs: the shards' packs of member tables as they are to be written, likewise; None: as they are.
         source: see there; by default its own text alone.
 
     Raises:
@@ -103,7 +102,7 @@ def pack(
         "header": shards.header,
         "starts": shards.starts,
         "defaults": shards.defaults,
-        "packs": [(k, [relative_to(url, home) for url in found]) for k, found in shards.packs],
+        "packs": shards.packs if packs is None else packs,
         "is_resolved": is_resolved,
         "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
         "source": source or CompiledFrom(),
