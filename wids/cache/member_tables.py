@@ -184,7 +184,7 @@ def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, wher
         TableError: it is none, or another shard's.
     """
     url = shard.url
-    table = tables.parse_table(data, shard=url)
+    table = tables.parse_table(data, shard=url, name=where)
     if table.nmembers and min(table.offsets) < headers.BLOCK:
         raise TableError(f"{url}: {where} has a member where no header fits before it", shard=url)
     md5 = table.identity.md5
