@@ -1,4 +1,4 @@
-"""Cost of a sampler on a billion samples, and of opening an index of a million shards; time and memory.
+"""Cost of a sampler on a billion samples, of opening an index of a million shards, and of a pack of member tables.
 
     python benchmarks/scale.py             five minutes and 6 GB: torch's DistributedSampler at 1e8, a million shards
     python benchmarks/scale.py --brief     without the first: four minutes
@@ -149,6 +149,41 @@ def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> d
     return {"open": opened, "bytes": found, "pickle_bytes": len(data), "unpickle": received}
 
 
+def run_pack_case(directory: str, n: int) -> dict:
+    """Measure the directory of a pack of ``n`` member tables: to make it, to map it, and to look into it."""
+    sys.path.insert(0, ROOT)
+    from wids.index import table_pack
+    from wids.osfiles import atomic
+
+    names, path = [f"train-{k:07}.tar" for k in range(n)], f"{directory}/train.tables"
+    begin = time.perf_counter()
+    head = table_pack.pack_head(names, [100_000] * n, place=path)
+    wrote = time.perf_counter() - begin
+    size, wanted = len(head), [f"{directory}/{name}" for name in names[:: max(n // 10_000, 1)]]
+    Path(path).write_bytes(head)
+    del head, names
+    before = memory_bytes("RssAnon")
+    begin = time.perf_counter()
+    found = table_pack.unpack(atomic.map_file(path)[0], place=path)
+    opened, private = time.perf_counter() - begin, memory_bytes("RssAnon") - before
+    begin = time.perf_counter()
+    if not all(map(found.find, wanted)):
+        raise SystemExit("a table was not found")
+    looked = (time.perf_counter() - begin) / len(wanted)
+    return {"write": wrote, "size_bytes": size, "open": opened, "bytes": private, "look": looked}
+
+
+def measure_pack(rounds: int, n: int) -> list[dict]:
+    """Measure the directory of a pack, each time in a process of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        request = json.dumps({"directory": directory, "n": n})
+        child = [sys.executable, str(Path(__file__)), "--pack-case", request]
+        return [
+            json.loads(subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout)
+            for _ in range(rounds)
+        ]
+
+
 def measure_indexes(rounds: int, n: int) -> dict[str, list[dict]]:
     """Measure all cases of opening an index, each in a process of its own."""
     found: dict[str, list[dict]] = {}
@@ -180,6 +215,7 @@ def main(
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
     case: Annotated[str, typer.Option(hidden=True)] = "",
     index_case: Annotated[str, typer.Option(hidden=True)] = "",
+    pack_case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure the cost to begin, to iterate and to resume an epoch of many samples."""
     if case:
@@ -187,6 +223,9 @@ def main(
         return
     if index_case:
         print(json.dumps(run_index_case(**json.loads(index_case))))
+        return
+    if pack_case:
+        print(json.dumps(run_pack_case(**json.loads(pack_case))))
         return
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     found: dict[str, list[dict]] = {}
@@ -200,7 +239,8 @@ def main(
             answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
             found.setdefault(name, []).append(json.loads(answer))
     indexes = measure_indexes(1 if quick else rounds, 200 if quick else INDEX_SHARDS)
-    figures, opened = medians(found), medians(indexes)
+    packs = {"pack of member tables": measure_pack(1 if quick else rounds, 200 if quick else INDEX_SHARDS)}
+    figures, opened, packed = medians(found), medians(indexes), medians(packs)
     start = figures["ours, 1e9"]["first"]
     targets = {
         f"first index <= {FIRST_SECONDS} s": start <= FIRST_SECONDS,
@@ -212,19 +252,27 @@ def main(
         f"with memory of its own <= {OPEN_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["bytes"] <= OPEN_BYTES,
         f"and a pickle <= {PICKLE_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["pickle_bytes"] <= PICKLE_BYTES,
     }
-    show(console, figures, opened, targets)
+    show(console, figures, opened, packed, targets)
     if quick:
         console.print("quick: the numbers are too small for these figures to mean anything")
     if json_file:
         with open(json_file, "w", encoding="utf-8") as stream:
             json.dump(
-                {"machine": report.machine(), "rounds": found, "indexes": indexes, "targets": targets}, stream, indent=1
+                {"machine": report.machine(), "rounds": found, "indexes": indexes, "packs": packs, "targets": targets},
+                stream,
+                indent=1,
             )
     if check and not all(targets.values()):
         raise typer.Exit(1)
 
 
-def show(console: Console, figures: dict[str, dict], opened: dict[str, dict], targets: dict[str, bool]) -> None:
+def show(
+    console: Console,
+    figures: dict[str, dict],
+    opened: dict[str, dict],
+    packed: dict[str, dict],
+    targets: dict[str, bool],
+) -> None:
     """Print the tables, the targets and the machine."""
     table = Table(title=f"rank {RANK} of {RANKS}; shards of 10,000 samples")
     table.add_column("sampler", no_wrap=True)
@@ -242,6 +290,12 @@ def show(console: Console, figures: dict[str, dict], opened: dict[str, dict], ta
         cells = f["open"], f["bytes"] / 1e6, f["pickle_bytes"] / 1e3, f["unpickle"] * 1e3
         table.add_row(name, *(f"{cell:,.{3 if cell < 1 else 1 if cell < 10 else 0}f}" for cell in cells))
     console.print(table)
+    for name, f in packed.items():
+        opening = f"mapped in {f['open'] * 1e3:.1f} ms with {f['bytes'] / 1e6:.2f} MB of its own"
+        words = (
+            f"{f['size_bytes'] / 1e6:.1f} MB, made in {f['write']:.2f} s, {opening}, a look {f['look'] * 1e6:.1f} µs"
+        )
+        console.print(f"directory of a {name} of {INDEX_SHARDS:,} shards: {words}")
     for target, is_met in targets.items():
         console.print(f"{'met   ' if is_met else 'missed'} {target}")
     console.print(", ".join(f"{key} {value}" for key, value in report.machine().items()))

@@ -168,7 +168,7 @@ def read_beside(
         seconds=seconds,
         is_cancelled=is_cancelled,
     )
-    return accept_published(data, shard, shard_bytes=shard_bytes, where="the member table beside it")
+    return accept_published(data, shard, shard_bytes=shard_bytes, where=f"the member table beside it ({tables.SUFFIX})")
 
 
 def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, where: str) -> MemberTable:
