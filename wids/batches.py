@@ -33,18 +33,20 @@ def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] |
     Raises:
         WidsError: it cannot be read.
     """
-    lo, _, reader, name = collection.find(index)
+    lo, _, reader, name, rows = collection.find(index)
+    row = index - lo if rows is None else rows[index]
     sample: Sample | None = None
     if reader is not CLOSED:  # to raise and catch its error would take as long as the read
         # Not in the except clause: an error of opening the shard would come with this one as its context.
         try:  # not `contextlib.suppress`, which this look-up would feel
-            sample = reader.read(index - lo, fields)
+            sample = reader.read(row, fields)
         except ClosedReaderError:
             sample = None
     while sample is None:
-        lo, _, reader, name = collection.pin_stretch(index)
+        lo, _, reader, name, rows = collection.pin_stretch(index)
+        row = index - lo if rows is None else rows[index]
         try:
-            sample = reader.read(index - lo, fields)
+            sample = reader.read(row, fields)
         except ClosedReaderError:  # it closed itself, and the next one is another
             continue
         finally:
@@ -52,7 +54,7 @@ def read_sample(collection: ShardCollection, index: int, fields: Sequence[str] |
     sample["__dataset__"] = name
     sample["__index__"] = index
     sample["__shard__"] = reader.url
-    sample["__shardindex__"] = index - lo
+    sample["__shardindex__"] = row
     return sample
 
 
@@ -194,15 +196,15 @@ def _read_into(
     """Set ``samples[p]`` for each of ``places`` to the sample ``wanted[p]``; all lie in one shard, in order."""
     must_pin = False
     while places:
-        lo, hi, reader, name = collection.find(wanted[places[0]])
+        lo, hi, reader, name, chosen = collection.find(wanted[places[0]])
         is_pinned = must_pin or reader is CLOSED
         if is_pinned:
-            lo, hi, reader, name = collection.pin_stretch(wanted[places[0]])
+            lo, hi, reader, name, chosen = collection.pin_stretch(wanted[places[0]])
         now, rest = places, []
         if wanted[places[-1]] >= hi:  # the shard repeats its samples: those of one pass through it
             count = bisect_left(places, hi, key=wanted.__getitem__)
             now, rest = places[:count], places[count:]
-        rows = [wanted[place] - lo for place in now]
+        rows = [wanted[place] - lo if chosen is None else chosen[wanted[place]] for place in now]
         try:
             found = reader.read_rows(rows, fields)
         except ClosedReaderError:  # another thread opened or released shards
@@ -214,7 +216,7 @@ def _read_into(
         url, places = reader.url, rest
         for place, row, sample in zip(now, rows, found):  # noqa: B905 - to be strict takes longer
             sample["__dataset__"] = name
-            sample["__index__"] = row + lo
+            sample["__index__"] = wanted[place]
             sample["__shard__"] = url
             sample["__shardindex__"] = row
             samples[place] = sample

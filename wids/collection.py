@@ -9,6 +9,7 @@ that the caller names, in the call or in a local index; whom a remote index name
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 import os
 from bisect import bisect_right
@@ -20,6 +21,7 @@ import numpy as np
 from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
 from wids.index import urls
+from wids.index.selection import RepeatedRows
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wids.events import Hook
+    from wids.index.selection import Rows, Selection
     from wids.index.spec import ShardList
     from wids.index.table import MemberTable
     from wids.readers.base import Reader
@@ -39,8 +42,9 @@ if TYPE_CHECKING:
 # What a program passes as ``shards``: an index (URL, path, open file), a tar or a brace pattern, or a list of shards.
 ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
-# A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset).
-Stretch: TypeAlias = "tuple[int, int, Reader, str | None]"
+# A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
+# view; None: rows follow each other from 0 on).
+Stretch: TypeAlias = "tuple[int, int, Reader, str | None, Rows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _SIZED_SHARDS = 64
@@ -105,7 +109,7 @@ class _NoReader:
 
 CLOSED = cast("Reader", _NoReader())
 # No shard is open: no index lies in it.
-NOWHERE: Stretch = (0, 0, CLOSED, None)
+NOWHERE: Stretch = (0, 0, CLOSED, None, None)
 
 
 class ShardCollection:
@@ -121,7 +125,7 @@ class ShardCollection:
             expected count; it travels to workers with the collection.
 
     Attributes:
-        shards: the shard list. lengths: samples in each. ends: where each shard's samples end.
+        shards: the shard list. lengths: samples of each. ends: where each shard's samples end.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
     """
@@ -157,6 +161,13 @@ class ShardCollection:
         self.sum_lengths()
 
     # --- which shards
+
+    def select(self, selection: Selection) -> ShardCollection:
+        """The same shards, of which the other collection has these samples; they share the open shards."""
+        found = copy.copy(self)
+        found.shards = self.shards.select(selection)
+        found.sum_lengths()
+        return found
 
     def adopt(self, shards: ShardList) -> None:
         """Make these the collection's shards."""
@@ -219,7 +230,7 @@ class ShardCollection:
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
         self.here, self._is_remote, self._cum_lengths = NOWHERE, None, None
-        self.lengths: Sequence[int] = self.shards.nsamples
+        self.lengths: Sequence[int] = self.shards.lengths
         self.ends: Sequence[int] = self.shards.ends()
 
     @property
@@ -262,7 +273,13 @@ class ShardCollection:
     def locate(self, index: int) -> tuple[int, int]:
         """(number of the shard, row in it) of a sample, 0 <= index < len."""
         k = bisect_right(self.ends, index)
+        if self.shards.selection is not None:
+            return k, self.shards.selection.rows[index]
         return k, index - (self.ends[k - 1] if k else 0)
+
+    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
+        """The rows of shard ``k`` that its samples are."""
+        return range(self.lengths[k]) if self.shards.selection is None else self.shards.selection.rows_of(k)
 
     def find(self, index: int) -> Stretch:
         """The stretch of a sample, 0 <= index < len, if its shard is open and of the right count; else `NOWHERE`."""
@@ -272,10 +289,11 @@ class ShardCollection:
         ends = self.ends
         k = bisect_right(ends, index)
         lo, hi = ends[k - 1] if k else 0, ends[k]
-        shard = self.pool.lru[self.shards.urls[k]]
-        if shard is None or shard.reader.table.nsamples != hi - lo:
+        shard, chosen = self.pool.lru[self.shards.urls[k]], self.shards.selection
+        if shard is None or shard.reader.table.nsamples != (hi - lo if chosen is None else self.shards.nsamples[k]):
             return NOWHERE
-        self.here = here = (lo, hi, shard.reader, self.shards.dataset_of(k))
+        rows = None if chosen is None else chosen.rows
+        self.here = here = (lo, hi, shard.reader, self.shards.dataset_of(k), rows)
         return here
 
     def pin_stretch(self, index: int) -> Stretch:
@@ -284,14 +302,17 @@ class ShardCollection:
         Raises:
             WidsError: as `open`.
         """
-        k, row = self.locate(index)
+        k = bisect_right(self.ends, index)
         reader = self.pin(k)
-        lo, hi = index - row, self.ends[k]
-        count = reader.table.nsamples
-        if count < hi - lo:  # it repeats its samples, and this is one pass through them
-            lo += row // count * count
+        lo, hi = self.ends[k - 1] if k else 0, self.ends[k]
+        count, promised = reader.table.nsamples, self.shards.nsamples[k]
+        rows: Rows | None = None
+        if self.shards.selection is not None:
+            rows = self.shards.selection.rows if count >= promised else RepeatedRows(self.shards.selection.rows, count)
+        elif count < promised:  # it repeats its samples, and this is one pass through them
+            lo += (index - lo) // count * count
             hi = min(lo + count, hi)
-        self.here = here = (lo, hi, reader, self.shards.dataset_of(k))
+        self.here = here = (lo, hi, reader, self.shards.dataset_of(k), rows)
         return here
 
     # --- open shards
@@ -319,7 +340,7 @@ class ShardCollection:
             WidsError: as `open`.
         """
         reader = self.pool.pin(self.shards[k])
-        if reader.table.nsamples != self.lengths[k]:
+        if reader.table.nsamples != self.shards.nsamples[k]:
             try:
                 self.check_count(k, reader.table)
             except BaseException:
@@ -354,7 +375,7 @@ class ShardCollection:
         Raises:
             CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none.
         """
-        url, expected, found = self.shards.urls[k], self.lengths[k], table.nsamples
+        url, expected, found = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
         if expected in (-1, found):
             return
         facts = f" (shard {k} of {len(self.shards)})"

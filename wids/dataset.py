@@ -18,11 +18,12 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids import arguments
+from wids import arguments, views
 from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead, Source
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
+from wids.index.selection import parse_indices
 from wids.keys import Keys
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from wids.collection import OnCountMismatch, Shards
     from wids.events import Hook
+    from wids.index.selection import Selection
     from wids.index.table import Group, KeyRule
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
@@ -177,6 +179,7 @@ class ShardListDataset(Dataset[T_co]):
 
     takes_marked_indices = True
     localname: Callable[[str], str]
+    _transformations: list[Transform]
     lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
     cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
     total_length = _Followed[int](len)
@@ -353,14 +356,75 @@ class ShardListDataset(Dataset[T_co]):
         """
         return Keys(self)
 
+    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
+        """The rows of shard number ``k`` that this dataset's samples are, ascending; all of them, but for views."""
+        return self._collection.rows_of(k)
+
+    # --- parts of it
+
+    def select(self, samples: Any) -> Self:
+        """A view of some samples: a dataset of them, in this one's order, each once.
+
+        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
+        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
+        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
+
+        Args:
+            samples: indices, in any order, negative ones from the end; or a mask, one bool for each sample.
+
+        Raises:
+            InputError: they are neither. IndexError: one is out of range.
+        """
+        return self._view(parse_indices(samples, len(self)))
+
+    def exclude(self, samples: Any) -> Self:
+        """A view of all samples but these; see `select`.
+
+        Args:
+            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask), or text
+                with a key a line. By keys, the member tables of all shards are read. Those of no sample are counted in
+                a warning.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        return self.select(~views.find_excluded(samples, self.keys))
+
+    def split(self, *shares: float, by: views.SplitBy = "key", seed: int = 0) -> list[Self]:
+        """Views of parts that have no sample in common, and all of them together; see `select`.
+
+        Args:
+            shares: of the samples, one for each part; scaled to add up to 1.
+            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
+                added, and equal keys are in one part (reads all member tables); ``"shard"``, likewise of the shard's
+                name; ``"index"``: nothing is read, and parts change when shards are added.
+            seed: another one gives other parts.
+
+        Raises:
+            InputError: bad shares.
+        """
+        return [self._view(part) for part in views.split(self._collection, self.keys, shares, by=by, seed=seed)]
+
+    def _view(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Self:
+        view = copy.copy(self)
+        view._show(views.select(self._collection, indices))  # noqa: SLF001 - of this class
+        return view
+
+    def _show(self, selection: Selection) -> None:
+        """Have these samples of the shards alone."""
+        self._collection = self._collection.select(selection)
+        self._index = LiveIndex(self._collection)
+        self._transformations = list(self._transformations)
+        self.cache = self._collection.pool
+
     # --- samples
 
     def __getitem__(self, index: Any) -> T_co:
-        lo, hi, reader, name = self._collection.here
+        lo, hi, reader, name, rows = self._collection.here
         self.cache.accesses += 1
         if type(index) is not int or not lo <= index < hi:
             return self._read_anew(index)
-        row = index - lo
+        row = index - lo if rows is None else rows[index]
         try:
             sample = reader.read(row, self.fields)
         except ClosedReaderError:  # another thread opened or released shards
@@ -417,7 +481,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @transformations.setter
     def transformations(self, value: Transforms) -> None:
-        self._transformations: list[Transform] = parse_transformations(value, **self._decoding)
+        self._transformations = parse_transformations(value, **self._decoding)
 
     def add_transform(self, transform: Transforms) -> Self:
         """Append a transformation; returns the dataset."""

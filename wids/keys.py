@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
 
     from wids.index.table import MemberTable
     from wids.readers.pool import OpenShard, OpenShards
@@ -23,6 +26,9 @@ class KeyedShards(Protocol):
 
     def locate(self, index: int) -> tuple[int, int]:
         """(number of the shard, row in it) of a sample."""
+
+    def rows_of(self, k: int) -> range | npt.NDArray[Any]:
+        """The rows of shard ``k`` that its samples are, ascending."""
 
     def open_shard(self, k: int) -> OpenShard:
         """Shard number ``k``, open."""
@@ -54,7 +60,8 @@ class Keys:
     def __iter__(self) -> Iterator[str]:
         for k, count in enumerate(self._shards.lengths):
             if count:
-                yield from itertools.islice(itertools.cycle(self._table(k).keys()), count)
+                table = self._table(k)
+                yield from (table.key(row % len(table)) for row in self._shards.rows_of(k))
 
     def __contains__(self, key: object) -> bool:
         return next(self._occurrences(key), None) is not None
@@ -78,9 +85,12 @@ class Keys:
         first = 0
         for k, count in enumerate(self._shards.lengths if isinstance(key, str) else ()):
             if count:
-                table = self._table(k)
+                table, chosen = self._table(k), self._shards.rows_of(k)
                 rows = table.rows_of(str(key))
-                yield from sorted(first + at for row in rows for at in range(row, count, len(table)))
+                if isinstance(chosen, range):
+                    yield from sorted(first + at for row in rows for at in range(row, count, len(table)))
+                elif rows:
+                    yield from (first + np.flatnonzero(np.isin(np.asarray(chosen) % len(table), rows))).tolist()
             first += count
 
     def _table(self, k: int) -> MemberTable:

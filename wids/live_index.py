@@ -15,6 +15,7 @@ from wids.index import checks
 from wids.index.fingerprint import fingerprint
 from wids.index.live import FixedList, LazyShards, LiveDict, live_shard, live_spec
 from wids.index.spec import PACKS, list_shards, own_packs
+from wids.order.layout import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +59,11 @@ class LiveIndex:
 
     @property
     def fingerprint(self) -> str:
-        """See `fingerprint`; of the shards as they are now."""
+        """See `fingerprint`; of the shards as they are now, and of which of their samples a view has."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._collection.shards)
+            chosen = self._collection.shards.selection
+            whole = fingerprint(self._collection.shards)
+            self._fingerprint = whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
         return self._fingerprint
 
     def describe(self, k: int) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class LiveIndex:
         Raises:
             SpecError: it has no shards, or sub-datasets; nothing has changed.
         """
+        self._refuse_view()
         if "shardlist" not in spec or spec.get("datasets"):
             raise SpecError(
                 "a spec that is assigned has its shards in 'shardlist' and no 'datasets'; make a new ShardListDataset "
@@ -108,8 +112,15 @@ class LiveIndex:
         """
         if shards is not self._collection.shards:  # which is no longer the collection's
             return
+        self._refuse_view()
         row = list_shards([desc], first=k)
         if row.nsamples[0] != shards.nsamples[k]:
             checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
         self._collection.replace(k, row)
         self._fingerprint = None
+
+    def _refuse_view(self) -> None:
+        if self._collection.shards.selection is not None:
+            raise SpecError(
+                "the shards of a view are those of the dataset that it is a part of; change them there", path=""
+            )

@@ -32,7 +32,7 @@ def fingerprint(shards: ShardList) -> str:
 
 def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
     """See `fingerprint`; of the shards with these URLs and counts."""
-    text = "\n".join(_portable_names(names)).encode("utf-8", "surrogatepass")
+    text = "\n".join(portable_names(names)).encode("utf-8", "surrogatepass")
     state = hashlib.blake2b(digest_size=8)
     for part in (text, np.asarray(nsamples, "<i8").tobytes()):
         state.update(len(part).to_bytes(8, "little"))
@@ -40,7 +40,7 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
     return state.hexdigest()
 
 
-def _portable_names(names: Sequence[str]) -> list[str]:
+def portable_names(names: Sequence[str]) -> list[str]:
     """What tells shards apart, without the place where they are kept and without signatures."""
     paths = [_SIGNED.sub(r"\1", url) if "?" in url else url for url in names]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]

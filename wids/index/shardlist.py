@@ -18,6 +18,8 @@ from wids.errors import without_secrets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from wids.index.selection import Selection
+
 MAX_COUNT = (1 << 63) - 1
 # More rows than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
 MAX_SHARDS = 1 << 22
@@ -123,11 +125,12 @@ class ShardList:
         urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
         facts: of a compiled index; None: none are known.
         origin: where a compiled index lies; with it, a pickle is that place, and no shards.
+        selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
     """
 
     __slots__ = (
         *("_defaults", "_ends", "_extras", "_lists", "_packs", "_starts"),
-        *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "urls"),
+        *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
     )
 
     urls: Sequence[str]
@@ -148,6 +151,7 @@ class ShardList:
     ) -> None:
         self.header: dict[str, Any] = header or {}
         self.origin = origin
+        self.selection: Selection | None = None
         self._starts: list[int] = []  # first shard of each component, and
         self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
         # Packs of member tables, each tuple from one shard up to the next one's.
@@ -224,9 +228,24 @@ class ShardList:
         """The keys that single shards have, and that wids does not know."""
         return self._extras
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Samples of each shard that are in the dataset; `nsamples`, but of a view."""
+        return self.nsamples if self.selection is None else self.selection.counts
+
     def ends(self) -> Sequence[int]:
-        """Where each shard's samples end, counted over all shards."""
+        """Where each shard's samples end, counted over the dataset."""
+        if self.selection is not None:
+            return self.selection.ends
         return list(accumulate(self.nsamples)) if self._ends is None else self._ends
+
+    def select(self, selection: Selection) -> ShardList:
+        """The same shards, of which a view has these samples."""
+        found = ShardList.__new__(ShardList)
+        for name in ShardList.__slots__:
+            setattr(found, name, getattr(self, name))
+        found.selection = selection
+        return found
 
     def unknown_counts(self) -> list[int]:
         """The numbers of shards of which no index says how many samples they hold."""
@@ -266,18 +285,18 @@ class ShardList:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._lists is None and self.origin is not None:
-            return _reopen, (self.origin, self.header, self._packs)
+            return _reopen, (self.origin, self.header, self._packs, self.selection)
         return ShardList, (), self.__getstate__()
 
     def __getstate__(self) -> tuple[Any, ...]:
         texts = tuple("\0".join(column) for column in (self.urls, self.md5sums))
         numbers = list(self.nsamples), list(self.filesizes)
         keys = dict(self._extras.items()), self._starts, self._defaults
-        return self.header, len(self), texts, (*numbers, *keys, self._packs)
+        return self.header, len(self), texts, (*numbers, *keys, self._packs, self.selection)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.header, count, (names, digests), rest = state
-        nsamples, filesizes, extras, self._starts, self._defaults, self._packs = rest
+        nsamples, filesizes, extras, self._starts, self._defaults, self._packs, self.selection = rest
         texts = (names.split("\0"), digests.split("\0")) if count else ([], [])
         self._use(_Lists(texts[0], nsamples, filesizes, texts[1], extras))
 
@@ -322,10 +341,15 @@ class ShardList:
             lists.extras[k] = own
 
 
-def _reopen(origin: Origin, header: dict[str, Any], packs: list[tuple[int, tuple[str, ...]]]) -> ShardList:
-    """The list that was pickled; its header and packs may have been changed since it was opened."""
+def _reopen(
+    origin: Origin,
+    header: dict[str, Any],
+    packs: list[tuple[int, tuple[str, ...]]],
+    selection: Selection | None,
+) -> ShardList:
+    """The list that was pickled; all but its columns may have been changed since it was opened."""
     shards = origin.reopen()
-    shards.header, shards._packs = header, packs  # noqa: SLF001 - of this module
+    shards.header, shards._packs, shards.selection = header, packs, selection  # noqa: SLF001 - of this module
     return shards
 
 

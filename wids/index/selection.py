@@ -1,0 +1,192 @@
+"""Which samples of a shard list a view has: rows of its shards. Pure.
+
+A selection keeps the order of the shard list, and has no sample twice. Shards keep their numbers: one of which it has
+no row has length 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from wids.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
+
+_NARROW = np.dtype(np.uint32)
+
+
+class Rows(Protocol):
+    """The row in its shard of each sample of a view."""
+
+    def __getitem__(self, index: int, /) -> int:
+        """Of one sample."""
+
+
+class RepeatedRows:
+    """The rows of a view in a shard that holds fewer samples than promised, and repeats them."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self._rows, self._count = rows, count
+
+    def __getitem__(self, index: int) -> int:
+        return self._rows[index] % self._count
+
+
+class Selection:
+    """Rows of shards, shard by shard.
+
+    Args:
+        ends: where each shard's samples end, counted over the view: int64, (shards,).
+        rows: the row in its shard of each sample: uint32 or int64, (samples,), ascending within a shard.
+        digest: of both; None: it is computed when it is asked for.
+
+    Attributes:
+        ends: as given. counts: samples of each shard, ints. rows: as given, as a sequence of ints.
+    """
+
+    def __init__(self, ends: Integers, rows: npt.NDArray[Any], *, digest: str | None = None) -> None:
+        self._ends, self._array, self._digest = ends, rows, digest
+        # Views of memory, whose items are ints and not numpy's.
+        self.ends: Sequence[int] = memoryview(ends)  # type: ignore[arg-type]  # numpy's are buffers
+        self.counts: Sequence[int] = memoryview(np.diff(ends, prepend=0))  # type: ignore[arg-type]
+        self.rows: Sequence[int] = memoryview(rows)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    @property
+    def arrays(self) -> tuple[Integers, npt.NDArray[Any]]:
+        """(ends, rows)."""
+        return self._ends, self._array
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that differ where the samples do."""
+        if self._digest is None:
+            state = hashlib.blake2b(self._ends.astype("<i8").tobytes(), digest_size=8)
+            for at in range(0, len(self._array), 1 << 20):
+                state.update(self._array[at : at + (1 << 20)].astype("<i8").tobytes())
+            self._digest = state.hexdigest()
+        return self._digest
+
+    def rows_of(self, k: int) -> npt.NDArray[Any]:
+        """The rows of shard ``k``."""
+        end = self.ends[k]
+        return self._array[end - self.counts[k] : end]
+
+
+def _narrow(rows: Integers) -> npt.NDArray[Any]:
+    """In four bytes each, if they fit."""
+    return rows.astype(_NARROW) if not len(rows) or int(rows.max()) < 1 << 32 else rows
+
+
+def pick(
+    indices: Integers, ends: Sequence[int], rows: npt.NDArray[Any] | None = None
+) -> tuple[Integers, npt.NDArray[Any]]:
+    """(ends, rows) of a part of a shard list, or of a view; see `Selection`.
+
+    Args:
+        indices: of its samples, int64, ascending, each once, all in range.
+        ends: where its shards' samples end.
+        rows: of a view: the rows of its samples.
+    """
+    old = np.asarray(ends, np.int64)
+    new = np.searchsorted(indices, old, side="left").astype(np.int64)
+    if rows is None:
+        starts = np.concatenate([np.zeros(1, np.int64), old[:-1]]) if len(old) else old
+        found = _narrow(indices - np.repeat(starts, np.diff(new, prepend=0)))
+    else:
+        found = rows[indices]
+    return new, found
+
+
+def parse_indices(given: Any, n: int) -> Integers:
+    """The indices that a program has selected: ascending, each once.
+
+    Args:
+        given: indices (negative ones from the end), or a mask: n times True or False.
+        n: samples that there are.
+
+    Raises:
+        InputError: it is neither. IndexError: an index is out of range.
+    """
+    array = _to_array(given)
+    if array.dtype == bool and array.ndim == 1:
+        if len(array) != n:
+            raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it has one for each")
+        return np.flatnonzero(array).astype(np.int64)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(
+            f"{type(given).__name__} of type {array.dtype} and shape {array.shape} selects no samples; give indices "
+            "(integers) or a mask (one bool for each sample), in one dimension"
+        )
+    if not len(array):
+        return np.zeros(0, np.int64)
+    for index in (int(array.min()), int(array.max())):
+        if not -n <= index < n:
+            raise IndexError(f"sample {index} of a dataset of {n}")
+    found = array.astype(np.int64)
+    found = np.where(found < 0, found + n, found)
+    return found if (np.diff(found) > 0).all() else np.unique(found)
+
+
+def _to_array(given: Any) -> npt.NDArray[Any]:
+    if isinstance(given, range):
+        return np.arange(given.start, given.stop, given.step, dtype=np.int64)
+    if not hasattr(given, "__array__"):
+        given = _listed(given)
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"these are no indices ({error})") from error
+
+
+def _listed(given: Iterable[Any]) -> list[Any]:
+    if isinstance(given, (str, bytes)):
+        raise InputError(f"{given!r:.60} selects no samples; give indices, or a mask")
+    try:
+        return list(given)
+    except TypeError as error:
+        raise InputError(f"{given!r:.60} selects no samples ({error}); give indices, or a mask") from error
+
+
+def parse_shares(parts: Sequence[float]) -> list[float]:
+    """The shares of a split: they add up to 1.
+
+    Raises:
+        InputError: one is negative or no number, or all are 0.
+    """
+    total = sum(parts)
+    if not parts or not all(part >= 0 for part in parts) or not 0 < total < float("inf"):
+        said = ", ".join(map(str, parts)) or "none"
+        raise InputError(f"{said}: the shares of a split are numbers from 0 on, of which one is more than 0")
+    return [part / total for part in parts]
+
+
+def deal(parts: Sequence[float], draws: npt.NDArray[np.uint64]) -> list[Integers]:
+    """The indices of each part, in order.
+
+    Args:
+        parts: their shares, adding up to 1.
+        draws: a random number for each index: uint64, (n,).
+    """
+    edges = np.cumsum(parts)[:-1]
+    at = np.searchsorted(edges, draws / 2.0**64, side="right")
+    return [np.flatnonzero(at == k).astype(np.int64) for k in range(len(parts))]
+
+
+def hash_texts(texts: Iterable[str], seed: int) -> npt.NDArray[np.uint64]:
+    """A random number for each text, by the text and the seed alone: uint64."""
+    key = (seed % (1 << 64)).to_bytes(8, "little")
+    words = b"".join(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for text in texts
+    )
+    return np.frombuffer(words, "<u8").astype(np.uint64)
