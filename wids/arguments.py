@@ -14,9 +14,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.cache.placement import default_cache_dir
+from wids.collection import ARCHIVES
 from wids.errors import without_secrets
 from wids.events import logger
+from wids.index import urls
 from wids.index.table import find_groupings
+from wids.osfiles.index_paths import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +72,14 @@ def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callab
     return None if localname is not None else default_cache_dir()
 
 
+def place_of(shards: Any, base: Any, options: Any) -> str | None:
+    """The URL or path of the index that ``shards`` is; None: it lists its shards itself, or is read in another way."""
+    if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
+        return None
+    place = os.fspath(shards)
+    return None if urls.basename_of(place).endswith(ARCHIVES) else absolute(place)
+
+
 def choose_name(name: str | None, shards: Any, found: ShardList) -> str:
     """The name of a dataset: the given one, the index's, else a digest of the index's path or of the list of shards."""
     text = str(shards)
@@ -95,7 +106,7 @@ def announce(shards: Any, found: ShardList, *, base: str | None, name: str, cach
             name,
             len(found),
             sum(size for size in found.filesizes if size > 0),
-            sum(found.nsamples),
+            sum(found.lengths),
             cache_dir,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing.context
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, overload
 
@@ -34,7 +35,6 @@ from wids.stats import COLUMNS, ROWS, Tally
 from wids.transport import retrying
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
@@ -180,6 +180,7 @@ class ShardListDataset(Dataset[T_co]):
     takes_marked_indices = True
     localname: Callable[[str], str]
     _transformations: list[Transform]
+    _steps: tuple[str, ...]
     lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
     cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
     total_length = _Followed[int](len)
@@ -263,6 +264,7 @@ class ShardListDataset(Dataset[T_co]):
             advice=arguments.advise,
         )
         self._index = LiveIndex(self._collection)
+        self._place, self._steps = arguments.place_of(shards, base, options), ()
         self.cache: OpenShards = self._collection.pool
         self.transformations = transformations
         self._collection.count_unknown(found)
@@ -375,7 +377,8 @@ class ShardListDataset(Dataset[T_co]):
         Raises:
             InputError: they are neither. IndexError: one is out of range.
         """
-        return self._view(parse_indices(samples, len(self)))
+        indices = parse_indices(samples, len(self))
+        return self._view(indices, f"select: {len(indices):,} of {len(self):,}")
 
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
@@ -388,7 +391,9 @@ class ShardListDataset(Dataset[T_co]):
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        return self.select(~views.find_excluded(samples, self.keys))
+        kept = np.flatnonzero(~views.find_excluded(samples, self.keys))
+        what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+        return self._view(kept, f"exclude{what}: {len(self) - len(kept):,} of {len(self):,}")
 
     def split(self, *shares: float, by: views.SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
@@ -403,15 +408,35 @@ class ShardListDataset(Dataset[T_co]):
         Raises:
             InputError: bad shares.
         """
-        return [self._view(part) for part in views.split(self._collection, self.keys, shares, by=by, seed=seed)]
+        parts = views.split(self._collection, self.keys, shares, by=by, seed=seed)
+        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
+        return [self._view(part, f"part {k} {how}: {len(part):,} of {len(self):,}") for k, part in enumerate(parts)]
 
-    def _view(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Self:
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this dataset as an index: which samples of which shards, and no data.
+
+        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
+        the rows lie beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
+
+        Args:
+            path: a local path, such as ``"good.json"``.
+
+        Raises:
+            OutputError: it is no name of a local file. OSError: it cannot be written.
+        """
+        header = self._collection.shards.header
+        made_by = [*header.get("made_by", ()), *self._steps]
+        place = header.get("view_of", self._place)
+        views.save(self._collection, os.fspath(path), place=place, made_by=made_by)
+
+    def _view(self, indices: np.ndarray[Any, np.dtype[np.int64]], step: str) -> Self:
         view = copy.copy(self)
-        view._show(views.select(self._collection, indices))  # noqa: SLF001 - of this class
+        view._show(views.select(self._collection, indices), step)  # noqa: SLF001 - of this class
         return view
 
-    def _show(self, selection: Selection) -> None:
+    def _show(self, selection: Selection, step: str) -> None:
         """Have these samples of the shards alone."""
+        self._steps = (*self._steps, step)
         self._collection = self._collection.select(selection)
         self._index = LiveIndex(self._collection)
         self._transformations = list(self._transformations)

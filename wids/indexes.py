@@ -26,11 +26,12 @@ from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
 from wids.errors import SpecError
 from wids.events import logger
-from wids.index import compiled, energon, urls
+from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.shardlist import ShardList
-from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index
+from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
+from wids.osfiles.shared_selection import SharedSelection
 from wids.transport import retrying
 from wids.transport.download import download_to, read_bytes
 from wids.transport.stores import open_source
@@ -124,6 +125,8 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
         SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
     """
     if data is not None or request.place is None:
+        if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
+            return _load_view(request, data or b"")
         return _parse(data or b"", request, named=None if request.storage_options is None else set())[0]
     if not compiled.is_compiled(request.place):
         return _JsonIndex(request, request.place).load()
@@ -193,6 +196,8 @@ class _JsonIndex:
         data = read_bytes(self._place, storage_options=request.storage_options)
         if energon.is_info(self._place):
             data = energon.convert_info(data, place=self._place)
+        if view_file.MARK in data:
+            return _load_view(request, data)
         if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
             return _parse(data, request, named=None if request.storage_options is None else set())[0]
         digest = _digest(self._key.encode(), data)
@@ -245,6 +250,93 @@ class _JsonIndex:
             if not indexes.publish(digest, lambda _, fd: system.write_parts(fd, packed)):
                 return parsed
         return self._map(indexes, digest) or parsed
+
+
+# --- views
+
+
+def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
+    """The shards of a view, and its selection.
+
+    Raises:
+        SpecError: malformed; or what it is a view of is not what it was. NotAllowedError: likewise.
+    """
+    place = request.place
+    raw = {**parse_json(data, place), **(request.options or {})}
+    view = view_file.parse_view(raw, place)
+    if view is None:  # a name that has the mark in it
+        return _parse(data, request, named=None if request.storage_options is None else set())[0]
+    home = None if place is None else urls.directory_of(place)
+    if view.view_of is None:
+        found = _parse(data, request, named=None if request.storage_options is None else set())[0]
+    else:
+        parent = _guarded(request, checks.resolve(home, view.view_of, "view_of", place), "view_of")
+        options = _narrowed(request)
+        inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options)
+        found = load_index(inner)
+        _check_parent(found.shards, view, place=place, parent=parent)
+        raw["view_of"] = parent
+    url = _guarded(request, checks.resolve(home, view.rows, "rows", place), "rows")
+    if urls.is_local(url):
+        try:
+            rows = atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
+        except OSError as error:
+            raise SpecError(
+                f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place
+            ) from error
+    else:
+        rows = memoryview(read_bytes(url, storage_options=_narrowed(request)))
+    shards = found.shards
+    ends, chosen = view_file.unpack_rows(rows, counts=shards.nsamples, place=url)
+    if len(chosen) != view.nsamples:
+        what = (
+            f"{checks.where(place)}nsamples is {view.nsamples}, and {url} has {len(chosen)} rows; save the view again"
+        )
+        raise SpecError(what, path="nsamples", url=place)
+    shards = shards.select(SharedSelection(ends, chosen))
+    shards.header = {**shards.header, **raw}
+    return LoadedIndex(shards, found.storage_options)
+
+
+def _guarded(request: IndexRequest, url: str, path: str) -> str:
+    """A URL that a view names.
+
+    Raises:
+        NotAllowedError: the view is from a remote place, and this is a local file.
+    """
+    is_remote = request.place is not None and not urls.is_local(request.place)
+    if is_remote and not request.allow_local and urls.reaches_local(url):
+        forbid_local(request.place, path, url)
+    return url
+
+
+def _narrowed(request: IndexRequest) -> dict[str, Any] | None:
+    """The storage options for what a view names: those of a remote one are for its own server."""
+    if request.place is None or urls.is_local(request.place):
+        return request.storage_options
+    return urls.narrow_options(request.storage_options, urls.origins_of(request.place))
+
+
+def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
+    if shards.selection is not None:
+        raise SpecError(
+            f"{checks.where(place)}view_of: {parent} is a view itself; open it and save a view of it",
+            path="view_of",
+            url=place,
+        )
+    if fingerprint(shards) == view.view_of_fingerprint:
+        return
+    then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
+    what = (
+        "the same numbers of shards and samples, but other names or other counts of shards"
+        if then == now
+        else f"{then[0]:,} shards and {then[1]:,} samples then, {now[0]:,} and {now[1]:,} now"
+    )
+    raise SpecError(
+        f"{checks.where(place)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
+        path="view_of",
+        url=place,
+    )
 
 
 # --- compiled indexes

@@ -1,22 +1,26 @@
-"""A part of a dataset as a selection of its samples, which workers of every start method share. Without torch."""
+"""Parts of a dataset: which samples they have, and how they are saved. Without torch."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
-import multiprocessing
 import os
-import tempfile
-import weakref
+import re
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
-from wids.errors import InputError
+from wids.errors import InputError, OutputExistsError, SpecError
 from wids.events import logger
-from wids.index.fingerprint import portable_names
-from wids.index.selection import Selection, deal, hash_texts, parse_indices, parse_shares, pick
+from wids.index import view_file, writing
+from wids.index.fingerprint import fingerprint, portable_names
+from wids.index.selection import deal, hash_texts, parse_indices, parse_shares, pick
+from wids.index.spec import parse_json
+from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.order.permutation import SPLIT, random_words
+from wids.osfiles import atomic, system
+from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles.shared_selection import SharedSelection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,47 +33,7 @@ if TYPE_CHECKING:
 
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
-
-class SharedSelection(Selection):
-    """A selection that a spawned worker maps from a file of this machine, and any other copy has for itself."""
-
-    _file: _RowsFile | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        ends, rows = self.arrays
-        if multiprocessing.context.get_spawning_popen() is not None:
-            if self._file is None:
-                self._file = _RowsFile(rows)
-            if self._file.path is not None:
-                return _map, (ends, self._file.path, rows.dtype.str, self.digest)
-        return SharedSelection, (np.array(ends), np.array(rows))
-
-
-class _RowsFile:
-    """Rows in a file of this machine, which goes with the object. ``path``: None where it could not be written."""
-
-    path: str | None = None
-
-    def __init__(self, rows: npt.NDArray[Any]) -> None:
-        with contextlib.suppress(OSError):
-            fd, path = tempfile.mkstemp(prefix="wids-view-", suffix=".rows")
-            weakref.finalize(self, _remove, path, os.getpid())
-            with open(fd, "wb") as file:
-                rows.tofile(file)
-            self.path = path
-
-
-def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has a copy of the object
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _map(ends: Integers, path: str, kind: str, digest: str) -> SharedSelection:
-    with open(path, "rb") as file:
-        is_empty = not os.fstat(file.fileno()).st_size
-        data = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return SharedSelection(ends, np.frombuffer(data, np.dtype(kind)), digest=digest)
+_OWN_ROWS = re.compile(r"[^/]+\.[0-9a-f]{16}\.rows")
 
 
 def select(collection: ShardCollection, indices: Integers) -> SharedSelection:
@@ -148,3 +112,58 @@ def split(
     else:
         raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
     return deal(parts, draws)
+
+
+def save(collection: ShardCollection, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
+    """Write a view: its index at ``path``, and its rows beside it.
+
+    Args:
+        collection: the view, or a whole dataset.
+        path: a local path.
+        place: the URL or path of the index that lists the shards; None: the view lists them itself.
+        made_by: how it was made, a step each.
+
+    Raises:
+        OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
+    """
+    path, shards = check_output(path), collection.shards
+    if place == path:
+        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
+    selection = shards.selection or select(collection, np.arange(len(collection), dtype=np.int64))
+    home, rows = os.path.dirname(path), f"{path.removesuffix('.json')}.{selection.digest}{SUFFIX}"
+    view = View(
+        rows=os.path.basename(rows),
+        nsamples=len(selection),
+        view_of=None if place is None else writing.writable(writing.relative_to(absolute(place), home)),
+        view_of_fingerprint=fingerprint(shards),
+        view_of_counts=(len(shards), sum(shards.nsamples)),
+        made_by=list(made_by),
+        name=shards.header.get("name"),
+    )
+    index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view)}
+    if place is None:
+        entries = [shards.describe(k) for k in range(len(shards))]
+        written = writing.place_entries([absolute(entry["url"]) for entry in entries], home=home)
+        index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
+    # The rows first, under a name of their own: a view that is there is whole, also while it is replaced.
+    with atomic.part_file(rows) as (part, fd):
+        system.write_parts(fd, pack_rows(*selection.arrays))
+        os.fsync(fd)
+        os.replace(part, rows)
+    before = _rows_at(path)
+    atomic.write_atomically(path, writing.dump_index({key: value for key, value in index.items() if value is not None}))
+    if before is not None and before != rows:
+        with contextlib.suppress(OSError):
+            os.unlink(before)
+
+
+def _rows_at(path: str) -> str | None:
+    """The rows of the view that is at a path, if this module wrote them."""
+    try:
+        with open(path, "rb") as file:
+            found = view_file.parse_view(parse_json(file.read(), path), path)
+    except (OSError, SpecError):
+        return None
+    if found is None or not _OWN_ROWS.fullmatch(found.rows):
+        return None
+    return os.path.join(os.path.dirname(path), found.rows)

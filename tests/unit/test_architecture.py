@@ -25,7 +25,7 @@ LAYERS = (
     ("indexes",),
     ("readers",),
     ("codecs", "collection"),
-    ("arguments", "batches", "keys", "live_index"),
+    ("arguments", "batches", "keys", "live_index", "views"),
     ("jobs", "writing"),
     ("dataset", "samplers", "otel"),
     ("simulate", "testing"),

@@ -58,13 +58,6 @@ def mark_words(mark: Any) -> str | None:
     return " ".join(map(str, mark)) or None
 
 
-def absolute(url: str) -> str:
-    """A local path as an absolute one; any other URL as it is."""
-    if not urls.is_local(url):
-        return url
-    return writing.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
-
-
 def look_local(url: str) -> Found:
     """What a local shard is now; without size and mark where it cannot be asked."""
     try:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
-from wids.index import compiled, urls, writing
+from wids.errors import InputError, JobError, OutputExistsError, ShardNotFoundError, WidsError
+from wids.index import urls, writing
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.discovery import find_shards
 from wids.jobs.journal import unwritten
@@ -23,6 +23,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.osfiles import atomic
+from wids.osfiles.index_paths import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -117,38 +118,6 @@ def create_index(
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
         indexing.publish(writing.make_index(entries, name=name, info=info, base=base), scanned)
     return indexing.outcome
-
-
-def check_output(output: str, *, is_compiled: bool = False) -> str:
-    """The absolute path of an index that is to be written.
-
-    Args:
-        output: a path.
-        is_compiled: it is to be a compiled one, which is known by its name; else it is JSON.
-
-    Raises:
-        OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
-            kind of index.
-    """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: an index is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if os.path.isdir(path):
-        raise OutputError(
-            f"{output}: is a directory; give a file, like {os.path.join(output, 'train.json')}", path=path
-        )
-    if path.endswith(".tar"):
-        raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
-    if is_compiled != compiled.is_compiled(path):
-        what = (
-            f"a compiled index has a name that ends in {compiled.SUFFIX}"
-            if is_compiled
-            else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
-        )
-        raise OutputError(f"{output}: {what}", path=path)
-    if not os.path.isdir(os.path.dirname(path)):
-        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
-    return path
 
 
 def check_no_shard(output: str, shards: Container[str]) -> None:

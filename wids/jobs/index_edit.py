@@ -18,10 +18,11 @@ from wids.errors import InputError, SelectionError, SpecError
 from wids.index import checks, compiled, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
-from wids.jobs.discovery import Found, absolute, find_shards, look_local
-from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard, check_output
+from wids.jobs.discovery import Found, find_shards, look_local
+from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard
 from wids.jobs.runner import RunOptions
 from wids.osfiles import atomic, system
+from wids.osfiles.index_paths import absolute, check_output
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ def convert_index(place: str, output: str) -> Merged:
     """
     path = check_output(output, is_compiled=True)
     _, shards, _ = load_shards(place)
+    _refuse_view(shards, place)
     if shards.unknown_counts():
         raise _no_index(place)
     places = [absolute(url) for url in shards.urls]
@@ -264,9 +266,15 @@ def _no_index(place: str) -> SpecError:
     return SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
 
 
+def _refuse_view(shards: ShardList, place: str) -> None:
+    if shards.selection is not None:
+        raise SpecError(f"{place}: is a view; change the index that it is a view of, and make it again", url=place)
+
+
 def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
     """An index, and (place, entry) of each of its shards, those of sub-datasets too."""
     _, shards, _ = load_shards(place)
+    _refuse_view(shards, place)
     flat = []
     for k in range(len(shards)):
         entry = shards.describe(k)

@@ -1,0 +1,375 @@
+"""Parts of a dataset: against lists of Python, saved and opened, in samplers and workers, and what is refused."""
+
+import json
+import os
+import pickle
+import random
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import wids
+from tests.support.examples import examples
+from tests.support.shards import serve, write_index, write_shards
+from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
+from wids.index.selection import Selection
+from wids.index.view_file import pack_rows, unpack_rows
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+COUNTS = (3, 0, 5, 1, 8, 2)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Six shards, one of them empty."""
+    with_index = write_index(tmp_path / "data", COUNTS)
+    return wids.ShardListDataset(with_index, transformations=[])
+
+
+def names(dataset):
+    """What a sample is in any view: (shard, row, key) of each."""
+    return [(each["__shard__"], each["__shardindex__"], each["__key__"]) for each in dataset]
+
+
+def keys(dataset):
+    """The key of each sample, in order."""
+    return [each["__key__"] for each in dataset]
+
+
+def take(rng, view, expected):
+    """(a part of ``view``, its samples by the same choice from a list), by a random way of selecting."""
+    n, way = len(expected), rng.randrange(5)
+    if way == 0:
+        chosen = [rng.randrange(-n, n) for _ in range(rng.randrange(n + 1))] if n else []
+        return view.select(chosen), [expected[i] for i in sorted({i % n for i in chosen})] if n else []
+    if way == 1:
+        mask = [rng.random() < 0.6 for _ in range(n)]
+        return view.select(np.array(mask, bool)), [each for each, is_in in zip(expected, mask, strict=True) if is_in]
+    if way == 2 and n:
+        gone = {rng.choice(expected)[2] for _ in range(2)}
+        return view.exclude(list(gone)), [each for each in expected if each[2] not in gone]
+    if way == 3:
+        gone = [rng.randrange(n)] if n else []
+        return view.exclude(gone), [each for i, each in enumerate(expected) if i not in gone]
+    parts = view.split(0.4, 0.6, by=rng.choice(["key", "shard", "index"]), seed=rng.randrange(9))
+    found = [names(part) for part in parts]
+    assert sorted(found[0] + found[1], key=expected.index) == expected
+    at = rng.randrange(2)
+    return parts[at], [each for each in expected if each in found[at]]
+
+
+@pytest.mark.parametrize("seed", range(examples(200)))
+def test_chains_of_selections(dataset, tmp_path, seed):
+    """A chain of random selections is what the same choices leave of a list; with every access, pickled and saved."""
+    rng = random.Random(seed)
+    view, expected = dataset, names(dataset)
+    for _ in range(rng.randrange(1, 5)):
+        view, expected = take(rng, view, expected)
+    assert names(view) == expected
+    assert [each["__index__"] for each in view] == list(range(len(expected))) == list(range(len(view)))
+    assert sum(view.lengths) == len(view)
+    some = [rng.randrange(len(expected)) for _ in range(7)] if expected else []
+    assert [(each["__index__"], each["__key__"]) for each in view.__getitems__(some)] == [
+        (i, expected[i][2]) for i in some
+    ]
+    for i in some:
+        shard, row = view.locate(i)
+        assert (view.shards[shard]["url"], row) == expected[i][:2]
+        assert view.keys[i - len(expected)] == expected[i][2]
+        assert view.keys.index(expected[i][2]) == i
+    assert list(view.keys) == [key for _, _, key in expected]
+    assert names(pickle.loads(pickle.dumps(view))) == expected
+    view.save(tmp_path / "view.json")
+    again = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
+    assert names(again) == expected
+    assert again.fingerprint == view.fingerprint
+    check_samplers(rng, view)
+
+
+def check_samplers(rng, view):
+    """Equal counts, all samples, and a resume on another number of ranks that reads the rest."""
+    n, options = len(view), {"chunksize": rng.randrange(1, 4), "window": rng.randrange(1, 4), "lanes": 2}
+    if not n:
+        return
+    before, after = rng.randrange(1, 4), rng.randrange(1, 4)
+    ranks = [wids.DistributedChunkedSampler(view, num_replicas=before, rank=r, **options) for r in range(before)]
+    lists = [list(rank) for rank in ranks]
+    assert len({*map(len, lists)}) == 1 == len({len(rank) for rank in ranks}) or len(lists) == 1
+    assert {*chain.from_iterable(lists)} == set(range(n))
+    steps = rng.randrange(len(lists[0]) + 1)
+    states = []
+    for rank in ranks:
+        rank.set_epoch(1)
+        indices = iter(rank)
+        seen = [next(indices) for _ in range(steps)]
+        states.append((seen, rank.state_dict()))
+    rest = []
+    for r in range(after):
+        rank = wids.DistributedChunkedSampler(view, num_replicas=after, rank=r, **options)
+        rank.load_state_dict(states[0][1])
+        rest += list(rank)
+    if steps < len(lists[0]):
+        assert {*chain.from_iterable(seen for seen, _ in states), *rest} == set(range(n))
+
+
+def test_a_state_knows_its_view(dataset):
+    """The state of a sampler over one view is refused by a sampler over another, and by one over the dataset."""
+    sampler = wids.DistributedChunkedSampler(dataset.select(range(10)), num_replicas=1, rank=0)
+    next(iter(sampler))
+    state = sampler.state_dict()
+    for other in (dataset.select(range(1, 11)), dataset):
+        with pytest.raises(ValueError, match="dataset"):
+            wids.DistributedChunkedSampler(other, num_replicas=1, rank=0).load_state_dict(state)
+    wids.DistributedChunkedSampler(dataset.select(range(10)), num_replicas=1, rank=0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers(dataset, context):
+    """Workers of every start method read the view; a spawned one maps its rows."""
+    view = dataset.select([1, 4, 5, 11, 17]).add_transform(read_number)
+    loader = DataLoader(view, batch_size=2, num_workers=2, multiprocessing_context=context)
+    assert torch.cat(list(loader)).tolist() == [1, 4, 5, 11, 17]
+    assert dataset.transformations == []
+
+
+def read_number(sample):
+    """The number of a sample."""
+    return int(sample[".cls"].read())
+
+
+def test_torch_s_own_parts(dataset):
+    """`Subset` and `ConcatDataset` of views keep boundaries between shards."""
+    view = dataset.select(range(2, 17))
+    joined = ConcatDataset([Subset(view, range(3, 12)), dataset.select([0])])
+    sampler = wids.DistributedChunkedSampler(joined, num_replicas=1, rank=0, chunksize=100, window=1)
+    order = [joined[i]["__shard__"] for i in sampler]
+    assert len(order) == 10
+    changes = sum(a != b for a, b in pairwise(order))
+    assert changes == len(set(order)) - 1 == 3
+
+
+def test_shards_without_a_row_are_not_fetched(tmp_path):
+    """A view of two shards downloads these two, by index and through a loader that prefetches."""
+    write_index(tmp_path / "data", COUNTS)
+    with serve(tmp_path) as server:
+        dataset = wids.ShardListDataset(
+            f"{server.url}/data/index.json", cache_dir=tmp_path / "cache", transformations=[]
+        )
+        view = dataset.select([0, 1, 8, 9])
+        sampler = wids.DistributedChunkedSampler(view, num_replicas=1, rank=0)
+        loader = DataLoader(view, sampler=sampler, num_workers=2, batch_size=2, collate_fn=list)
+        found = [each["__key__"] for batch in loader for each in batch]
+        assert sorted(found) == ["s0-000", "s0-001", "s3-000", "s4-000"]
+        view.close()
+    cached = {name[-6:] for name in os.listdir(tmp_path / "cache") if name.endswith(".tar")}
+    assert cached == {"s0.tar", "s3.tar", "s4.tar"}
+
+
+def test_from_a_server(tmp_path):
+    """A view, its rows and the index that it is of are opened from URLs; local files are not, from there."""
+    index = write_index(tmp_path / "data", COUNTS)
+    view = wids.ShardListDataset(index, transformations=[]).select([2, 3, 9])
+    view.save(tmp_path / "data" / "good.json")
+    view.save(tmp_path / "far.json")
+    with serve(tmp_path) as server:
+        far = wids.ShardListDataset(f"{server.url}/data/good.json", cache_dir=tmp_path / "cache", transformations=[])
+        assert keys(far) == keys(view)
+        far.save(tmp_path / "of-far.json")
+        assert keys(wids.ShardListDataset(tmp_path / "of-far.json", transformations=[])) == keys(view)
+        text = json.loads((tmp_path / "far.json").read_text())
+        (tmp_path / "far.json").write_text(json.dumps({**text, "view_of": f"file://{index}"}))
+        with pytest.raises(NotAllowedError, match="view_of"):
+            wids.ShardListDataset(f"{server.url}/far.json")
+
+
+def test_a_view_of_shards_without_an_index(tmp_path):
+    """It lists them itself."""
+    shards = write_shards(tmp_path / "data", COUNTS)
+    view = wids.ShardListDataset(shards, transformations=[]).select([0, 5])
+    view.save(tmp_path / "view.json")
+    assert "view_of" not in json.loads((tmp_path / "view.json").read_text())
+    assert names(wids.ShardListDataset(tmp_path / "view.json", transformations=[])) == names(view)
+
+
+def test_how_it_was_made(dataset, tmp_path):
+    """Each step is in the file, those of views that were opened, too; one file of rows is left."""
+    path = tmp_path / "view.json"
+    dataset.select(range(10)).save(path)
+    opened = wids.ShardListDataset(path)
+    opened.split(0.5, 0.5, by="index", seed=3)[1].exclude([0]).save(path)
+    told = json.loads(path.read_text())
+    assert [step.split(":")[0] for step in told["made_by"]] == [
+        "select",
+        "part 1 of split(0.5, 0.5, by='index', seed=3)",
+        "exclude",
+    ]
+    assert [name for name in os.listdir(tmp_path) if name.endswith(".rows")] == [told["rows"]]
+
+
+def test_exclude_takes_files(dataset, tmp_path, caplog):
+    """A key a line, and arrays of indices or a mask."""
+    everything = keys(dataset)
+    (tmp_path / "out.txt").write_text("s0-001\ns4-003\n\nnobody\n")
+    assert keys(dataset.exclude(tmp_path / "out.txt")) == [k for k in everything if k not in ("s0-001", "s4-003")]
+    assert "1 of 3 keys to leave out are in no sample" in caplog.text
+    np.save(tmp_path / "out.npy", np.array([0, 2, -1]))
+    assert keys(dataset.exclude(str(tmp_path / "out.npy"))) == [*everything[1:2], *everything[3:-1]]
+    np.save(tmp_path / "mask.npy", np.arange(len(dataset)) < 18)
+    assert keys(dataset.exclude(tmp_path / "mask.npy")) == everything[18:]
+    (tmp_path / "bad.npy").write_bytes(b"no array")
+    for name in ("bad.npy", "missing.txt"):
+        with pytest.raises(InputError, match=name):
+            dataset.exclude(tmp_path / name)
+
+
+def test_split_by_key_is_not_moved_by_new_shards(tmp_path):
+    """Samples stay in their part when shards are added; so do shards with by="shard"."""
+    old = wids.ShardListDataset(write_shards(tmp_path, (40, 40, 40)), transformations=[])
+    new = wids.ShardListDataset(write_shards(tmp_path, (40, 40, 40, 40, 40)), transformations=[])
+    for by in ("key", "shard"):
+        for before, after in zip(old.split(1, 3, by=by), new.split(1, 3, by=by), strict=True):
+            assert {*keys(before)} <= {*keys(after)}
+    shares = [len(part) / len(new) for part in new.split(1, 3)]
+    assert 0.15 < shares[0] < 0.35
+    assert names(new.split(1, 3, seed=1)[0]) != names(new.split(1, 3)[0])
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ([0.5], InputError),
+        ([[0]], InputError),
+        ("s0-001", InputError),
+        (3, InputError),
+        ([True, False], InputError),
+        ([0, 19], IndexError),
+        ([-20], IndexError),
+        ([None], InputError),
+        ([2**70], InputError),
+    ],
+    ids=str,
+)
+def test_what_selects_nothing(dataset, bad, error):
+    """Bad selections say what would do."""
+    with pytest.raises(error, match=r"indices|mask|sample \S+ of a dataset of 19"):
+        dataset.select(bad)
+
+
+def test_bad_splits(dataset):
+    """Shares and ways that are none."""
+    for shares in ((), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1)):
+        with pytest.raises(InputError, match="shares"):
+            dataset.split(*shares)
+    with pytest.raises(InputError, match="'key', 'shard' or 'index'"):
+        dataset.split(1, 1, by="row")
+
+
+def test_a_view_s_shards_are_not_changed(dataset):
+    """They are the dataset's, which says so."""
+    view = dataset.select([0])
+    with pytest.raises(SpecError, match="view"):
+        view.shards = [("x.tar", 3)]
+    with pytest.raises(SpecError, match="view"):
+        view.shards[0]["nsamples"] = 4
+
+
+def test_empty_views(dataset, tmp_path):
+    """A view of nothing has a length, is saved, and split."""
+    view = dataset.select([])
+    assert (len(view), list(view), keys(view.split(1, 1)[0])) == (0, [], [])
+    view.save(tmp_path / "none.json")
+    assert len(wids.ShardListDataset(tmp_path / "none.json")) == 0
+    with pytest.raises(IndexError):
+        view[0]
+
+
+def test_a_changed_index_is_refused(tmp_path):
+    """A view of an index that lists other shards by now is an error that says what has changed."""
+    index = write_index(tmp_path, (3, 4))
+    wids.ShardListDataset(index).select([0, 5]).save(tmp_path / "view.json")
+    write_index(tmp_path, (3, 5))
+    with pytest.raises(SpecError, match="2 shards and 7 samples then, 2 and 8 now"):
+        wids.ShardListDataset(tmp_path / "view.json")
+    write_index(tmp_path, (4, 3))
+    with pytest.raises(SpecError, match="other counts of shards"):
+        wids.ShardListDataset(tmp_path / "view.json")
+
+
+def test_where_views_are_not_saved(dataset, tmp_path):
+    """Not over the index itself, not at a URL, not in a directory that is not there."""
+    view = dataset.select([0])
+    with pytest.raises(OutputExistsError):
+        view.save(tmp_path / "data" / "index.json")
+    for path in ("http://host/x.json", tmp_path / "no" / "x.json", tmp_path):
+        with pytest.raises(OutputError):
+            view.save(path)
+
+
+def test_damaged_files(dataset, tmp_path):
+    """Each cut and each changed byte of the rows is noticed; so are a view of a view, and a file that is gone."""
+    view, path = dataset.select([0, 4, 9]), tmp_path / "view.json"
+    view.save(path)
+    told = json.loads(path.read_text())
+    rows = tmp_path / told["rows"]
+    data = rows.read_bytes()
+    for at in range(len(data)):
+        rows.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(SpecError, match="rows"):
+            wids.ShardListDataset(path)
+        rows.write_bytes(data[:at])
+        with pytest.raises(SpecError, match="rows"):
+            wids.ShardListDataset(path)
+    os.unlink(rows)
+    with pytest.raises(SpecError, match="cannot be read"):
+        wids.ShardListDataset(path)
+    rows.write_bytes(data)
+    for key, value in (("rows", 3), ("nsamples", 7), ("view_of", 1), ("view_of_counts", [1])):
+        path.write_text(json.dumps({**told, key: value}))
+        with pytest.raises(SpecError, match=key):
+            wids.ShardListDataset(path)
+    view.save(tmp_path / "inner.json")
+    path.write_text(json.dumps({**told, "view_of": "inner.json"}))
+    with pytest.raises(SpecError, match="is a view itself"):
+        wids.ShardListDataset(path)
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows"),
+    [([2, 1], [0]), ([2, 2], [1, 0]), ([2, 2], [0, 0]), ([1, 2], [0, 9]), ([1, 3], [0, -1, 0]), ([1, 2], [0])],
+    ids=str,
+)
+def test_rows_that_contradict_the_shards(ends, rows):
+    """Rows out of order, twice, beyond their shard or their number are refused, though the checksum is right."""
+    data = b"".join(pack_rows(np.array(ends), np.array(rows, np.int64)))
+    with pytest.raises(SpecError, match="rows that its shards do not have"):
+        unpack_rows(data, counts=[3, 4], place="x.rows")
+
+
+def test_rows_of_another_number_of_shards():
+    """They are of another index."""
+    data = b"".join(pack_rows(np.array([1, 1]), np.array([0], np.uint32)))
+    ends, rows = unpack_rows(data, counts=[3, 4], place="x.rows")
+    assert (ends.tolist(), rows.tolist(), Selection(ends, rows).rows_of(0).tolist()) == ([1, 1], [0], [0])
+    with pytest.raises(SpecError, match="2 shards"):
+        unpack_rows(data, counts=[3], place="x.rows")
+
+
+def test_a_shard_that_is_shorter_than_promised(tmp_path):
+    """With on_count_mismatch="warn" its rows repeat, in views as in the dataset."""
+    shards = write_shards(tmp_path, (3, 4))
+    shards[0]["nsamples"] = 7
+    dataset = wids.ShardListDataset(shards, transformations=[], on_count_mismatch="warn")
+    for chosen in ([0, 4, 6, 8], [5], range(11)):
+        view = dataset.select(chosen)
+        assert names(view) == [names(dataset)[i] for i in chosen]
+        assert names(view.__getitems__(range(len(view)))) == names(view)
+        assert [view.keys.find(key) for key in keys(view)] == [
+            [i for i, other in enumerate(keys(view)) if other == key] for key in keys(view)
+        ]
+    strict = wids.ShardListDataset(shards, transformations=[]).select([1])
+    with pytest.raises(wids.errors.CountMismatchError):
+        strict[0]

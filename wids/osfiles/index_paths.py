@@ -1,0 +1,47 @@
+"""Paths of indexes that are written, and of the shards in them."""
+
+from __future__ import annotations
+
+import os
+
+from wids.errors import OutputError
+from wids.index import compiled, urls, writing
+
+
+def absolute(url: str) -> str:
+    """A local path as an absolute one; any other URL as it is."""
+    if not urls.is_local(url):
+        return url
+    return writing.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
+
+
+def check_output(output: str, *, is_compiled: bool = False) -> str:
+    """The absolute path of an index that is to be written.
+
+    Args:
+        output: a path.
+        is_compiled: it is to be a compiled one, which is known by its name; else it is JSON.
+
+    Raises:
+        OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
+            kind of index.
+    """
+    if not urls.is_local(output):
+        raise OutputError(f"{output}: an index is written to a local file; copy it there afterwards", url=output)
+    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    if os.path.isdir(path):
+        raise OutputError(
+            f"{output}: is a directory; give a file, like {os.path.join(output, 'train.json')}", path=path
+        )
+    if path.endswith(".tar"):
+        raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
+    if is_compiled != compiled.is_compiled(path):
+        what = (
+            f"a compiled index has a name that ends in {compiled.SUFFIX}"
+            if is_compiled
+            else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
+        )
+        raise OutputError(f"{output}: {what}", path=path)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
+    return path
