@@ -47,13 +47,13 @@ def find_excluded(what: Any, keys: Keys) -> npt.NDArray[np.bool_]:
     """Which samples to leave out: a mask.
 
     Args:
-        what: indices, a mask, or keys; or a path of a file of them (see `read_excluded`).
+        what: indices, a mask, or keys; or a path of a file of them (see `read_samples`).
         keys: of the samples. They are read only where keys are given.
     """
     n = len(keys)
     found = np.zeros(n, np.bool_)
     if isinstance(what, (str, os.PathLike)):
-        what = read_excluded(os.fspath(what))
+        what = read_samples(os.fspath(what))
     elif not hasattr(what, "__array__") and not isinstance(what, range):
         what = list(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
@@ -74,8 +74,8 @@ def _with_keys(keys: Keys, wanted: set[str]) -> npt.NDArray[np.bool_]:
     return found
 
 
-def read_excluded(path: str) -> Any:
-    """What a file names to be left out: ``.npy``: an array of indices, or a mask; any other: a key a line.
+def read_samples(path: str) -> Any:
+    """The samples that a file names: ``.npy``: an array of indices, or a mask; any other: a key a line.
 
     Raises:
         InputError: it cannot be read, or is none of these.

@@ -17,6 +17,7 @@ E2E = {"wids/order/README.md#lightning", "wids/order/README.md#accelerate"}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
+    "wids/README.md#parts-of-a-dataset",
     "wids/README.md#testing-your-own-code",
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
@@ -158,6 +159,16 @@ def test_server_for_tests(tmp_path):
 
     execute(only("wids/README.md#testing-your-own-code"), {}, train=train)
     assert len(trained) == 160
+
+
+def test_parts(tmp_path):
+    """A view without some keys, divided and saved."""
+    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
+    gone = [dataset.keys[i] for i in (0, 3)]
+    (tmp_path / "opted-out.txt").write_text("\n".join(gone))
+    found = execute(only("wids/README.md#parts-of-a-dataset"), {}, dataset=dataset)
+    assert len(found["train"]) + len(found["test"]) == 80 - 2 > len(found["train"]) > len(found["test"])
+    assert len(list(found["sampler"])) == len(wids.ShardListDataset("train-view.json")) == len(found["train"])
 
 
 def test_writer():

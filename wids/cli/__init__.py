@@ -26,6 +26,7 @@ from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
+from wids.cli.view import run_view
 from wids.errors import WidsError
 
 
@@ -68,6 +69,7 @@ app = typer.Typer(
 app.command("demo")(run_demo)
 app.command("pack")(run_pack)
 app.command("simulate")(run_simulate)
+app.command("view")(run_view)
 add_look_commands(app)
 add_verify_command(app)
 app.add_typer(cache_app, name="cache")

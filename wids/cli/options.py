@@ -84,7 +84,9 @@ def load_selected(
     check_index(index)
     _, listed, storage_options = load_shards(index, storage_options=storage_options)
     numbers = select_shards(len(listed), selected)
-    return [(k, listed[k]) for k in numbers], slice(numbers.start, numbers.stop), storage_options
+    lengths = None if listed.selection is None else listed.lengths  # of a view: shards that it has samples of
+    found = [(k, listed[k]) for k in numbers if lengths is None or lengths[k]]
+    return found, slice(numbers.start, numbers.stop), storage_options
 
 
 def parse_storage_options(text: str) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def convert_index(place: str, output: str) -> Merged:
     """
     path = check_output(output, is_compiled=True)
     _, shards, _ = load_shards(place)
-    _refuse_view(shards, place)
+    refuse_view(shards, place)
     if shards.unknown_counts():
         raise _no_index(place)
     places = [absolute(url) for url in shards.urls]
@@ -266,7 +266,12 @@ def _no_index(place: str) -> SpecError:
     return SpecError(f"{place}: is not an index; make one first", url=place, hint="index")
 
 
-def _refuse_view(shards: ShardList, place: str) -> None:
+def refuse_view(shards: ShardList, place: str) -> None:
+    """See that an index that is to be changed is no view.
+
+    Raises:
+        SpecError: it is one.
+    """
     if shards.selection is not None:
         raise SpecError(f"{place}: is a view; change the index that it is a view of, and make it again", url=place)
 
@@ -274,7 +279,7 @@ def _refuse_view(shards: ShardList, place: str) -> None:
 def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
     """An index, and (place, entry) of each of its shards, those of sub-datasets too."""
     _, shards, _ = load_shards(place)
-    _refuse_view(shards, place)
+    refuse_view(shards, place)
     flat = []
     for k in range(len(shards)):
         entry = shards.describe(k)

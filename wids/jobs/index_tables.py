@@ -24,6 +24,7 @@ from wids.index import table as tables
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.discovery import look_local
+from wids.jobs.index_edit import refuse_view
 from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, TaskContext, run
@@ -142,6 +143,7 @@ def pack_tables(
         raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
     index = check_output(place)
     _, shards, storage_options = load_shards(index, storage_options=settings.storage_options)
+    refuse_view(shards, place)
     settings = msgspec.structs.replace(settings, storage_options=storage_options)
     path = _check_pack(output or os.path.splitext(index)[0] + table_pack.SUFFIX, shards, settings)
     outcome = TablesOutcome(index=index, output=path)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wids.cli.options import ReadFlags
+    from wids.index.shardlist import ShardList
 
 _MAX_DATASETS = 20
 
@@ -55,27 +56,42 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     shards = listed.shards
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
-    samples, uncounted = _sum(shards.nsamples)
-    size, unsized = _sum(shards.filesizes)
-    count = len(shards)
+    numbers = [k for k, length in enumerate(shards.lengths) if length or shards.selection is None]
+    samples, uncounted = _sum(shards.lengths)
+    size, unsized = _sum([shards.filesizes[k] for k in numbers])
+    count = len(numbers)
     return {
         "index": listed.name,
         "name": shards.header.get("name"),
         "info": shards.header.get("info"),
         "base": shards.header.get("base") or shards.header.get("base_path"),
+        **_view_of(shards),
         "shards": count,
         "samples": samples if not uncounted else None,
         "bytes": size if not unsized else None,
         "samples_per_shard": samples / count if count and not uncounted else None,
         "bytes_per_shard": size / count if count and not unsized else None,
         "bytes_per_sample": size / samples if samples and not (unsized or uncounted) else None,
-        "first_shard": shards.urls[0] if count else None,
-        "last_shard": shards.urls[-1] if count else None,
+        "first_shard": shards.urls[numbers[0]] if count else None,
+        "last_shard": shards.urls[numbers[-1]] if count else None,
         "datasets": _datasets(listed),
         "counted": count - uncounted,
         "with_filesize": count - unsized,
-        "with_md5sum": sum(map(bool, shards.md5sums)),
+        "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
         "first_sample": None if uncounted else _first_sample(listed, may_fetch=may_fetch),
+    }
+
+
+def _view_of(shards: ShardList) -> dict[str, Any]:
+    """Return what a view is of, and how it was made; nothing for any other index."""
+    if shards.selection is None:
+        return {}
+    header = shards.header
+    return {
+        "view_of": header.get("view_of"),
+        "of_shards": len(shards),
+        "of_samples": sum(shards.nsamples),
+        "made_by": header.get("made_by", []),
     }
 
 
@@ -89,7 +105,9 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
     """Return the sub-datasets in order; an empty list if the index has none."""
     parts: dict[Any, dict[str, Any]] = {}
     shards = listed.shards
-    for k in range(len(shards)):
+    for k, length in enumerate(shards.lengths):
+        if shards.selection is not None and not length:
+            continue
         name = shards.dataset_of(k)
         if not (name is None or isinstance(name, str)):  # a shard entry's own value, of any JSON type
             name = json.dumps(name)
@@ -99,7 +117,7 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
             part = parts[name] = {"name": name, "shards": 0, "samples": 0, "bytes": 0}
             part |= {key: described[key] for key in ("weight", "source_url") if key in described}
         part["shards"] += 1
-        for key, number in (("samples", shards.nsamples[k]), ("bytes", shards.filesizes[k])):
+        for key, number in (("samples", shards.lengths[k]), ("bytes", shards.filesizes[k])):
             part[key] = None if number < 0 or part[key] is None else part[key] + number
     return [] if list(parts) in ([], [None]) else list(parts.values())
 
@@ -121,6 +139,11 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
 def _print_one(found: dict[str, Any]) -> None:
     lines = [("index", shown_url(found["index"]))]
     lines += [(key, _text(found[key])) for key in ("name", "info", "base") if found[key] is not None]
+    if "made_by" in found:
+        if found["view_of"]:
+            lines.append(("view of", shown_url(found["view_of"])))
+        lines += [("" if k else "made by", printable(step)) for k, step in enumerate(found["made_by"])]
+        lines.append(("of them", f"{found['of_samples']:,} samples in {count_of(found['of_shards'], 'shard')}"))
     shards, samples, size = found["shards"], found["samples"], found["bytes"]
     lines.append(("shards", f"{shards:,}"))
     counted = f"known for {found['counted']:,} of {count_of(shards, 'shard')}"

@@ -7,7 +7,7 @@ times longer. A search reads each table once, and stops as soon as every key is 
 from __future__ import annotations
 
 import difflib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ class Search:
             self.listed.has_bar = bar.is_shown
             for k, end in enumerate(ends):
                 if end > start:
-                    self._search(self.listed.table(k), start)
+                    self._search(k, start)
                 start = end
                 if self.is_first and all(self.found.values()):
                     break
@@ -127,11 +127,16 @@ class Search:
         near = ", ".join(repr(printable(name)) for name in self.nearest(key))
         return f"no sample has the key {printable(key)!r}" + (f" (near: {near})" if near else "")
 
-    def _search(self, table: MemberTable, start: int) -> None:
+    def _search(self, k: int, start: int) -> None:
+        table, is_view = self.listed.table(k), self.listed.shards.selection is not None
+        chosen = self.listed.collection.rows_of(k)
         for key, indices in self.found.items():
             if self.is_first and indices:
                 continue
-            indices += [start + row for row in rows_of(table, key)]
+            for row in rows_of(table, key):
+                at = bisect_left(chosen, row) if is_view else row
+                if at < len(chosen) and chosen[at] == row:
+                    indices.append(start + at)
             if not indices:
                 near = self._near[key]
                 near |= near_keys(table, key)

@@ -45,8 +45,8 @@ def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> It
         if found["shard"] != shard:
             table = listed.table(found["shard"])
             ends = table.key_ends
-            first = found["row"]
-            rows = range(first, min(table.nsamples, first + hi - found["index"]))
+            first = found["index"] - listed.start_of(found["shard"])
+            rows = listed.collection.rows_of(found["shard"])[first : first + hi - found["index"]]
             width = max([width, *(ends[row + 1] - ends[row] for row in rows)])
             if shard < 0:
                 yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  fields"
@@ -58,13 +58,13 @@ def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> It
 def _rows(listed: Listed, lo: int, hi: int) -> Iterator[dict[str, Any]]:
     """Yield the samples ``lo .. hi``, each as a dict."""
     while lo < hi:
-        k, row = listed.locate(lo)
-        table, url = listed.table(k), listed.shards.urls[k]
-        end = min(hi, listed.ends[k])
+        k, _ = listed.locate(lo)
+        table, url, start = listed.table(k), listed.shards.urls[k], listed.start_of(k)
+        end, rows = min(hi, listed.ends[k]), listed.collection.rows_of(k)
         for index in range(lo, end):
+            row = int(rows[index - start])
             fields = {name: size for name, _, size in table.members(row)}
             yield {"index": index, "key": table.key(row), "shard": k, "row": row, "url": url, "fields": fields}
-            row += 1
         lo = end
 
 
@@ -86,7 +86,8 @@ def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) 
 
 def _shard_objects(listed: Listed, first: int, last: int) -> Iterator[str]:
     for k in range(first, last):
-        yield to_json({"shard": k, "first": listed.start_of(k), **listed.shards.describe(k)})
+        chosen = {} if listed.shards.selection is None else {"selected": listed.shards.lengths[k]}
+        yield to_json({"shard": k, "first": listed.start_of(k), **listed.shards.describe(k), **chosen})
 
 
 def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
@@ -97,7 +98,7 @@ def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
         size = format_size(shards.filesizes[k]) if shards.filesizes[k] >= 0 else "-"
         md5 = shards.md5sums[k][:8] or "-"
         yield (
-            f"{k:>{a}}  {listed.start_of(k):>{b}}  {shards.nsamples[k]:>{b}}  {size:>8}  {md5:8}  "
+            f"{k:>{a}}  {listed.start_of(k):>{b}}  {shards.lengths[k]:>{b}}  {size:>8}  {md5:8}  "
             f"{shown_url(shards.urls[k])}"
         )
 

@@ -54,7 +54,7 @@ class ScheduleOptions(OrderOptions):
         plan = Plan(
             lo=lo,
             hi=hi,
-            boundaries=ShardCounts(listed.shards.nsamples).boundaries(lo, hi),
+            boundaries=ShardCounts(listed.shards.lengths).boundaries(lo, hi),
             chunksize=self.chunksize,
             window=self.window,
             lanes=self.lanes or self.world_size,

@@ -71,7 +71,7 @@ class ShardOptions:
                 f"{index}: {missing} of {len(found)} shards have no filesize; say how large they are with --shard-size",
                 path="",
             )
-        return list(found.nsamples), [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
+        return list(found.lengths), [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
 
 
 @dataclass(frozen=True, kw_only=True)

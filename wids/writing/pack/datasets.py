@@ -79,8 +79,9 @@ class DatasetReader:
     def identify(self, items: Sequence[int]) -> str:
         """A digest of the samples, and of the shards that they come from."""
         shards, cache = self._collection.shards, self._collection.provider.cache
-        digest = hashlib.sha256(repr((list(items), self._fields and sorted(self._fields))).encode())
-        for k in sorted({self._collection.locate(item)[0] for item in items}):
+        places = list(map(self._collection.locate, items))
+        digest = hashlib.sha256(repr((places, self._fields and sorted(self._fields))).encode())
+        for k in sorted({k for k, _ in places}):
             facts: list[Any] = [shards.describe(k)]
             path, is_in_place = cache.place(shards.urls[k])
             if is_in_place:

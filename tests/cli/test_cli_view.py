@@ -1,0 +1,147 @@
+"""`wids view`, and the other commands on a view."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import wids
+from tests.support.cli import complaint, run_ok
+from tests.support.shards import serve, write_index
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+COUNTS = (3, 0, 5, 4)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index of four shards."""
+    return write_index(tmp_path / "data", COUNTS)
+
+
+@pytest.fixture
+def view(index, tmp_path):
+    """A view of samples 1, 2 and 9, of two of its shards."""
+    wids.ShardListDataset(index).select([1, 2, 9]).save(tmp_path / "view.json")
+    return str(tmp_path / "view.json")
+
+
+def keys(path):
+    """The keys of an index's samples."""
+    return [each["__key__"] for each in wids.ShardListDataset(path, transformations=[])]
+
+
+def test_view(index, tmp_path):
+    """Ranges, arrays and files of keys choose; the result is an index."""
+    out = str(tmp_path / "v.json")
+    assert run_ok("view", index, "--select", "2:-1", "-o", out).endswith("v.json: 9 of 12 samples, in 3 shards\n")
+    everything = keys(index)
+    assert keys(out) == everything[2:-1]
+    np.save(tmp_path / "some.npy", np.array([0, 4, 7, 8]))
+    (tmp_path / "gone.txt").write_text(f"{everything[4]}\n")
+    np.save(tmp_path / "first.npy", np.array([0]))
+    arguments = [
+        "--select",
+        tmp_path / "some.npy",
+        "--exclude",
+        tmp_path / "gone.txt",
+        "--exclude",
+        tmp_path / "first.npy",
+    ]
+    assert "2 of 12 samples, in 2 shards" in run_ok("view", index, *map(str, arguments), "-o", out)
+    assert keys(out) == [everything[7], everything[8]]
+    assert "1 of 2 samples" in run_ok("view", out, "--select", ":1", "-o", str(tmp_path / "w.json"))
+
+
+def test_wrong_input(index, tmp_path):
+    """Bad choices and outputs are complaints of one line."""
+    out = str(tmp_path / "v.json")
+    assert "no range" in complaint(2, "view", index, "--select", "x", "-o", out)
+    assert "cannot be read" in complaint(1, "view", index, "--exclude", str(tmp_path / "none.txt"), "-o", out)
+    assert "give the view another name" in complaint(1, "view", index, "-o", index)
+    assert not os.path.exists(out)
+
+
+def test_info(view, index):
+    """What it is a view of, and how it was made."""
+    out = run_ok("info", view)
+    assert [line.split(maxsplit=2) for line in out.splitlines() if "view" in line.split()[:1]] == [
+        ["view", "of", index]
+    ]
+    assert "select: 3 of 12" in out
+    assert "12 samples in 4 shards" in out
+    told = json.loads(run_ok("info", view, "--json"))
+    assert (told["samples"], told["shards"], told["of_shards"], told["view_of"]) == (3, 2, 4, index)
+
+
+def test_ls_and_show(view):
+    """The rows are those of the view."""
+    rows = [json.loads(line) for line in run_ok("ls", view, "--json").splitlines()]
+    assert [(each["index"], each["key"], each["shard"], each["row"]) for each in rows] == [
+        (0, "s0-001", 0, 1),
+        (1, "s0-002", 0, 2),
+        (2, "s3-001", 3, 1),
+    ]
+    lines = [line.split()[:4] for line in run_ok("ls", view, "--range", "1:").splitlines()]
+    assert lines == [["index", "shard", "row", "key"], ["1", "0", "2", "s0-002"], ["2", "3", "1", "s3-001"]]
+    shards = [json.loads(line)["selected"] for line in run_ok("ls", view, "--shards", "--json").splitlines()]
+    assert shards == [2, 0, 0, 1]
+    assert "s3-001" in run_ok("show", view, "2")
+    assert json.loads(run_ok("locate", view, "s3-001", "--json"))[0]["found"][0]["index"] == 2
+    assert "no sample has the key" in complaint(1, "locate", view, "s0-000")
+
+
+def test_order(view):
+    """`at` and `when` follow the view's order."""
+    sampler = wids.DistributedChunkedSampler(wids.ShardListDataset(view), num_replicas=1, rank=0)
+    expected = list(sampler)
+    for step, index in enumerate(expected):
+        told = json.loads(run_ok("at", view, "--step", str(step), "--json"))
+        assert str(index) in json.dumps(told)
+
+
+def test_shards_with_rows_are_verified_and_warmed(index, tmp_path):
+    """Of the others nothing is fetched."""
+    wids.ShardListDataset(index).select([1, 2, 9]).save(tmp_path / "data" / "view.json")
+    with serve(tmp_path) as server:
+        url, cache = f"{server.url}/data/view.json", str(tmp_path / "cache")
+        assert "2 shards" in run_ok("verify", url)
+        run_ok("cache", "warm", url, "--cache-dir", cache)
+        assert sorted(name[-6:] for name in os.listdir(cache) if name.endswith(".tar")) == ["s0.tar", "s3.tar"]
+    os.unlink(tmp_path / "data" / "s2.tar")
+    assert "2 shards" in run_ok("verify", str(tmp_path / "data" / "view.json"))
+
+
+def test_pack(view, tmp_path):
+    """A view is packed into shards of its own."""
+    run_ok("pack", view, "-o", str(tmp_path / "new" / "n-%d.tar"))
+    [packed] = [name for name in os.listdir(tmp_path / "new") if name.endswith(".json")]
+    assert keys(str(tmp_path / "new" / packed)) == keys(view)
+
+
+def test_simulate(view):
+    """The job has the view's samples."""
+    assert "samples read  3 " in " ".join(run_ok("simulate", view, "--world-size", "1").split()).replace(
+        "read 3", "read  3"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("index", "convert", "{}", "-o", "x.widsx"),
+        ("index", "merge", "{}", "{}", "-o", "x.json"),
+        ("index", "split", "{}", "--by", "1", "-o", "x-{{}}.json"),
+        ("index", "rebase", "{}", "--base", "http://host/", "-o", "x.json"),
+        ("index", "tables", "{}"),
+    ],
+    ids=lambda command: command[1],
+)
+def test_indexes_are_made_of_no_views(view, command, tmp_path, monkeypatch):
+    """What changes an index refuses a view, and says what to do."""
+    monkeypatch.chdir(tmp_path)
+    assert "view" in complaint(1, *(word.format(view) for word in command))
