@@ -166,7 +166,7 @@ def test_parts(tmp_path):
     dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
     gone = [dataset.keys[i] for i in (0, 3)]
     (tmp_path / "opted-out.txt").write_text("\n".join(gone))
-    found = execute(only("wids/README.md#parts-of-a-dataset"), {}, dataset=dataset)
+    found = execute(only("wids/README.md#parts-of-a-dataset"), {}, dataset=dataset, wids=wids)
     assert len(found["train"]) + len(found["test"]) == 80 - 2 > len(found["train"]) > len(found["test"])
     assert len(list(found["sampler"])) == len(wids.ShardListDataset("train-view.json")) == len(found["train"])
 
