@@ -11,7 +11,7 @@ import logging
 import math
 import operator
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from wids.cache.placement import default_cache_dir
 from wids.collection import ARCHIVES
@@ -20,11 +20,13 @@ from wids.events import logger
 from wids.index import urls
 from wids.index.table import find_groupings
 from wids.osfiles.index_paths import absolute
+from wids.substitutes import Substitutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.collection import OnCountMismatch, ShardCollection
+    from wids.events import Hook
     from wids.index.spec import ShardList
     from wids.index.table import MemberTable
     from wids.readers.provider import AutoProvider
@@ -70,6 +72,21 @@ def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callab
     if cache_dir is not None:
         return os.path.expanduser(os.fspath(cache_dir))
     return None if localname is not None else default_cache_dir()
+
+
+def parse_on_error(
+    on_error: Literal["raise", "substitute"],
+    max_errors: float,
+    error_log: str | os.PathLike[str] | None,
+    hooks: Sequence[Hook],
+) -> Substitutes | None:
+    """What is done about samples that fail; None: their errors are raised."""
+    if on_error not in ("raise", "substitute"):
+        raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
+    if on_error == "raise":
+        return None
+    log = None if error_log is None else os.fspath(error_log)
+    return Substitutes(max_errors=max_errors, error_log=log, hooks=hooks)
 
 
 def place_of(shards: Any, base: Any, options: Any) -> str | None:

@@ -277,6 +277,11 @@ class ShardCollection:
             return k, self.shards.selection.rows[index]
         return k, index - (self.ends[k - 1] if k else 0)
 
+    def span_of(self, index: int) -> tuple[int, int]:
+        """The indices of the samples in the shard of a sample, half-open."""
+        k = bisect_right(self.ends, index)
+        return (self.ends[k - 1] if k else 0), self.ends[k]
+
     def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
         """The rows of shard ``k`` that its samples are."""
         return range(self.lengths[k]) if self.shards.selection is None else self.shards.selection.rows_of(k)

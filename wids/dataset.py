@@ -12,7 +12,7 @@ import copy
 import multiprocessing.context
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead, Source
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
+from wids.errors import ShardReadError
 from wids.index.selection import parse_indices
 from wids.keys import Keys
 from wids.live_index import LiveIndex
@@ -166,6 +167,12 @@ class ShardListDataset(Dataset[T_co]):
             (``wids index create --members``) or in a pack that the index names (``wids index tables``); without one,
             or with False, a sample waits for its shard.
         hooks: called with every `wids.events` event, in the process where it happens.
+        on_error: ``"substitute"``: where a sample cannot be read or decoded, or a transformation fails, another one of
+            its shard takes its place, the same in every process, so that ranks stay equal. All samples then have
+            ``__substitute_for__``: -1, or the index of the sample that failed. A shard that is missing or damaged as a
+            whole is an error all the same. ``"raise"``: it is an error.
+        max_errors: with ``"substitute"``: the share of samples that may fail in a process, looked at once ten have.
+        error_log: with ``"substitute"``: a file to which each failure is added, a line of JSON; ``exclude`` takes it.
         on_count_mismatch: ``"error"``: reading a shard that does not hold as many samples as the index says raises
             `wids.errors.CountMismatchError`. ``"warn"``: for an index that is wrong and not yours. Lengths stay the
             index's, the same in all processes; a shard that holds fewer samples repeats them, from its first one on
@@ -181,6 +188,7 @@ class ShardListDataset(Dataset[T_co]):
     localname: Callable[[str], str]
     _transformations: list[Transform]
     _steps: tuple[str, ...]
+    _is_transforming: bool
     lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
     cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
     total_length = _Followed[int](len)
@@ -219,6 +227,9 @@ class ShardListDataset(Dataset[T_co]):
         early_reads: bool = True,
         hooks: Sequence[Hook] = (),
         on_count_mismatch: OnCountMismatch = "error",
+        on_error: Literal["raise", "substitute"] = "raise",
+        max_errors: float = 0.001,
+        error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         arguments.parse_count_mismatch(on_count_mismatch)
@@ -237,6 +248,7 @@ class ShardListDataset(Dataset[T_co]):
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()
         hooks = (*hooks, self._tally)
+        self._substitutes = arguments.parse_on_error(on_error, max_errors, error_log, hooks)
         provider = AutoProvider(
             cache_dir=self.cache_dir,
             cache_size=self.cache_size,
@@ -384,14 +396,14 @@ class ShardListDataset(Dataset[T_co]):
         """A view of all samples but these; see `select`.
 
         Args:
-            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask), or text
-                with a key a line. By keys, the member tables of all shards are read. Those of no sample are counted in
-                a warning.
+            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask),
+                ``.jsonl`` (an ``error_log``), or text with a key a line. By keys, the member tables of all shards are
+                read. Those of no sample are counted in a warning.
 
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        kept = np.flatnonzero(~views.find_excluded(samples, self.keys))
+        kept = np.flatnonzero(~views.find_excluded(samples, self.keys, self._collection))
         what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
         return self._view(kept, f"exclude{what}: {len(self) - len(kept):,} of {len(self):,}")
 
@@ -452,7 +464,7 @@ class ShardListDataset(Dataset[T_co]):
         row = index - lo if rows is None else rows[index]
         try:
             sample = reader.read(row, self.fields)
-        except ClosedReaderError:  # another thread opened or released shards
+        except (ClosedReaderError, ShardReadError):  # another thread opened or released shards; the disk failed
             sample = None
         if sample is None:  # not in the except clause, which would become the context of errors raised here
             return self._read_anew(index)
@@ -460,7 +472,7 @@ class ShardListDataset(Dataset[T_co]):
         sample["__index__"] = index
         sample["__shard__"] = reader.url
         sample["__shardindex__"] = row
-        return self._transform(sample) if self._transformations else sample  # type: ignore[return-value]
+        return self._transform(sample) if self._is_transforming else sample  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[T_co]:
         # Without this, Python ends a loop at any IndexError: one from a transformation would cut the data off unseen.
@@ -474,14 +486,19 @@ class ShardListDataset(Dataset[T_co]):
         indices, pool, plain = list(indices), self.cache, self._collection.plain
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses
-        samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], self.fields)
+        try:
+            samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], self.fields)
+        except ShardReadError:
+            if self._substitutes is None:
+                raise
+            return [self._read_anew(index) for index in indices]
         if pool.misses != misses:
             self.check_cache_misses()
         if not is_plain:
             for sample, index in zip(samples, indices, strict=True):
                 if isinstance(index, MarkedIndex):
                     sample["__valid__"] = index.is_valid
-        return [self._transform(sample) for sample in samples] if self._transformations else samples  # type: ignore[return-value]
+        return [self._transform(sample) for sample in samples] if self._is_transforming else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
@@ -507,10 +524,12 @@ class ShardListDataset(Dataset[T_co]):
     @transformations.setter
     def transformations(self, value: Transforms) -> None:
         self._transformations = parse_transformations(value, **self._decoding)
+        self._is_transforming = bool(self._transformations) or self._substitutes is not None
 
     def add_transform(self, transform: Transforms) -> Self:
         """Append a transformation; returns the dataset."""
         self._transformations += parse_transformations(transform, **self._decoding)
+        self._is_transforming = True
         return self
 
     # --- the pool of open shards
@@ -551,6 +570,18 @@ class ShardListDataset(Dataset[T_co]):
 
     def _read_anew(self, asked: Any) -> T_co:
         """The sample of an index that does not lie in the stretch at hand, or whose shard was closed."""
+        is_valid = asked.is_valid if type(asked) is not int and isinstance(asked, MarkedIndex) else None
+        try:
+            sample = self._read(asked)
+        except ShardReadError as error:
+            if self._substitutes is None:
+                raise
+            return self._substitute(error, self._collection.plain(asked), is_valid)
+        if is_valid is not None:
+            sample["__valid__"] = is_valid
+        return self._transform(sample) if self._is_transforming else sample  # type: ignore[return-value]
+
+    def _read(self, asked: Any) -> dict[str, Any]:
         pool = self.cache
         accesses, misses = pool.accesses, pool.misses
         if type(self).get_shard is ShardListDataset.get_shard:
@@ -561,11 +592,26 @@ class ShardListDataset(Dataset[T_co]):
             sample = read_foreign(self.get_shard, to_int(asked), len(self), self.fields)
             pool.accesses = accesses
             self.check_cache_misses()
-        if type(asked) is not int and isinstance(asked, MarkedIndex):
-            sample["__valid__"] = asked.is_valid
-        return self._transform(sample) if self._transformations else sample  # type: ignore[return-value]
+        return sample
 
-    def _transform(self, sample: Any) -> T_co:
+    def _transform(self, sample: dict[str, Any]) -> T_co:
+        if self._substitutes is not None:
+            return self._substitute(sample, sample["__index__"], sample.get("__valid__"))
+        return self._apply(sample)
+
+    def _substitute(self, sample: dict[str, Any] | Exception, index: int, is_valid: Any) -> T_co:
+        """A sample after the transformations, or another one in its place; an error: why it could not be read."""
+        collection, fields = self._collection, self.fields
+        return self._substitutes.finish(  # type: ignore[no-any-return,union-attr]
+            sample,
+            index,
+            span=lambda: collection.span_of(index),
+            read=lambda other: read_sample(collection, other, fields),
+            transform=self._apply,
+            valid=is_valid,
+        )
+
+    def _apply(self, sample: Any) -> T_co:
         try:
             for transform in self._transformations:
                 sample = transform(sample)

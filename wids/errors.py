@@ -202,6 +202,10 @@ class ChangedShardError(ShardError):
     advice = "look again when no process writes it"
 
 
+class ShardReadError(ShardError):
+    """The disk or the file system failed to give some bytes of a shard that is open."""
+
+
 class TableError(ShardError):
     """A saved member table is damaged, of another version, or not a member table."""
 
@@ -301,6 +305,10 @@ class DependencyError(WidsError, ImportError):
 
 class DecodeError(WidsError, ValueError):
     """A member cannot be decoded; ``shard``, ``key`` and ``field`` say which."""
+
+
+class TooManyErrorsError(WidsError):
+    """More samples failed than ``max_errors`` allows; ``path`` is the log that names them."""
 
 
 class UnsafeFormatError(DecodeError):

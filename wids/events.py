@@ -168,6 +168,22 @@ class RepeatedKeys(Event, frozen=True, kw_only=True):
     count: int
 
 
+class SampleSubstituted(Event, frozen=True, kw_only=True):
+    """A sample could not be read, decoded or transformed, and another one takes its place (``on_error="substitute"``).
+
+    ``index``, ``shard``, ``row``, ``key``, ``field``: of the sample that failed, as far as they are known; ``by``: the
+    index of the other one, None where there is none left to try; ``cause``: the error.
+    """
+
+    index: int
+    by: int | None
+    shard: str | None
+    row: int | None
+    key: str | None
+    field: str | None
+    cause: str
+
+
 class Hook(Protocol):
     """Anything that can be called with an event."""
 

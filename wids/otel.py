@@ -51,6 +51,7 @@ _COUNTERS = {
     "fetch_requests": ("{request}", "Requests for shards."),
     "table_requests": ("{request}", "Requests for member tables of shards that are not in the cache."),
     "table_bytes": ("By", "Bytes of these member tables."),
+    "substitutions": ("{sample}", "Samples that failed, and whose place others took."),
     "stalled_seconds": ("s", "Time that reads of samples waited for their shards."),
 }
 

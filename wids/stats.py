@@ -23,6 +23,7 @@ from wids.events import (
     RangesRead,
     Rejected,
     Retried,
+    SampleSubstituted,
     TableRead,
     Waited,
     WaitedForRoom,
@@ -50,6 +51,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         waits: how often a process waited for another one's download, or for space in the cache.
         range_requests: byte ranges read for samples of shards that are not in the cache. range_bytes: their bytes.
         table_requests: requests for member tables of such shards. table_bytes: their bytes.
+        substitutions: samples that failed (``on_error="substitute"``).
         stalled_seconds: time that samples waited for a shard that was not in the cache; the sum over all threads.
     """
 
@@ -68,6 +70,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     fetch_requests: int = 0
     table_requests: int = 0
     table_bytes: int = 0
+    substitutions: int = 0
     stalled_seconds: float = 0.0
 
     def price(self) -> str:
@@ -89,6 +92,7 @@ _SINGLE: dict[type[Event], str] = {
     Retried: "retries",
     Rejected: "rejections",
     WaitedForRoom: "waits",
+    SampleSubstituted: "substitutions",
 }
 
 

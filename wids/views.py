@@ -43,22 +43,52 @@ def select(collection: ShardCollection, indices: Integers) -> SharedSelection:
     return SharedSelection(ends, rows)
 
 
-def find_excluded(what: Any, keys: Keys) -> npt.NDArray[np.bool_]:
+def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDArray[np.bool_]:
     """Which samples to leave out: a mask.
 
     Args:
         what: indices, a mask, or keys; or a path of a file of them (see `read_samples`).
         keys: of the samples. They are read only where keys are given.
+        collection: of the samples.
     """
     n = len(keys)
     found = np.zeros(n, np.bool_)
     if isinstance(what, (str, os.PathLike)):
+        if os.fspath(what).endswith(".jsonl"):
+            return _in_log(os.fspath(what), collection)
         what = read_samples(os.fspath(what))
     elif not hasattr(what, "__array__") and not isinstance(what, range):
         what = list(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
         return _with_keys(keys, set(what))
     found[parse_indices(what, n)] = True
+    return found
+
+
+class _Line(msgspec.Struct):
+    shard: str | None
+    row: int | None
+
+
+def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
+    """Where the samples of a log of errors are (`wids.substitutes`, ``wids verify --report``).
+
+    Raises:
+        InputError: it cannot be read, or is no such log.
+    """
+    found, bad = np.zeros(len(collection), np.bool_), dict[str, set[int]]()
+    try:
+        with open(path, "rb") as file:
+            for line in filter(bytes.strip, file):
+                told = msgspec.json.decode(line, type=_Line)
+                if told.shard is not None and told.row is not None:
+                    bad.setdefault(told.shard, set()).add(told.row)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as a log of errors ({error})", path=path) from error
+    for k, url in enumerate(collection.shards.urls if bad else ()):
+        if url in bad and collection.lengths[k]:
+            lo = collection.ends[k] - collection.lengths[k]
+            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[url]))
     return found
 
 

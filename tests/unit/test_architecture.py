@@ -25,6 +25,7 @@ LAYERS = (
     ("indexes",),
     ("readers",),
     ("codecs", "collection"),
+    ("substitutes",),
     ("arguments", "batches", "keys", "live_index", "views"),
     ("jobs", "writing"),
     ("dataset", "samplers", "otel"),

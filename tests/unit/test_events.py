@@ -18,6 +18,7 @@ from wids.events import (
     Rejected,
     RepeatedKeys,
     Retried,
+    SampleSubstituted,
     Swept,
     TableRead,
     Waited,
@@ -42,6 +43,7 @@ ALL = [
     RangesRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     TableRead(url="u", requests=2, size_bytes=10, seconds=0.5),
     RepeatedKeys(url="u", count=2),
+    SampleSubstituted(index=1, by=2, shard="u", row=1, key="k", field=".jpg", cause="c"),
 ]
 
 

@@ -7,6 +7,8 @@ printed. No shard, table or index is changed.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
@@ -62,6 +64,15 @@ class VerifyFlags:
     is_decoded: Annotated[
         bool, typer.Option("--decode", help="Decode all members, too; name key and field of those that fail.")
     ] = False
+    report: Annotated[
+        str,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="With --decode: write the members that cannot be decoded to a .jsonl that `dataset.exclude` and "
+            "`wids view --exclude` take.",
+        ),
+    ] = ""
     shards: Shards = ":"
     rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST
     group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT
@@ -102,6 +113,8 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     """
     if flags.is_quick and flags.is_decoded:
         raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
+    if flags.report and not (flags.is_decoded and flags.report.endswith(".jsonl")):
+        raise typer.BadParameter("--report is for --decode, and its name ends in .jsonl")
     if flags.is_quick and flags.journal is not None:
         raise typer.BadParameter(
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
@@ -128,6 +141,8 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         _journal(index, flags) as journal,
     ):
         outcome = verify_shards(chosen, settings, decode=_decoder(flags), options=options, journal=journal, show=show)
+    if flags.report:
+        _write_report(flags.report, outcome)
     if is_json:
         _print_json(index, outcome)
     else:
@@ -163,6 +178,27 @@ def _decoder(flags: VerifyFlags) -> Any:
     from wids.codecs.decode import UNASKED, SampleDecoder
 
     return SampleDecoder("PIL", also=UNASKED)
+
+
+def _write_report(path: str, outcome: VerifyOutcome) -> None:
+    """Write a line for each member that cannot be decoded, as `wids.substitutes` logs them."""
+    from wids.osfiles.atomic import write_atomically
+
+    lines = [
+        json.dumps(
+            {
+                "shard": finding.url,
+                "row": problem.row,
+                "key": problem.key,
+                "field": problem.field,
+                "error": problem.detail or problem.what,
+            }
+        )
+        for finding in outcome.findings
+        for problem in finding.problems
+        if problem.row is not None
+    ]
+    write_atomically(os.path.abspath(os.path.expanduser(path)), "".join(f"{line}\n" for line in lines).encode())
 
 
 def _print_json(index: str, outcome: VerifyOutcome) -> None:

@@ -22,7 +22,11 @@ def run_view(
     ] = "",
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="FILE", help="Not these: a text with a key a line, or a .npy of indices."),
+        typer.Option(
+            "--exclude",
+            metavar="FILE",
+            help="Not these: a text with a key a line, a .npy of indices, or a .jsonl of errors.",
+        ),
     ] = None,
     cache_dir: CacheDir = "",
     storage_options: StorageOptions = None,

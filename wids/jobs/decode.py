@@ -42,7 +42,7 @@ def decode_samples(samples: Iterable[Sample], decode: Decode, url: str) -> tuple
     """
     problems: list[Problem] = []
     undecoded = 0
-    for sample in samples:
+    for row, sample in enumerate(samples):
         key = sample.pop("__key__")
         for field, value in sample.items():
             try:
@@ -50,9 +50,9 @@ def decode_samples(samples: Iterable[Sample], decode: Decode, url: str) -> tuple
             except UnsafeFormatError:
                 undecoded += 1
             except DecodeError as error:
-                problems.append(_problem(key, field, error.__cause__ or error, str(error)))
+                problems.append(_problem(key, field, row, error.__cause__ or error, str(error)))
             except MemoryError as error:
-                problems.append(_problem(key, field, error, "it takes more memory than there is"))
+                problems.append(_problem(key, field, row, error, "it takes more memory than there is"))
     return problems, undecoded
 
 
@@ -64,7 +64,7 @@ def crash_of(error: JobError) -> Problem:
     return Problem(kind="decode", what=what, advice="look for the sample in this shard alone", detail=str(error))
 
 
-def _problem(key: str, field: str, cause: BaseException, detail: str) -> Problem:
+def _problem(key: str, field: str, row: int, cause: BaseException, detail: str) -> Problem:
     words = str(cause) if isinstance(cause, DecodeError) else f"{type(cause).__name__}: {cause}"
     return Problem(
         kind="decode",
@@ -74,4 +74,5 @@ def _problem(key: str, field: str, cause: BaseException, detail: str) -> Problem
         detail=detail,
         key=key,
         field=field,
+        row=row,
     )

@@ -23,7 +23,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             decode, error.
         what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: what to do.
         detail: the whole story, where there is more to say.
-        key, field: of the sample and member, for ``decode``.
+        key, field, row: of the sample and member, for ``decode``.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     key: str | None = None
     field: str | None = None
+    row: int | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wids.cache import member_tables
-from wids.errors import ChangedShardError, ShardError, TarError, TruncatedShardError
+from wids.errors import ChangedShardError, ShardError, ShardReadError, TarError, TruncatedShardError
 from wids.events import logger
 from wids.index.keys import encode_name
 from wids.osfiles import system
@@ -252,7 +252,7 @@ class LocalReader(Reader):
         except ClosedFileError:
             raise ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url) from None
         except OSError as error:
-            raise ShardError(
+            raise ShardReadError(
                 f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
                 shard=self.url,
                 offset=offset,
