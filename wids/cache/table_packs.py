@@ -7,8 +7,9 @@ Rules: a directory is downloaded once for each cache directory, and mapped by al
 directory, or it cannot be written, a process keeps it in memory. A pack on this machine's disk is mapped where it lies.
 A table is one byte range of the version that the directory is of: when the pack has been replaced, its directory is
 downloaded anew. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
-it may have been the network, the pack is tried again after a minute. Behind a URL with a query, of a program, and on a
-server that gives no byte ranges or does not tell versions apart, a pack is not used.
+it may have been the network, its directory is asked for again after a minute, and other tables at once. Behind a URL
+with a query, of a program, and on a server that gives no byte ranges or does not tell versions apart, a pack is not
+used.
 """
 
 from __future__ import annotations
@@ -148,10 +149,10 @@ class TablePacks:
                 except ChangedShardError as error:
                     self._note_replaced(pack, error)
                     continue
-                except TableError as error:
-                    self._warn(url, error)
-                except FetchError as error:
-                    self._give_up(url, error)
+                except (TableError, FetchError) as error:
+                    if _is_final(error) and not isinstance(error, TableError):
+                        self._give_up(url, error)
+                    self._warn(url, error)  # of this table alone: others may be had
                 break
         if lacking and lacking == len(shard.packs):
             url = shard.packs[0]
@@ -286,9 +287,8 @@ class TablePacks:
 
     def _give_up(self, url: str, error: BaseException) -> None:
         """Use a pack no more; for a minute only where it may have been the network, or is being replaced."""
-        is_final = isinstance(error, (TableError, NoRangesError, *member_tables.NOT_PUBLISHED))
         self._open.pop(url, None)
-        self._retry_at[url] = math.inf if is_final else time.monotonic() + _AGAIN_SECONDS
+        self._retry_at[url] = math.inf if _is_final(error) else time.monotonic() + _AGAIN_SECONDS
         what = error
         if isinstance(error, CancelledTransferError):
             what = TableError(f"{url}: the directory of this pack did not come in {_DIRECTORY_SECONDS:.0f} s", url=url)
@@ -305,6 +305,11 @@ class TablePacks:
     def _tell(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
         emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether it is the pack that cannot be used, and not the network."""
+    return isinstance(error, (TableError, NoRangesError, *member_tables.NOT_PUBLISHED))
 
 
 def _opened(data: bytes | memoryview, note: _Note) -> OpenPack:

@@ -24,7 +24,7 @@ from wids.index import table as tables
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.discovery import absolute, look_local
-from wids.jobs.index_create import check_output
+from wids.jobs.index_create import check_output, check_place
 from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, TaskContext, run
@@ -148,7 +148,8 @@ def pack_tables(
     with contextlib.closing(_Packing(shards, outcome, settings, show)) as packing:
         packing.find_all(options)
         packing.write()
-    _name_pack(index, path)
+        _name_pack(index, path)
+        packing.finish()
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -206,15 +207,12 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
     Raises:
         OutputError: it cannot be written there. OutputExistsError: it would replace something else.
     """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: a pack is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    path = check_place(output, "a pack", "train.tables")
     if not path.endswith(table_pack.SUFFIX):
         raise OutputError(f"{output}: the name of a pack ends in {table_pack.SUFFIX}", path=path)
-    if not os.path.isdir(os.path.dirname(path)):
-        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
-    is_own = path in map(absolute, shards.all_packs())
-    if os.path.isdir(path) or (os.path.exists(path) and not (is_own or settings.overwrite)):
+    # A run that was killed may have written it, and not the index.
+    is_own = path in map(absolute, shards.all_packs()) or os.path.exists(path + _JOURNAL_SUFFIX)
+    if os.path.exists(path) and not (is_own or settings.overwrite):
         raise OutputExistsError(
             f"{output}: exists, and the index does not name it; write elsewhere, or pass overwrite=True",
             path=path,
@@ -270,13 +268,15 @@ class _Packing:
         self._spool = -1
         try:
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
+            if not self._journal.before:  # what is in it belongs to no run
+                os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
             self._journal.close()
             raise unwritten(path, error) from error
 
     def close(self) -> None:
-        """Leave what was found for the next run, unless all is done or nothing was found."""
+        """Leave what was found for the next run, unless `finish` was called or nothing was found."""
         os.close(self._spool)
         if not (self._journal.is_begun or self._journal.was_there):
             with contextlib.suppress(OSError):
@@ -328,11 +328,13 @@ class _Packing:
                     outcome.bytes += len(data)
                 os.fsync(fd)
                 os.replace(part, place)
-            os.unlink(self._spool_path)
         except OSError as error:
             raise unwritten(place, error) from error
-        self._journal.remove()
         outcome.tables = len(kept)
+
+    def finish(self) -> None:
+        """Pack and index are there: nothing is kept for another run."""
+        self._journal.remove()
 
     def _shard(self, k: int) -> Shard:
         shard = self._shards[k]

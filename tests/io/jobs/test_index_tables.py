@@ -176,6 +176,22 @@ def test_a_run_that_failed_goes_on(home, monkeypatch):
     assert all(find(str(home / f"{tag}.tar")).key(0) == f"{tag}0000" for tag in TAGS)
 
 
+def test_a_run_that_was_killed_before_the_index_named_the_pack(home, monkeypatch):
+    """The next one does what is left, and asks for no leave to replace the pack."""
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_tables, "_name_pack", die)
+        with pytest.raises(KeyboardInterrupt):
+            pack_tables(str(home / "train.json"))
+    assert (home / "train.tables").exists()
+    outcome = pack_tables(str(home / "train.json"))
+    assert (outcome.known, outcome.tables, left(home)) == (4, 4, [])
+    assert read(home / "train.json")["member_tables"] == "train.tables"
+
+
 @pytest.mark.parametrize("damage", ["spool", "journal"])
 def test_what_was_kept_is_checked(home, damage):
     """A spool or a journal that is damaged costs the work, and no more."""

@@ -440,3 +440,21 @@ def test_the_tables_of_a_dataset_with_its_own_rule(web, load):
     dataset = load(key_rule="last-dot")
     assert dataset[0][".txt"] == b"a0"
     assert asked(web) == 0
+
+
+def test_a_table_that_does_not_come(web, load, monkeypatch, caplog, no_waits):
+    """It is read from beside its shard, or made; the others are read from the pack."""
+    dataset = load()
+    assert dataset[0][".txt"] == b"a0"
+    publish(web, "/b.tar")
+    web.faults[PACK] = [status(503)] * 3
+    real = table_packs.TablePacks.read
+    monkeypatch.setattr(
+        table_packs.TablePacks, "read", lambda *args, **options: real(*args, **{**options, "seconds": 0})
+    )
+    assert dataset[ROWS][".txt"] == b"b0"
+    assert beside(web) == 1
+    web.faults[PACK] = []
+    assert dataset[2 * ROWS][".txt"] == b"c0"
+    assert beside(web) == 1
+    assert len(caplog.records) == 1
