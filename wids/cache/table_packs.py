@@ -4,7 +4,7 @@
                                     pack's URL, size and version; DIGEST: of its URL
 
 Rules: a directory is downloaded once for each cache directory, and mapped by all processes; where there is no cache
-directory, or it cannot be written, a process keeps it in memory. A pack on this machine's disk is mapped where it lies.
+directory, or it cannot be written, a process keeps it in memory, as that of a pack on this machine's disk.
 A table is one byte range of the version that the directory is of: when the pack has been replaced, its directory is
 downloaded anew. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
 it may have been the network, its directory is asked for again after a minute or more, and other tables at once. Behind
@@ -213,11 +213,7 @@ class TablePacks:
     def _open_now(self, url: str, seconds: float) -> tuple[OpenPack, ShardBytes | None]:
         """A pack, and what its directory came through, if it was downloaded."""
         if urls.is_local(url):
-            data, status = atomic.map_file(os.path.expanduser(urls.local_path(url)))
-            directory = table_pack.unpack(data, place=url, size=status.st_size)
-            # As `wids.transport.stores.LocalSource` has it.
-            version = status.st_mtime_ns, status.st_ino
-            return OpenPack(url, directory, Stat(status.st_size, version, has_ranges=True)), None
+            return _read_local(url), None
         # From before the lock: of many processes, each would else wait for the server in its turn.
         ends = time.monotonic() + _DIRECTORY_SECONDS
         kept = self._kept
@@ -312,6 +308,20 @@ class TablePacks:
     def _tell(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
         emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
+
+
+def _read_local(url: str) -> OpenPack:
+    """A pack on this machine's disk. Not mapped: one that is written over in place would end the process."""
+    fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
+    try:
+        status = os.fstat(fd)
+        head = system.pread(fd, table_pack.HEADER_BYTES, 0)
+        end = table_pack.head_end(head, place=url, size=status.st_size)
+        directory = table_pack.unpack(system.pread(fd, end, 0), place=url, size=status.st_size)
+    finally:
+        os.close(fd)
+    # As `wids.transport.stores.LocalSource` has it.
+    return OpenPack(url, directory, Stat(status.st_size, (status.st_mtime_ns, status.st_ino), has_ranges=True))
 
 
 def _nearest_first(shard: Shard) -> list[str]:

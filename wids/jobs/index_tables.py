@@ -271,8 +271,11 @@ class _Packing:
         show: Callable[[JobProgress], None],
     ) -> None:
         self._shards, self._outcome, self._settings, self._show = shards, outcome, settings, show
-        numbers = {url: k for k, url in reversed(list(enumerate(shards.urls)))}
-        self._numbers = sorted(k for url, k in numbers.items() if member_tables.may_be_published(url))
+        numbers: dict[str, int] = {}  # a shard that is listed twice has one table
+        for k, url in enumerate(shards.urls):
+            if member_tables.may_be_published(url):
+                numbers.setdefault(absolute(url), k)
+        self._numbers = list(numbers.values())
         # Where the table of each shard is in the spool; of length -1: it is not.
         self._places = np.full((len(shards), 2), -1, np.int64)
         self._progress = JobProgress(shards=len(self._numbers))

@@ -193,6 +193,14 @@ def test_a_run_that_was_killed_before_the_index_named_the_pack(home, monkeypatch
     assert read(home / "train.json")["member_tables"] == "train.tables"
 
 
+def test_a_shard_that_is_listed_twice(home):
+    """By whatever names: it has one table."""
+    index = read(home / "train.json")
+    index["shardlist"] += [{"url": url, "nsamples": ROWS} for url in ("a.tar", "../d/b.tar", f"file://{home}/c.tar")]
+    outcome = pack_tables(write_json(home / "train.json", index))
+    assert (outcome.shards, outcome.tables) == (4, 4)
+
+
 def test_what_a_killed_run_left_half_written(home):
     """It is deleted, unless another process is writing it: it is as large as the pack."""
     (home / "train.tables.1-0123abcd.part").write_bytes(b"x")

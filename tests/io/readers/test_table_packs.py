@@ -445,6 +445,23 @@ def test_a_local_pack_of_remote_shards(web, load, tmp_path):
     assert beside(web) == len(TAGS)
 
 
+def read_from_cut_pack(index, pack):
+    """What a process does whose local pack is written over in place."""
+    dataset = wids.ShardListDataset(index, access="range", transformations="raw")
+    assert dataset[0][".txt"] == b"a0"
+    os.truncate(pack, 0)
+    check_samples(dataset)
+
+
+def test_a_local_pack_that_is_cut(web, tmp_path):
+    """The process lives, and reads on."""
+    place = str(tmp_path / "train.tables")
+    tables = {f"{web.url}/{tag}.tar": table_of(web.files[f"/{tag}.tar"]).to_bytes() for tag in TAGS}
+    Path(place).write_bytes(pack_of(tables, place))
+    (tmp_path / "train.json").write_bytes(index_of(web, base=web.url))
+    call_in_child(read_from_cut_pack, str(tmp_path / "train.json"), place)
+
+
 def test_several_packs(web, load, caplog):
     """Each shard's table is looked for in all of them, as after a merge."""
     publish_pack(web, "/one.tables", {"/a.tar": None, "/b.tar": None})
