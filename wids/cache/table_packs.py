@@ -163,6 +163,22 @@ class TablePacks:
             self._warn(url, f"{url}: this pack of member tables has none of {shard.url}")
         return None
 
+    def read_stored(self, url: str, shard: Shard, *, shard_bytes: int, seconds: float) -> bytes | None:
+        """The table of a shard in the pack at ``url``, whatever it is; None: it has none, or cannot be used.
+
+        Raises:
+            TableError: it is too long to be one. FetchError: it cannot be had.
+        """
+        while (pack := self._find(url, seconds)) is not None:
+            place = pack.directory.find(shard.url)
+            if place is None:
+                return None
+            try:
+                return self._fetch(pack, place, shard, shard_bytes, seconds, lambda: False)[0]
+            except ChangedShardError as error:
+                self._note_replaced(pack, error)
+        return None
+
     def _read(
         self,
         pack: OpenPack,
@@ -172,7 +188,24 @@ class TablePacks:
         seconds: float,
         is_cancelled: Callable[[], bool],
     ) -> MemberTable:
-        start, is_local = time.perf_counter(), urls.is_local(pack.url)
+        start = time.perf_counter()
+        data, source = self._fetch(pack, place, shard, shard_bytes, seconds, is_cancelled)
+        where = f"the member table in {pack.url}"
+        table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
+        if not urls.is_local(pack.url):
+            self._tell(shard.url, source.requests, table.nbytes, start)
+        return table
+
+    def _fetch(
+        self,
+        pack: OpenPack,
+        place: tuple[int, int],
+        shard: Shard,
+        shard_bytes: int | None,
+        seconds: float,
+        is_cancelled: Callable[[], bool],
+    ) -> tuple[bytes, ShardBytes]:
+        """The bytes of a table, and what they came through."""
         at, length = place
         if length > member_tables.max_published_bytes(shard_bytes):
             raise TableError(f"{pack.url}: the table of {shard.url} is too long to be one ({length} bytes)")
@@ -183,14 +216,9 @@ class TablePacks:
             stat=pack.stat,
             seconds=seconds,
             is_cancelled=is_cancelled,
-            needs_version=not is_local,
+            needs_version=not urls.is_local(pack.url),
         )
-        data = source.read_many([(at, at + length)])[0]
-        where = f"the member table in {pack.url}"
-        table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
-        if not is_local:
-            self._tell(shard.url, source.requests, table.nbytes, start)
-        return table
+        return source.read_many([(at, at + length)])[0], source
 
     def _find(self, url: str, seconds: float) -> OpenPack | None:
         """A pack, opened the first time; None: it cannot be used now."""
