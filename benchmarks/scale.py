@@ -1,4 +1,4 @@
-"""Cost of a sampler on a billion samples, and of opening an index of a million shards; time and memory.
+"""Cost of a sampler on a billion samples, of opening an index of a million shards, and of a pack of member tables.
 
     python benchmarks/scale.py             five minutes and 6 GB: torch's DistributedSampler at 1e8, a million shards
     python benchmarks/scale.py --brief     without the first: four minutes
@@ -34,7 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from wids import ShardListDataset, indexes
+from wids.index import table_pack
 from wids.jobs.index_edit import convert_index
+from wids.osfiles import atomic
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:
@@ -150,6 +152,26 @@ def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> d
     return {"open": opened, "bytes": found, "pickle_bytes": len(data), "unpickle": received}
 
 
+def run_pack_case(directory: str, n: int) -> dict:
+    """Measure the directory of a pack of ``n`` member tables: to make it, to map it, and to look into it."""
+    names, path = [f"train-{k:07}.tar" for k in range(n)], f"{directory}/train.tables"
+    begin = time.perf_counter()
+    head = table_pack.pack_head(names, [100_000] * n, place=path)
+    wrote = time.perf_counter() - begin
+    size, wanted = len(head), [f"{directory}/{name}" for name in names[:: max(n // 10_000, 1)]]
+    Path(path).write_bytes(head)
+    del head, names
+    before = memory_bytes("RssAnon")
+    begin = time.perf_counter()
+    found = table_pack.unpack(atomic.map_file(path)[0], place=path)
+    opened, private = time.perf_counter() - begin, memory_bytes("RssAnon") - before
+    begin = time.perf_counter()
+    if not all(map(found.find, wanted)):
+        raise SystemExit("a table was not found")
+    looked = (time.perf_counter() - begin) / len(wanted)
+    return {"write": wrote, "size_bytes": size, "open": opened, "bytes": private, "look": looked}
+
+
 def measure(case: Callable[[], dict], *, quick: bool) -> dict:
     """Run a case in a process of its own, which imports all anew unless it is to be quick."""
     context = multiprocessing.get_context("fork" if quick else "spawn")
@@ -167,6 +189,12 @@ def measure_samplers(rounds: int, *, brief: bool, quick: bool) -> dict[str, list
             case = partial(run_case, kind, n // 100 if quick else n, options, 100 if quick else 1_000_000)
             found.setdefault(name, []).append(measure(case, quick=quick))
     return found
+
+
+def measure_pack(rounds: int, n: int, *, quick: bool) -> list[dict]:
+    """Measure the directory of a pack."""
+    with tempfile.TemporaryDirectory() as directory:
+        return [measure(partial(run_pack_case, directory, n), quick=quick) for _ in range(rounds)]
 
 
 def measure_indexes(rounds: int, n: int, *, quick: bool) -> dict[str, list[dict]]:
@@ -201,7 +229,8 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     found = measure_samplers(1 if quick else rounds, brief=brief, quick=quick)
     indexes = measure_indexes(1 if quick else rounds, 200 if quick else INDEX_SHARDS, quick=quick)
-    figures, opened = medians(found), medians(indexes)
+    packs = {"pack of member tables": measure_pack(1 if quick else rounds, 200 if quick else INDEX_SHARDS, quick=quick)}
+    figures, opened, packed = medians(found), medians(indexes), medians(packs)
     start = figures["ours, 1e9"]["first"]
     targets = {
         f"first index <= {FIRST_SECONDS} s": start <= FIRST_SECONDS,
@@ -213,19 +242,27 @@ def main(
         f"with memory of its own <= {OPEN_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["bytes"] <= OPEN_BYTES,
         f"and a pickle <= {PICKLE_BYTES / 1e6:.0f} MB": opened["JSON, mapped"]["pickle_bytes"] <= PICKLE_BYTES,
     }
-    show(console, figures, opened, targets)
+    show(console, figures, opened, packed, targets)
     if quick:
         console.print("quick: the numbers are too small for these figures to mean anything")
     if json_file:
         with open(json_file, "w", encoding="utf-8") as stream:
             json.dump(
-                {"machine": report.machine(), "rounds": found, "indexes": indexes, "targets": targets}, stream, indent=1
+                {"machine": report.machine(), "rounds": found, "indexes": indexes, "packs": packs, "targets": targets},
+                stream,
+                indent=1,
             )
     if check and not all(targets.values()):
         raise typer.Exit(1)
 
 
-def show(console: Console, figures: dict[str, dict], opened: dict[str, dict], targets: dict[str, bool]) -> None:
+def show(
+    console: Console,
+    figures: dict[str, dict],
+    opened: dict[str, dict],
+    packed: dict[str, dict],
+    targets: dict[str, bool],
+) -> None:
     """Print the tables, the targets and the machine."""
     table = Table(title=f"rank {RANK} of {RANKS}; shards of 10,000 samples")
     table.add_column("sampler", no_wrap=True)
@@ -243,6 +280,12 @@ def show(console: Console, figures: dict[str, dict], opened: dict[str, dict], ta
         cells = f["open"], f["bytes"] / 1e6, f["pickle_bytes"] / 1e3, f["unpickle"] * 1e3
         table.add_row(name, *(f"{cell:,.{3 if cell < 1 else 1 if cell < 10 else 0}f}" for cell in cells))
     console.print(table)
+    for name, f in packed.items():
+        opening = f"mapped in {f['open'] * 1e3:.1f} ms with {f['bytes'] / 1e6:.2f} MB of its own"
+        words = (
+            f"{f['size_bytes'] / 1e6:.1f} MB, made in {f['write']:.2f} s, {opening}, a look {f['look'] * 1e6:.1f} µs"
+        )
+        console.print(f"directory of a {name} of {INDEX_SHARDS:,} shards: {words}")
     for target, is_met in targets.items():
         console.print(f"{'met   ' if is_met else 'missed'} {target}")
     console.print(", ".join(f"{key} {value}" for key, value in report.machine().items()))

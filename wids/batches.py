@@ -173,7 +173,7 @@ def _by_shard(
         shard = lru.cache.get(urls[k])
         if shard is None:
             distance = 1 + (not provider.cache.has(urls[k]))
-            is_far = distance == 2 and provider.reads_ranges(urls[k])
+            is_far = distance == 2 and provider.reads_ranges(collection.shards[k])
         else:
             distance, is_far = 0, shard.reader.is_remote
         if is_far:

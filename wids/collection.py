@@ -21,7 +21,7 @@ from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
 from wids.index import urls
 from wids.index.shardlist import MAX_COUNT
-from wids.index.spec import list_shards
+from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
@@ -416,6 +416,7 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
     if sum(found.nsamples) > MAX_COUNT:
         raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
     found.header.update(options or {})
+    found.use_packs(own_packs(found.header, None, base))
     return found
 
 

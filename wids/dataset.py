@@ -122,7 +122,8 @@ class ShardListDataset(Dataset[T_co]):
             much as the disk has, of which a hundredth (at most 1 GiB) is left free. A limit below the size of one shard
             is exceeded, with a warning. With a ``localname`` the limit holds for each directory of its paths.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
-            temporary directory. ``~`` expands. Made on the first download, or for an index of 20,000 shards or more.
+            temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, or
+            for the directory of a pack of member tables.
         lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
             with all other datasets without this argument: the one used longest ago is closed first.
         dataset_name: default: the index's name, else a digest of ``shards``.
@@ -156,11 +157,12 @@ class ShardListDataset(Dataset[T_co]):
         access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of shards that are not in the cache,
             members are read by byte ranges, and no shard is downloaded: for a look at a few samples of a large data
             set. ``"auto"``: likewise, until a shard has cost as much as its download; then it is downloaded, as are
-            those whose server gives no ranges and those without a member table beside them (unless their samples are
+            those whose server gives no ranges and those without a published member table (unless their samples are
             large).
         early_reads: with ``access="fetch"``, read samples whose shard is not here yet by byte ranges while it is being
             downloaded, or where the cache has no space for it. Needs the shard's member table beside it
-            (``wids index create --members``); without one, or with False, a sample waits for its shard.
+            (``wids index create --members``) or in a pack that the index names (``wids index tables``); without one,
+            or with False, a sample waits for its shard.
         hooks: called with every `wids.events` event, in the process where it happens.
         on_count_mismatch: ``"error"``: reading a shard that does not hold as many samples as the index says raises
             `wids.errors.CountMismatchError`. ``"warn"``: for an index that is wrong and not yours. Lengths stay the

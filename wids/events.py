@@ -150,7 +150,10 @@ class RangesRead(Event, frozen=True, kw_only=True):
 
 
 class TableRead(Event, frozen=True, kw_only=True):
-    """The member table of a remote shard was read from beside it, or made from its headers, in so many requests."""
+    """The member table of a remote shard was read from a pack or from beside it, or made from its headers.
+
+    Also the directory of a pack, ``url`` being the pack's. ``requests``: that it took.
+    """
 
     url: str
     requests: int

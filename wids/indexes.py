@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from wids.events import logger
 from wids.index import compiled, energon, urls
 from wids.index.fingerprint import fingerprint
 from wids.index.shardlist import ShardList
-from wids.index.spec import forbid_local, own_keys, parse_index
+from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index
 from wids.osfiles import atomic, system
 from wids.transport import retrying
 from wids.transport.download import download_to, read_bytes
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 MIN_SHARDS = 20_000
 # A shard takes more bytes than that in an index.
 _MIN_ROW_BYTES = 25
+# Changed when the format is another one, or an index is parsed to something else: it is then compiled again.
+_MADE_BY = compiled.VERSION, "member_tables"
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
 
 
@@ -310,6 +313,9 @@ class _RemoteIndex:
         for k, url in enumerate(found.columns.urls):
             if not self._request.allow_local and urls.reaches_local(url):
                 forbid_local(self._place, f"shardlist[{k}].url", url)
+        for url in itertools.chain.from_iterable(packs for _, packs in found.columns.packs):
+            if not self._request.allow_local and urls.reaches_local(url):
+                forbid_local(self._place, PACKS, url)
         return found
 
 
@@ -341,6 +347,10 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     own = options.get("base") or options.get("base_path")
     base = request.base if request.base is not None else urls.join(home, own) if isinstance(own, str) else home
     found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    packs = [(k, tuple(urls.join(home, url) for url in written)) for k, written in found.columns.packs]
+    if PACKS in options:
+        packs = [(0, own_packs(options, index, home))]
+    found = found._replace(columns=found.columns._replace(packs=packs))
     if options:
         found.header.update(options)
         names = own_keys(found.header, index)
@@ -359,8 +369,8 @@ def _digest(*parts: bytes) -> str:
 def _digest_of(*facts: Any) -> str:
     """A digest of what an index is made from; "" if it cannot be written down."""
     try:
-        text = json.dumps([compiled.VERSION, *facts])
-        is_plain = json.loads(text) == [compiled.VERSION, *facts]
+        text = json.dumps([*_MADE_BY, *facts])
+        is_plain = json.loads(text) == [*_MADE_BY, *facts]
     except (TypeError, ValueError):
         return ""
     return _digest(text.encode()) if is_plain else ""

@@ -14,7 +14,7 @@ from wids.errors import SpecError
 from wids.index import checks
 from wids.index.fingerprint import fingerprint
 from wids.index.live import FixedList, LazyShards, LiveDict, live_shard, live_spec
-from wids.index.spec import list_shards
+from wids.index.spec import PACKS, list_shards, own_packs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,12 +86,18 @@ class LiveIndex:
             )
         header, shards, collection = dict(spec), spec["shardlist"], self._collection
         del header["shardlist"]
+        before = collection.shards
+        is_named_anew = header.get(PACKS) != before.header.get(PACKS)
+        packs = own_packs(header, None, None) if is_named_anew else before.all_packs()
         if shards is not self._shards:
             _, found, _ = load_shards(shards, storage_options=collection.provider.storage_options)
+            found.use_packs(packs)
             collection.close()  # a shard that has been written anew is counted anew
             collection.count_unknown(found)
             collection.adopt(found)
             self._shards = self._fingerprint = None
+        elif is_named_anew:
+            collection.shards.use_packs(packs)
         collection.shards.header = header
 
     def _follow_shard(self, shards: ShardList, k: int, desc: dict[str, Any]) -> None:

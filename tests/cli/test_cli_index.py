@@ -291,3 +291,45 @@ def test_write_json_is_an_index(tmp_path):
     write_json("i.json", {"wids_version": 1, "shardlist": [], "datasets": [{"source_url": "x.json"}]})
     code, _, err = run_index("rebase", "i.json", "--base", "x")
     assert (code, "sub-datasets" in err) == (1, True)
+
+
+def test_tables_tells_what_it_packed():
+    """Two lines, or JSON; the index names the pack."""
+    write_shards("d", (3, 4))
+    run_index("create", "d", "-o", "d/train.json")
+    code, out, err = run_index("tables", "d/train.json")
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    assert first.startswith("d/train.tables: 2 member tables of 2 shards, ")
+    assert first.endswith("; d/train.json names it")
+    assert second.startswith("2 from the shards in ")
+    assert read("d/train.json")["member_tables"] == "train.tables"
+    run_index("create", "d", "-o", "d/train.json", "--members")  # which keeps the name of the pack
+    Path("d/mine.tables").touch()
+    code, out, err = run_index("tables", "d/train.json", "-o", "d/mine.tables")
+    assert (code, out) == (1, "")
+    assert "the index does not name it" in err
+    assert "--overwrite replaces it" in err
+    code, out, _ = run_index("tables", "d/train.json", "--json", "--jobs", "1")
+    told = json.loads(out)
+    assert (code, told["tables"], told["beside"], told["failed"]) == (0, 2, 2, {})
+    code, out, _ = run_index("tables", "d/train.json", "-o", "other.tables")
+    assert (code, read("d/train.json")["member_tables"]) == (0, str(Path("other.tables").absolute()))
+
+
+def test_tables_leaves_out_what_it_is_told_to():
+    """And names it."""
+    write_shards("d", (3, 4))
+    run_index("create", "d", "-o", "d/train.json")
+    os.unlink("d/s1.tar")
+    code, out, err = run_index("tables", "d/train.json")
+    assert (code, out) == (1, "")
+    assert "s1.tar: there is no file" in err
+    code, out, err = run_index("tables", "d/train.json", "--skip-errors")
+    assert code == 0
+    assert "left out: " in err
+    assert "1 member table of 2 shards" in out
+    assert "1 left out in" in out
+    code, _, err = run_index("tables", "none.json")
+    assert code == 1
+    assert "none.json" in err

@@ -148,7 +148,11 @@ SCENES = {
         0,
         ["taken as images by class: 100 samples", "taken as a dataset", " 1 sample"],
     ),
-    "wids/cli/README.md#making-an-index": (to_index, 0, ["unchanged in", "16 shards, 32 samples", "requests"]),
+    "wids/cli/README.md#making-an-index": (
+        to_index,
+        0,
+        ["unchanged in", " from the shards in", "16 shards, 32 samples", "requests"],
+    ),
     "wids/cli/README.md#looking-into-a-dataset": (
         to_look_into,
         0,

@@ -4,6 +4,7 @@ import io
 import tarfile
 
 from wids.errors import TarError
+from wids.index import table_pack
 from wids.index.table import SUFFIX, Identity, build_table
 from wids.index.tar import scan
 
@@ -117,6 +118,29 @@ def table_of(data, shard="s.tar"):
 def publish(server, path, data=None):
     """Put the member table of a shard beside it: its own, or that of other bytes."""
     server.add(path + SUFFIX, table_of(server.files[path] if data is None else data).to_bytes())
+
+
+def pack_of(tables, place):
+    """The pack at ``place`` of member tables (URL of a shard -> the table's bytes)."""
+    names = [table_pack.name_in(place, url) for url in tables]
+    head = table_pack.pack_head(names, [len(data) for data in tables.values()], place=place)
+    return head + b"".join(data + bytes(-len(data) % 8) for data in tables.values())
+
+
+def publish_pack(server, path, shards):
+    """Put the pack of some shards' member tables on a server; the pack's URL.
+
+    Args:
+        server: has the shards.
+        path: of the pack.
+        shards: path of a shard -> the bytes that its table is of; None: its own.
+    """
+    url = server.url + path
+    tables = {
+        server.url + name: table_of(server.files[name] if data is None else data).to_bytes()
+        for name, data in shards.items()
+    }
+    return server.add(path, pack_of(tables, url))
 
 
 def attempted(data, size=None):

@@ -1,8 +1,9 @@
 """Member tables of shards: saved or published ones loaded, new ones scanned from headers or another tool's index.
 
 A saved table is used only after it was compared with its open shard by the caller. A published one, which lies beside
-a remote shard (``<shard>.widx``, as ``wids index create --members`` writes it), is used only if it is of the shard's
-size and md5, as far as these are known; the reader finds out the rest. One that is too long, or damaged, is none.
+a remote shard (``<shard>.widx``, as ``wids index create --members`` writes it) or in a pack (`table_packs`), is used
+only if it is of the shard's size and md5, as far as these are known; the reader finds out the rest. One that is too
+long, or damaged, is none.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import FetchDeniedError, FetchError, ShardError, ShardNotFoundError, TableError
+from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import logger
 from wids.index import foreign, headers, tar, urls
 from wids.index import table as tables
 from wids.osfiles import system
 from wids.osfiles.atomic import open_file
 from wids.transport import download, retrying
-from wids.transport.failures import forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,26 +129,17 @@ def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
         return None
 
 
-def load_published(
-    shard: Shard, *, shard_bytes: int, storage_options: dict[str, Any] | None = None
-) -> MemberTable | None:
-    """The table that lies beside a remote shard; None when there is none, or none that can be its own.
-
-    Args:
-        shard: which.
-        shard_bytes: how long it is.
-        storage_options: for fsspec.
-    """
-    try:
-        return read_published(shard, shard_bytes=shard_bytes, storage_options=storage_options)
-    except (TableError, FetchError) as error:  # the headers are read instead
-        if not isinstance(error, NOT_PUBLISHED):
-            logger.warning("%s", error)
-        forget_frames(error)  # the shard is opened in another way, and the error is in a cycle with itself
-        return None
+def may_be_published(url: str) -> bool:
+    """Whether a table of a shard can lie elsewhere at all: a signature is for one object alone."""
+    return urls.scheme_of(url) != "pipe" and urls.without_query(url) == url
 
 
-def read_published(
+def max_published_bytes(shard_bytes: int | None) -> int:
+    """Bytes that a published table may have; of a shard of unknown length: a short one."""
+    return _UNKNOWN_BYTES if shard_bytes is None else min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES)
+
+
+def read_beside(
     shard: Shard,
     *,
     shard_bytes: int | None,
@@ -156,10 +147,10 @@ def read_published(
     seconds: float = retrying.FIRST_SECONDS,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> MemberTable:
-    """As `load_published`.
+    """The table that lies beside a remote shard.
 
     Args:
-        shard: which.
+        shard: which; see `may_be_published`.
         storage_options: for fsspec.
         shard_bytes: how long it is; None: as long as the table says, and the table is a short one.
         seconds: for all tries together.
@@ -170,20 +161,33 @@ def read_published(
         FetchError: it cannot be had; one of `NOT_PUBLISHED`: there is none.
         TableError: it is none, or another shard's.
     """
-    url = shard.url
-    if urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:  # a signature is for one object alone
-        raise ShardNotFoundError(f"{url}: has no member table beside it", url=url)
     data = download.read_bytes(
-        url + tables.SUFFIX,
+        shard.url + tables.SUFFIX,
         storage_options=storage_options,
-        max_bytes=_UNKNOWN_BYTES if shard_bytes is None else min(max_table_bytes(shard_bytes), _MAX_PUBLISHED_BYTES),
+        max_bytes=max_published_bytes(shard_bytes),
         seconds=seconds,
         is_cancelled=is_cancelled,
     )
-    table = tables.parse_table(data, shard=url)
+    return accept_published(data, shard, shard_bytes=shard_bytes, where=f"the member table beside it ({tables.SUFFIX})")
+
+
+def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, where: str) -> MemberTable:
+    """The published table of a shard, if it can be its own: the one rule, wherever the table comes from.
+
+    Args:
+        data: the table.
+        shard: whose it is to be.
+        shard_bytes: how long the shard is; None: as long as the table says.
+        where: what errors call the table.
+
+    Raises:
+        TableError: it is none, or another shard's.
+    """
+    url = shard.url
+    table = tables.parse_table(data, shard=url, name=where)
     if table.nmembers and min(table.offsets) < headers.BLOCK:
-        raise TableError(f"{url}: the member table beside it has a member where no header fits before it", shard=url)
+        raise TableError(f"{url}: {where} has a member where no header fits before it", shard=url)
     md5 = table.identity.md5
     if shard_bytes not in (None, table.identity.size) or (md5 and shard.md5sum and md5 != shard.md5sum):
-        raise TableError(f"{url}: the member table beside it is of another version of the shard", shard=url)
+        raise TableError(f"{url}: {where} is of another version of the shard", shard=url)
     return table

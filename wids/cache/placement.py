@@ -64,7 +64,7 @@ class Placement:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = _endpoint(urls.options_for(url, self._storage_options)) if own is None else ""
+        endpoint = endpoint_of(url, self._storage_options) if own is None else ""
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
@@ -83,7 +83,8 @@ class Placement:
         return os.path.join(self._home, os.path.expanduser(path))
 
 
-def _endpoint(storage_options: dict[str, Any]) -> str:
+def endpoint_of(url: str, storage_options: dict[str, Any] | None) -> str:
     """The server that options name: one bucket and key may stand for two shards on two of them."""
-    client = storage_options.get("client_kwargs") or {}
-    return str(storage_options.get("endpoint_url") or client.get("endpoint_url") or storage_options.get("host") or "")
+    options = urls.options_for(url, storage_options)
+    client = options.get("client_kwargs") or {}
+    return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 SUFFIX = ".widsx"
 MAGIC = b"\x89WIDSX\r\n"
-# Raised, too, when an index is parsed to something else: what caches have compiled is then compiled again.
 VERSION = 1
 _HEADER = struct.Struct("<8sII9QI4x")
 IDENTITY_BYTES = _HEADER.size
@@ -71,7 +70,11 @@ def is_compiled(place: str) -> bool:
 
 
 def pack(
-    shards: ShardList, *, texts: Sequence[str] | None = None, source: CompiledFrom | None = None
+    shards: ShardList,
+    *,
+    texts: Sequence[str] | None = None,
+    packs: list[tuple[int, tuple[str, ...]]] | None = None,
+    source: CompiledFrom | None = None,
 ) -> list[bytes | memoryview]:
     """The on-disk form, in parts.
 
@@ -79,6 +82,7 @@ def pack(
         shards: all of known counts.
         texts: the shards' URLs as they are to be written, relative ones relative to where the file will lie. None: they
             are written as they are, and taken as they stand.
+        packs: the shards' packs of member tables as they are to be written, likewise; None: as they are.
         source: see there; by default its own text alone.
 
     Raises:
@@ -98,6 +102,7 @@ def pack(
         "header": shards.header,
         "starts": shards.starts,
         "defaults": shards.defaults,
+        "packs": shards.packs if packs is None else packs,
         "is_resolved": is_resolved,
         "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
         "source": source or CompiledFrom(),
@@ -158,7 +163,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     Args:
         data: the file's bytes.
         place: what errors call it.
-        home: what relative URLs are relative to.
+        home: what relative URLs of shards are relative to; those of packs of member tables are given as written.
         is_whole: False: compare the columns' checksum, too.
 
     Raises:
@@ -206,6 +211,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         extras=SparseKeys(key_rows, Texts(key_ends, found[10], place=place)),
         starts=meta.starts,
         defaults=meta.defaults,
+        packs=meta.packs,
         facts=Facts(
             is_local=nlocal + (ndependent if urls.is_local(home or "") else 0) == n, fingerprint=meta.fingerprint
         ),
@@ -222,6 +228,7 @@ class _Meta(msgspec.Struct):
     is_resolved: bool
     fingerprint: str
     source: CompiledFrom
+    packs: list[tuple[int, tuple[str, ...]]] = []
 
 
 def _parse_meta(data: bytes, n: int, place: str) -> _Meta:
@@ -229,9 +236,11 @@ def _parse_meta(data: bytes, n: int, place: str) -> _Meta:
         meta = msgspec.convert(json.loads(data), _Meta)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise damaged(place, f"has a header that is none ({error})") from error
-    starts = meta.starts
-    is_ascending = all(0 <= k <= n for k in starts) and sorted(starts) == starts
-    if not is_ascending or len(starts) != len(meta.defaults):
+    is_ascending = all(
+        all(0 <= k <= n for k in starts) and sorted(starts) == starts
+        for starts in (meta.starts, [k for k, _ in meta.packs])
+    )
+    if not is_ascending or len(meta.starts) != len(meta.defaults):
         raise damaged(place, "contradicts its own header")
     return meta
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -31,12 +32,14 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         nsamples: samples promised; None where no index says (plain lists of local tars).
         filesize: bytes promised, or None.
         md5sum: hexadecimal digest promised, in lower case, or None.
+        packs: where its member table may be beside others': packs (`wids.index.table_pack`) that the index names.
     """
 
     url: str
     nsamples: Count | None
     filesize: Count | None = None
     md5sum: str | None = None
+    packs: tuple[str, ...] = ()
 
 
 class Row(msgspec.Struct):
@@ -64,7 +67,11 @@ class Facts(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The shards of a compiled index, as they lie in it; see `ShardList`."""
+    """The shards of a compiled index, as they lie in it; see `ShardList`.
+
+    Attributes:
+        packs: (first shard, the packs of member tables that hold from there on), ascending.
+    """
 
     urls: Sequence[str]
     nsamples: Sequence[int]
@@ -75,6 +82,7 @@ class Columns(NamedTuple):
     starts: list[int]
     defaults: list[dict[str, Any]]
     facts: Facts
+    packs: list[tuple[int, tuple[str, ...]]]
 
 
 class Extras(Protocol):
@@ -118,7 +126,7 @@ class ShardList:
     """
 
     __slots__ = (
-        *("_defaults", "_ends", "_extras", "_lists", "_starts"),
+        *("_defaults", "_ends", "_extras", "_lists", "_packs", "_starts"),
         *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "urls"),
     )
 
@@ -142,13 +150,15 @@ class ShardList:
         self.origin = origin
         self._starts: list[int] = []  # first shard of each component, and
         self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
+        # Packs of member tables, each tuple from one shard up to the next one's.
+        self._packs: list[tuple[int, tuple[str, ...]]] = []
         if columns is None:
             self._use(_Lists([], [], [], [], {}))
             return
         self._lists, self._ends, self.facts = None, columns.ends, columns.facts
         self.urls, self.nsamples, self.md5sums = columns.urls, columns.nsamples, columns.md5sums
         self.filesizes, self._extras = columns.filesizes, columns.extras
-        self._starts, self._defaults = columns.starts, columns.defaults
+        self._starts, self._defaults, self._packs = columns.starts, columns.defaults, columns.packs
 
     def _use(self, lists: _Lists) -> None:
         self.urls, self.nsamples, self.filesizes, self.md5sums, self._extras = self._lists = lists
@@ -174,12 +184,30 @@ class ShardList:
             nsamples=None if nsamples < 0 else nsamples,
             filesize=None if filesize < 0 else filesize,
             md5sum=self.md5sums[k] or None,
+            packs=self._packs_of(k) if self._packs else (),
         )
+
+    def _packs_of(self, k: int) -> tuple[str, ...]:
+        at = bisect_right(self._packs, range(len(self))[k], key=itemgetter(0))
+        return self._packs[at - 1][1] if at else ()
 
     @property
     def is_mapped(self) -> bool:
         """Whether the columns lie in a compiled index, and not in lists of this process."""
         return self._lists is None
+
+    @property
+    def packs(self) -> list[tuple[int, tuple[str, ...]]]:
+        """(first shard, URLs of the packs of member tables that hold from there on), ascending."""
+        return self._packs
+
+    def all_packs(self) -> tuple[str, ...]:
+        """The packs of member tables of any of these shards, each once."""
+        return tuple(dict.fromkeys(url for _, found in self._packs for url in found))
+
+    def use_packs(self, packs: Sequence[str]) -> None:
+        """These packs hold for all shards, in the place of any others."""
+        self._packs = [(0, tuple(packs))] if packs else []
 
     @property
     def starts(self) -> list[int]:
@@ -238,24 +266,27 @@ class ShardList:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._lists is None and self.origin is not None:
-            return _reopen, (self.origin, self.header)
+            return _reopen, (self.origin, self.header, self._packs)
         return ShardList, (), self.__getstate__()
 
     def __getstate__(self) -> tuple[Any, ...]:
         texts = tuple("\0".join(column) for column in (self.urls, self.md5sums))
         numbers = list(self.nsamples), list(self.filesizes)
-        return self.header, len(self), texts, (*numbers, dict(self._extras.items()), self._starts, self._defaults)
+        keys = dict(self._extras.items()), self._starts, self._defaults
+        return self.header, len(self), texts, (*numbers, *keys, self._packs)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.header, count, (names, digests), rest = state
-        nsamples, filesizes, extras, self._starts, self._defaults = rest
+        nsamples, filesizes, extras, self._starts, self._defaults, self._packs = rest
         texts = (names.split("\0"), digests.split("\0")) if count else ([], [])
         self._use(_Lists(texts[0], nsamples, filesizes, texts[1], extras))
 
-    def begin_component(self, defaults: dict[str, Any]) -> None:
-        """All shards appended from here on have these keys, unless they bring their own."""
+    def begin_component(self, defaults: dict[str, Any], packs: tuple[str, ...] = ()) -> None:
+        """All shards appended from here on have these keys, unless they bring their own, and these packs."""
         self._starts.append(len(self.urls))
         self._defaults.append(defaults)
+        if packs != (self._packs[-1][1] if self._packs else ()):
+            self._packs.append((len(self.urls), packs))
 
     def append(self, url: str, row: Row, raw: dict[str, Any]) -> None:
         """Add one checked row; ``raw`` is the row as it was written, whose unknown keys are kept."""
@@ -291,10 +322,10 @@ class ShardList:
             lists.extras[k] = own
 
 
-def _reopen(origin: Origin, header: dict[str, Any]) -> ShardList:
-    """The list that was pickled; its header may have been changed since it was opened."""
+def _reopen(origin: Origin, header: dict[str, Any], packs: list[tuple[int, tuple[str, ...]]]) -> ShardList:
+    """The list that was pickled; its header and packs may have been changed since it was opened."""
     shards = origin.reopen()
-    shards.header = header
+    shards.header, shards._packs = header, packs  # noqa: SLF001 - of this module
     return shards
 
 

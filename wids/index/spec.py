@@ -7,6 +7,7 @@ local index named them (they may get credentials) or a remote index did (they ma
 JSON form (``wids_version`` 1)::
 
     {"wids_version": 1, "name": ..., "info": ..., "base": DIRECTORY,          base, name, info: optional
+     "member_tables": URL | [URL, ...],          packs of member tables, relative to the index; optional
      "shardlist": [{"url": ..., "nsamples": N, "filesize": BYTES, "md5sum": HEX, ...}, ...],
      "datasets": [{"source_url": URL | "shardlist": [...], "name": ..., "weight": ..., "base": ...}, ...]}
 
@@ -32,8 +33,20 @@ if TYPE_CHECKING:
 
     Load = Callable[[str], bytes]
 
-__all__ = ["Shard", "ShardList", "forbid_local", "list_shards", "own_keys", "parse_index", "parse_json"]
+__all__ = [
+    "PACKS",
+    "Shard",
+    "ShardList",
+    "forbid_local",
+    "list_shards",
+    "own_keys",
+    "own_packs",
+    "parse_index",
+    "parse_json",
+]
 
+# The key of an index that names packs of member tables (`wids.index.table_pack`).
+PACKS = "member_tables"
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 # Files of a few lines that name each other again and again make a million of themselves.
@@ -47,6 +60,7 @@ class _Component(msgspec.Struct):
     weight: float | None = None
     base: str | None = None
     base_path: str | None = None
+    member_tables: str | list[str] | None = None
     datasets: list[_Component] | None = None
 
 
@@ -61,6 +75,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
         place: URL or path of the JSON text it is in; None when that came from an open file.
         base: what its relative URLs are relative to.
         keys: what its sub-datasets' shards have, unless something nearer says otherwise.
+        packs: of member tables, likewise.
         path: how errors call the component in its text: ``""``, or like ``"datasets[1]."``.
         chain: the places that led here. depth: components around it.
     """
@@ -71,6 +86,7 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     chain: tuple[str, ...]
     depth: int
+    packs: tuple[str, ...] = ()
 
 
 def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0) -> ShardList:
@@ -159,6 +175,21 @@ def own_keys(header: dict[str, Any], place: str | None) -> dict[str, Any]:
     return _known(weight=index.weight, name=index.name)
 
 
+def own_packs(header: dict[str, Any], place: str | None, home: str | None) -> tuple[str, ...]:
+    """The packs of member tables that an index's header names, their URLs resolved.
+
+    Args:
+        header: the top-level keys.
+        place: what errors call the index.
+        home: what relative URLs are relative to: the directory of the index.
+
+    Raises:
+        SpecError: they are no URLs.
+    """
+    index = checks.convert({PACKS: header.get(PACKS)}, _Component, place=place)
+    return _resolve_packs(index, home, "", place)
+
+
 def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
     """The JSON object that an index is.
 
@@ -208,8 +239,10 @@ class _SpecParser:
 
     def take(self, raw: dict[str, Any], component: _Component, scope: _Scope, keys: dict[str, Any]) -> None:
         """Append a component's own shards, which have ``keys``, then those of its sub-datasets."""
-        self.shards.begin_component(keys)
         is_guarded = self.is_guarded(scope.place)
+        packs = self.find_packs(component, scope, is_guarded=is_guarded)
+        scope = msgspec.structs.replace(scope, packs=packs)
+        self.shards.begin_component(keys, packs)
         start = len(self.shards)
         if start + len(component.shardlist or ()) > MAX_SHARDS:
             checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
@@ -226,6 +259,16 @@ class _SpecParser:
         self.note_named(scope.place, self.shards.urls[start:])
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
+
+    def find_packs(self, component: _Component, scope: _Scope, *, is_guarded: bool) -> tuple[str, ...]:
+        """The packs of member tables of a component: its own, else those of what it stands in."""
+        home = scope.base if scope.place is None else urls.directory_of(scope.place)
+        packs = _resolve_packs(component, home, scope.path, scope.place)
+        for url in packs:
+            if is_guarded and urls.reaches_local(url):
+                forbid_local(scope.place, f"{scope.path}{PACKS}", url)
+        self.note_named(scope.place, packs)
+        return packs or scope.packs
 
     def take_part(self, raw: dict[str, Any], part: _Component, scope: _Scope, path: str) -> None:
         """Append one sub-dataset, whose shards are listed in place or behind its ``source_url``."""
@@ -269,7 +312,9 @@ class _SpecParser:
         has_base = bool(part.base or part.base_path)
         base = _base_of(part, scope.base) if has_base else _base_of(index, urls.directory_of(source))
         chain = (*scope.chain, source)
-        inner = _Scope(place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1)
+        inner = _Scope(
+            place=source, base=base, keys=keys, path="", chain=chain, depth=scope.depth + 1, packs=scope.packs
+        )
         self.take(raw, index, inner, keys)
 
     def is_guarded(self, place: str | None) -> bool:
@@ -282,6 +327,12 @@ class _SpecParser:
             # Of a million shards nearly all are of one server.
             heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
             self.named.update(origin for head in heads for origin in urls.origins_of(head))
+
+
+def _resolve_packs(component: _Component, home: str | None, path: str, place: str | None) -> tuple[str, ...]:
+    named = component.member_tables
+    written = [named] if isinstance(named, str) else named or []
+    return tuple(dict.fromkeys(checks.resolve(home, url, f"{path}{PACKS}", place) for url in written))
 
 
 def _is_own(place: str | None) -> bool:

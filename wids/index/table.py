@@ -155,17 +155,18 @@ class MemberTable:
         return widx.pack(widx.Content(**self._parts()))
 
 
-def parse_table(data: bytes, *, shard: str) -> MemberTable:
+def parse_table(data: bytes, *, shard: str, name: str = "") -> MemberTable:
     """Read a table from its on-disk form; the result keeps ``data`` alive and copies only the keys.
 
     Args:
         data: the whole file: bytes, or a memory map of it.
         shard: what errors call the shard.
+        name: what they call the table; by default it is a file of its own.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged. The remedy is to build it anew.
     """
-    return MemberTable(**widx.unpack(data, shard=shard)._asdict())
+    return MemberTable(**widx.unpack(data, shard=shard, name=name)._asdict())
 
 
 def build_table(

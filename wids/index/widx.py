@@ -106,17 +106,21 @@ def pack(content: Content) -> bytes:
     return header[:12] + checksum.to_bytes(4, "little") + header[16:] + body
 
 
-def unpack(data: bytes, *, shard: str) -> Content:
+def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
     """Read the on-disk form; the columns and keys are views of ``data``.
+
+    Args:
+        data: the whole of it.
+        shard: what errors call the shard.
+        name: what they call the table; by default it is a file of its own.
 
     Raises:
         TableError: not a table, another version, cut short, or damaged.
     """
 
     def broken(what: str) -> TableError:
-        return TableError(
-            f"{shard}: its saved member table {what}; delete the {SUFFIX} file to rebuild it", shard=shard
-        )
+        remedy = "make it again" if name else f"delete the {SUFFIX} file to rebuild it"
+        return TableError(f"{shard}: {name or 'its saved member table'} {what}; {remedy}", shard=shard)
 
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise broken("is not a member table")

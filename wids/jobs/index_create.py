@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, JobError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
-from wids.index import compiled, urls, writing
+from wids.index import checks, compiled, urls, writing
+from wids.index.shardlist import Row
+from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.table import SUFFIX as TABLE_SUFFIX
-from wids.jobs.discovery import find_shards
+from wids.jobs.discovery import absolute, find_shards
 from wids.jobs.journal import unwritten
 from wids.jobs.known import KnownShards
 from wids.jobs.outcome import JobOutcome, JobProgress
@@ -115,8 +117,34 @@ def create_index(
         scanned = indexing.scan(found)
         places = writing.place_entries([each.url for each in scanned], home=home, base=base)
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
-        indexing.publish(writing.make_index(entries, name=name, info=info, base=base), scanned)
+        index = writing.make_index((), name=name, info=info, base=base)
+        del index["shardlist"]  # which comes last
+        written = (absolute(urls.join(urls.join(home, base) if base else home, place)) for place in places)
+        kept = _packs_before(output, {*(each.url for each in scanned), *written})
+        indexing.publish({**index, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
+
+
+def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
+    """The key that names packs of member tables, if the index that is there has it and one of these shards; else {}.
+
+    As after an update, a pack then lacks what is new, and no reader takes a table of what has changed.
+    """
+    try:
+        with open(output, "rb") as file:
+            data = file.read()
+        if PACKS.encode() not in data:
+            return {}
+        index, home = parse_json(data, output), os.path.dirname(output)
+        if not own_packs(index, output, home):
+            return {}
+        base = index.get("base") or index.get("base_path")
+        root = urls.join(home, base) if isinstance(base, str) else home
+        rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
+        is_same = any(absolute(urls.join(root, row.url)) in shards for row in rows)
+    except (OSError, WidsError):  # there is none, or none that can be read
+        return {}
+    return {PACKS: index[PACKS]} if is_same else {}
 
 
 def check_output(output: str, *, is_compiled: bool = False) -> str:
@@ -130,13 +158,7 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
         OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
             kind of index.
     """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: an index is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if os.path.isdir(path):
-        raise OutputError(
-            f"{output}: is a directory; give a file, like {os.path.join(output, 'train.json')}", path=path
-        )
+    path = check_place(output, "an index", "train.json")
     if path.endswith(".tar"):
         raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
     if is_compiled != compiled.is_compiled(path):
@@ -146,6 +168,25 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
             else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
         )
         raise OutputError(f"{output}: {what}", path=path)
+    return path
+
+
+def check_place(output: str, what: str, name: str) -> str:
+    """The absolute path of a file that is to be written.
+
+    Args:
+        output: a path.
+        what: it is, in words.
+        name: of such a file.
+
+    Raises:
+        OutputError: it is a URL, a directory, or in a directory that does not exist.
+    """
+    if not urls.is_local(output):
+        raise OutputError(f"{output}: {what} is written to a local file; copy it there afterwards", url=output)
+    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    if os.path.isdir(path):
+        raise OutputError(f"{output}: is a directory; give a file, like {os.path.join(output, name)}", path=path)
     if not os.path.isdir(os.path.dirname(path)):
         raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path

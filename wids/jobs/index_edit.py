@@ -17,7 +17,7 @@ from wids.collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
 from wids.index import checks, compiled, urls, writing
 from wids.index.shardlist import Row
-from wids.index.spec import parse_json
+from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs.discovery import Found, absolute, find_shards, look_local
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard, check_output
 from wids.jobs.runner import RunOptions
@@ -154,15 +154,19 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     output = check_output(output)
     entries: dict[str, dict[str, Any]] = {}
     count = 0
+    packs: list[str] = []
     for place in places:
-        _, flat = _flatten(place)
+        shards, flat = _flatten(place)
+        packs += shards.all_packs()
         count += len(flat)
         for url, entry in flat:
             entries.setdefault(url, entry)
     check_no_shard(output, entries)
     written = writing.place_entries(list(entries), home=os.path.dirname(output))
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
-    index = writing.make_index(merged, name=writing.stem_of(output) if name is None else name or None)
+    index = writing.make_index((), name=writing.stem_of(output) if name is None else name or None)
+    del index["shardlist"]  # which comes last
+    index = {**index, **_named_packs(packs, output), "shardlist": merged}
     return _write(output, index, repeated=count - len(merged))
 
 
@@ -178,7 +182,7 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
         InputError: there are not as many outputs as parts.
     """
     shards, flat = _flatten(place)
-    header = {key: value for key, value in shards.header.items() if key not in _BASES}
+    header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
     checks.check_finite(header, "", place)
     ranges = parts([entry["nsamples"] for _, entry in flat])
     names = list(outputs)
@@ -199,7 +203,7 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
         chosen = [flat[k] for k in part]
         written = writing.place_entries([url for url, _ in chosen], home=os.path.dirname(output))
         entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
-        found.append(_write(output, {**header, "shardlist": entries}))
+        found.append(_write(output, {**header, **_named_packs(shards.all_packs(), output), "shardlist": entries}))
     return found
 
 
@@ -211,6 +215,8 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
         rebased = writing.rebase(index, base)
     except SpecError as error:
         raise SpecError(f"{place}: {error}", url=place, hint=error.hint) from error
+    if PACKS in index:
+        rebased |= _named_packs(own_packs(index, place, urls.directory_of(absolute(place))), path)
     return _write(path, rebased)
 
 
@@ -231,13 +237,27 @@ def convert_index(place: str, output: str) -> Merged:
         raise _no_index(place)
     places = [absolute(url) for url in shards.urls]
     check_no_shard(path, set(places))
-    shards.header = {key: value for key, value in shards.header.items() if key not in _BASES}
-    packed = compiled.pack(shards, texts=writing.place_entries(places, home=os.path.dirname(path)))
+    header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
+    shards.header = {**header, **_named_packs(shards.all_packs(), path)}
+    home = os.path.dirname(path)
+    packs = [(k, tuple(_names_of(found, home))) for k, found in shards.packs]
+    packed = compiled.pack(shards, texts=writing.place_entries(places, home=home), packs=packs)
     with atomic.part_file(path) as (part, fd):
         system.write_parts(fd, packed)
         os.fsync(fd)
         os.replace(part, path)
     return Merged(output=path, shards=len(shards), samples=shards.ends()[-1])
+
+
+def _named_packs(packs: Sequence[str], output: str) -> dict[str, Any]:
+    """The key that names packs of member tables, as an index at ``output`` has it; {} where there are none."""
+    names = _names_of(packs, os.path.dirname(output))
+    return {PACKS: names[0] if len(names) == 1 else names} if names else {}
+
+
+def _names_of(packs: Sequence[str], home: str) -> list[str]:
+    """How packs are written in an index that lies in the directory ``home``."""
+    return [writing.writable(writing.relative_to(absolute(url), home)) for url in dict.fromkeys(packs)]
 
 
 def _no_index(place: str) -> SpecError:

@@ -124,8 +124,18 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
         FetchError: it cannot be had. ShardError: it is not a readable tar.
         CancelledTransferError: it was cancelled.
     """
+    facts = read_shard(task, context)
+    return facts if facts.is_unchanged else _publish(task, facts)
+
+
+def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
+    """Read one shard: its facts, and its member table with them; where its headers are wrong, the facts may say so.
+
+    Raises:
+        FetchError, ShardError, CancelledTransferError: as `scan_shard`.
+    """
     if urls.is_local(task.url):
-        return _publish(task, scan_file(path_of(task.url), task, context.is_cancelled))
+        return scan_file(path_of(task.url), task, context.is_cancelled)
     mark = None
     if urls.scheme_of(task.url) != "pipe":
         with ShardBytes(task.url, storage_options=task.storage_options) as source:
@@ -134,11 +144,11 @@ def scan_shard(task: ScanTask, context: TaskContext = TaskContext()) -> ShardFac
             if known is not None and mark and (_size_of(source), mark) == known.version():
                 return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
             if source.has_ranges:
-                return _publish(task, _scan_ranges(task, source, mark, context.is_cancelled))
+                return _scan_ranges(task, source, mark, context.is_cancelled)
     with tempdirs.directory("scan") as directory:
         facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
         facts.mark = mark
-        return _publish(task, facts)
+        return facts
 
 
 def scan_file(path: str, task: ScanTask, is_cancelled: IsCancelled) -> ShardFacts:

@@ -233,7 +233,12 @@ class AutoProvider:
         self._in_place = InPlaceProvider(self.files, placement)
         self._cached = CachedProvider(self.files, self.cache)
         self._by_ranges = RangeProvider(
-            is_final=access == "range", storage_options=storage_options, rule=rule, group=group, hooks=hooks
+            is_final=access == "range",
+            storage_options=storage_options,
+            rule=rule,
+            group=group,
+            hooks=hooks,
+            cache_dir=cache_dir,
         )
         self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
@@ -260,11 +265,11 @@ class AutoProvider:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
         return self._arrivals is not None and self._by_ranges.has_table(shard)
 
-    def reads_ranges(self, url: str) -> bool:
+    def reads_ranges(self, shard: Shard) -> bool:
         """Whether members of a remote shard that is not in the cache are read by byte ranges, as far as is known."""
         if self._arrivals is None:
             return self.access != "fetch"
-        return self._arrivals.can_arrive() and self._by_ranges.may_have_table(url)
+        return self._arrivals.can_arrive() and self._by_ranges.may_have_table(shard)
 
     def _is_cached(self, shard: Shard, path: str) -> bool:
         """Whether it is in the cache, or with ``"auto"`` is being downloaded."""

@@ -1,7 +1,7 @@
 """From a remote shard to a reader of its members where they are: only its member table is needed for that.
 
-A table comes from memory, else from beside the shard (see `wids.cache.member_tables.load_published`), else from the
-shard's headers.
+A table comes from memory, else from where it is published (`wids.cache.published_tables`), else from the shard's
+headers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
+from wids.cache.published_tables import PublishedTables
 from wids.errors import FetchError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table as tables
@@ -48,6 +49,7 @@ class RangeProvider:
         storage_options: for fsspec.
         rule, group: see `wids.index.table.build_table`.
         hooks: called with every event.
+        cache_dir: where the directories of packs of member tables are kept; None: in memory.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class RangeProvider:
         rule: KeyRule,
         group: Group,
         hooks: Sequence[Hook],
+        cache_dir: str | None = None,
     ) -> None:
         self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
         self._rule: KeyRule = rule
         self._group: Group = group
+        self._published = PublishedTables(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
         self._without_tables: set[str] = set()  # directories
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
@@ -151,22 +155,21 @@ class RangeProvider:
         return self._find_table(shard, bool) is not None
 
     def _find_table(self, shard: Shard, is_there: Callable[[], bool]) -> tuple[MemberTable, bool] | None:
-        start, url = time.perf_counter(), shard.url
-        if not self.may_have_table(url):
+        url = shard.url
+        if not self.may_have_table(shard):
             return None
         known = self._tables.get(url)
         try:
             if known is None:
-                ends = start + _TABLE_SECONDS
-                table = member_tables.read_published(
+                self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
+                ends = time.perf_counter() + _TABLE_SECONDS
+                table = self._published.read(
                     shard,
                     shard_bytes=shard.filesize,
-                    storage_options=self._storage_options,
                     seconds=0,  # one try: the shard can be downloaded
                     is_cancelled=lambda: time.perf_counter() > ends or is_there(),
                 )
                 known = table, False
-                self._note_table(url, 1, table.nbytes, start)
         except CancelledTransferError:
             if not is_there():  # a table that takes so long is not asked for again: each opening would wait for it
                 self._spent.add(url)
@@ -184,13 +187,17 @@ class RangeProvider:
         self._tables.remember(url, known)
         return known
 
-    def may_have_table(self, url: str) -> bool:
+    def may_have_table(self, shard: Shard) -> bool:
         """Whether `find_early` may find one."""
+        url = shard.url
         if url in self._spent or self._retry_at.get(url, 0.0) > time.monotonic():
             return False
-        if urls.is_local(url) or urls.scheme_of(url) == "pipe" or urls.without_query(url) != url:
+        if urls.is_local(url) or not member_tables.may_be_published(url) or not self._is_standard():
             return False  # nor has a signed URL, whose directory others share that are not
-        return tables.is_standard(self._rule, self._group) and urls.directory_of(url) not in self._without_tables
+        return urls.directory_of(url) not in self._without_tables or self._published.in_packs(shard)
+
+    def _is_standard(self) -> bool:
+        return tables.is_standard(self._rule, self._group)
 
     def _note_table(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
@@ -264,12 +271,9 @@ class RangeProvider:
         known = self._tables.get(shard.url)
         if known is not None and known[0].identity == identity:
             return known
-        if not tables.is_standard(self._rule, self._group):
+        if not self._is_standard():
             return None, False
-        start = time.perf_counter()
-        table = member_tables.load_published(shard, shard_bytes=source.size, storage_options=self._storage_options)
-        if table is not None:
-            self._note_table(shard.url, 1, table.nbytes, start)
+        table = self._published.load(shard, shard_bytes=source.size)
         return (None if table is None else table.with_identity(identity)), False
 
 

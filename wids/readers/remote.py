@@ -249,9 +249,9 @@ class RangeReader(Reader):
 
     def _changed(self, name: tuple[str, str]) -> ChangedShardError:
         return ChangedShardError(
-            f"{self.url}: {''.join(name)} is not where its member table says; the table beside the shard is of another "
-            "version of it: make it anew (wids index create --members), or delete "
-            f"{self.url}{tables.SUFFIX}",
+            f"{self.url}: {''.join(name)} is not where its member table says; the table beside the shard, or in the "
+            "pack that its index names, is of another version of it: make it anew (wids index create --members, then "
+            f"wids index tables), or delete {self.url}{tables.SUFFIX}",
             shard=self.url,
         )
 

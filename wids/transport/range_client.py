@@ -44,6 +44,7 @@ class ShardBytes:
         storage_options: for the fsspec file system.
         hooks: called for each retry.
         size: what the index says of it, if it does; the object is then asked for nothing before the first read.
+        stat: what the store has said of it before, likewise; another version is then an error.
         seconds: for all tries of one read.
         is_cancelled: asked now and then; once it says True, a read ends.
         needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
@@ -63,6 +64,7 @@ class ShardBytes:
         storage_options: dict[str, Any] | None = None,
         hooks: Sequence[Hook] = (),
         size: int | None = None,
+        stat: Stat | None = None,
         seconds: float = retrying.TOTAL_SECONDS,
         is_cancelled: Callable[[], bool] = lambda: False,
         needs_version: bool = False,
@@ -70,7 +72,9 @@ class ShardBytes:
         self.url, self._storage_options, self._hooks, self._seconds = url, storage_options, hooks, seconds
         self.requests = self.read_bytes = 0
         self._size, self._is_cancelled, self._needs_version = size, is_cancelled, needs_version
-        self._stat: Stat | None = None
+        self._stat = stat
+        if stat is not None:
+            self._size = stat.size
         if urls.scheme_of(url) == "pipe":
             raise FetchError(f"{url}: the output of a program has no positions; fetch it as a whole", url=url)
 
@@ -128,6 +132,34 @@ class ShardBytes:
         pieces = spans.cut([whole], filesystems.connections().range_bytes(urls.host_of(self.url), size))
         done = self._get({piece: [piece] for piece in pieces})
         return b"".join(done[piece] for piece in pieces)
+
+    def read_first(self, size: int) -> bytes:
+        """The first bytes, up to ``size``; where the answer to that tells size and version, too, it is one request.
+
+        Raises:
+            FetchError, ChangedShardError: as for `read`.
+        """
+        return retrying.try_repeatedly(
+            lambda: self._read_first_once(size),
+            url=self.url,
+            path=None,
+            hooks=self._hooks,
+            seconds=self._seconds,
+            is_cancelled=self._is_cancelled,
+        )
+
+    def _read_first_once(self, size: int) -> bytes:
+        with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
+            self.requests += 1 if source.answers_have_stat else 3  # and asked before and after the read
+            stat = source.stat(Span(0, size))
+            if not stat.has_ranges:
+                raise self._no_ranges()
+            self._learn(stat)
+            wanted = spans.clip((0, size), self.size)
+            gather = Gather({wanted: [wanted]} if wanted.size else {})
+            read_spans(source, gather.missing, Sink(self._learn_range, gather.write), is_for_samples=True)
+        self.read_bytes += wanted.size
+        return gather.pieces.get(wanted, b"")
 
     def read_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of several pieces (lo, hi), half-open, in their order; each ends at the end of the object at most.

@@ -19,7 +19,7 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.servers import stall, status, whole
-from tests.support.tars import publish
+from tests.support.tars import publish, publish_pack
 from wids import batches
 from wids.cache import arrivals
 from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
@@ -619,3 +619,56 @@ def test_samples_of_any_store_do_not_wait_for_downloads(tmp_path):
     finally:
         is_over.set()
         thread.join()
+
+
+def packed(web, tags=TAGS):
+    """The options of a dataset whose tables are in a pack, and none beside the shards."""
+    url = publish_pack(web, "/train.tables", {f"/{tag}.tar": None for tag in tags})
+    for tag in TAGS:
+        del web.files[f"/{tag}.tar.widx"]
+    return {"options": {"member_tables": url}}
+
+
+def test_tables_in_a_pack(web, make):
+    """A batch over all shards: one request for the directory, one for each table, none beside the shards."""
+    dataset = make(**packed(web))
+    wanted = [k * ROWS + 1 for k in range(len(TAGS))]
+    assert [sample[".txt"] for sample in dataset.__getitems__(wanted)] == [text_of(index) for index in wanted]
+    assert sum(path == "/train.tables" for path in web.requests) == 1 + len(TAGS)
+    assert not any(path.endswith(".widx") for path in web.requests)
+    stats = dataset.stats()
+    assert (stats.fetches, stats.table_requests) == (0, 1 + len(TAGS))
+
+
+def test_a_pack_that_lacks_shards(web, make, held):
+    """These are downloaded; that they have no table is found out once, and says nothing of the others."""
+    dataset = make(**packed(web, tags="bd"))
+    assert dataset[ROWS][".txt"] == text_of(ROWS)
+    held.go.set()
+    for index in (0, 2 * ROWS):
+        assert dataset[index][".txt"] == text_of(index)
+    held.go.clear()
+    assert dataset[3 * ROWS][".txt"] == text_of(3 * ROWS)
+    assert sum(path.endswith(".widx") for path in web.requests) == 1
+
+
+def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch):
+    """A directory that takes long, once, does not use up the time of the table that it was asked for."""
+    monkeypatch.setattr(range_provider, "_TABLE_SECONDS", 2.0)
+    options, clock = packed(web), time.perf_counter
+    late = []
+
+    def slow(reply, body):
+        late.append(10.0)
+        reply.end(reply.begin(body))
+
+    web.faults["/train.tables"] = [slow, whole_range]
+    monkeypatch.setattr(range_provider.time, "perf_counter", lambda: clock() + sum(late))
+    dataset = make("a", **options)
+    assert dataset[0][".txt"] == text_of(0)
+    assert dataset.stats().fetches == 0
+
+
+def whole_range(reply, body):
+    """The answer as it should be."""
+    reply.end(reply.begin(body))

@@ -17,6 +17,7 @@ import wids
 from tests.support import backends
 from tests.support.backends import entry, ranges_of
 from tests.support.cache_shards import pack, shard, text
+from tests.support.tars import pack_of, table_of
 from wids.errors import (
     ChangedShardError,
     CompressedShardError,
@@ -578,3 +579,27 @@ def test_an_error_in_a_worker(server_place, load):
     assert samples == packed("a")
     assert isinstance(error, ShardNotFoundError)
     assert f"{server_place.url}/b.tar: there is nothing there; check the URL" in str(error)
+
+
+def test_member_tables_in_a_pack(place, load, tmp_path):
+    """One table for each shard, of the version that the directory is of; from memory, which tells none, none."""
+    urls = [place.add(f"{tag}.tar", shard(tag)) for tag in "ab"]
+    tables = {url: table_of(shard(tag)).to_bytes() for tag, url in zip("ab", urls, strict=True)}
+    pack = place.add("train.tables", pack_of(tables, f"{place.url}/train.tables"))
+    shards = [entry(url, shard(tag)) for tag, url in zip("ab", urls, strict=True)]
+    options = {"access": "range", "options": {"member_tables": pack}}
+    dataset = load(place, shards, **options)
+    assert samples_of(dataset) == packed("ab")
+    kept = list((tmp_path / "cache" / ".wids" / "indexes").glob("*.tables"))
+    if place.url.startswith("memory"):
+        assert kept == []
+        return
+    assert len(kept) == 1
+    before = len(place.requests(pack))
+    assert samples_of(load(place, shards, **options)) == packed("ab")
+    assert len(place.requests(pack)) == before + 2
+    tables = {"c.tar": b"longer: nginx tells versions of one second apart by their sizes alone", **tables}
+    place.add("train.tables", pack_of(tables, pack))
+    assert samples_of(load(place, shards, **options)) == packed("ab")
+    assert len(place.requests(pack)) == before + 2 + 1 + 1 + 2  # one in vain, the directory again
+    assert kept == list((tmp_path / "cache" / ".wids" / "indexes").glob("*.tables"))

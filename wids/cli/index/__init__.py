@@ -1,7 +1,7 @@
-"""``wids index``: make the index of a dataset from its shards, keep it up to date, merge, split, move and compile it.
+"""``wids index``: make the index of a dataset, keep it up to date, merge, split, move and compile it, pack its tables.
 
 This module is light; heavy ones are imported when a command runs, and torch never. The work is done by
-`wids.jobs.index_create` and `wids.jobs.index_edit`.
+`wids.jobs.index_create`, `wids.jobs.index_edit` and `wids.jobs.index_tables`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import typer
 from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
 
 index_app = typer.Typer(
-    help="Make indexes of shards; update, merge, split, move and compile them.", invoke_without_command=True
+    help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
+    invoke_without_command=True,
 )
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
@@ -40,6 +41,19 @@ class ScanFlags:
     ] = False
     is_skipping: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
+    ] = False
+    storage_options: StorageOptions = None
+
+
+@dataclass(frozen=True)
+class TablesFlags:
+    """How member tables are packed."""
+
+    is_skipping: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
+    ] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file of this name that is not the index's own pack.")
     ] = False
     storage_options: StorageOptions = None
 
@@ -216,3 +230,30 @@ def convert_index(index: _Index, output: _Output, is_json: Json = False) -> None
     from wids.cli.index.arrange import convert
 
     convert(index, output, is_json=is_json)
+
+
+@index_app.command("tables")
+@with_option_groups
+def pack_tables(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index, a local JSON file.")],
+    flags: TablesFlags,
+    run: RunFlags,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="PACK", help="The pack to write; default: INDEX.tables.", show_default=False
+        ),
+    ] = None,
+    is_json: Json = False,
+) -> None:
+    """Pack the member tables of all shards into one file, and name it in the index.
+
+    A table beside its shard is taken from there, any other one is made from the shard's headers. Published with the
+    index, a machine that has no shard yet needs one request for the pack's directory, and one for each table. A run
+    that was killed goes on where it was.
+
+    `wids index tables train.json`
+    """
+    from wids.cli.index.tables import pack
+
+    pack(index, output, flags=flags, options=run.options(), is_json=is_json)

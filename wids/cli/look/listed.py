@@ -12,8 +12,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from wids.cache.member_tables import load_published
 from wids.cache.placement import default_cache_dir
+from wids.cache.published_tables import PublishedTables
 from wids.cli.format import count_of, format_size
 from wids.cli.look.download_bar import download_bar
 from wids.cli.look.keys import Search
@@ -55,6 +55,7 @@ class Listed:
         directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
         _, self.shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)
+        self._tables = PublishedTables(cache_dir=directory, storage_options=storage_options)
         self.collection = ShardCollection(self.shards, self._provider, capacity=1)
         self._fetches_left = len(self.shards) if flags.may_fetch else 1
         self.has_bar = self._is_given_up = self._has_counted = False
@@ -213,8 +214,7 @@ class Listed:
         shard = self.shards[k]
         if self._is_given_up or shard.filesize is None or not self.is_absent(k):  # nothing to hold it against
             return None
-        storage_options = self._provider.storage_options
-        table = load_published(shard, shard_bytes=shard.filesize, storage_options=storage_options)
+        table = self._tables.load(shard, shard_bytes=shard.filesize)
         # Where one is published all are: that is not asked for each shard.
         self._is_given_up = table is None
         return table

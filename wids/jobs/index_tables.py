@@ -1,0 +1,419 @@
+"""Packing the member tables of an index's shards into one file, which the index then names.
+
+A table comes from beside its shard, where it is of that shard, else from the shard's headers. Tables are kept in
+``PACK.spool`` as they come, and what is in it in ``PACK.journal``: a run that was killed goes on where it was. When all
+are there, the pack is written in the order of the shards, so its bytes depend on the shards alone; it appears in one
+step, and after it the index that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from wids.cache import member_tables
+from wids.collection import count_mismatch, load_shards
+from wids.errors import FetchError, JobError, OutputError, OutputExistsError, SpecError, TableError, WidsError
+from wids.index import checks, compiled, table_pack, urls, writing
+from wids.index import table as tables
+from wids.index.spec import PACKS, Shard, own_packs, parse_json
+from wids.jobs import scan
+from wids.jobs.discovery import absolute, look_local
+from wids.jobs.index_create import check_output, check_place
+from wids.jobs.journal import JobJournal, unwritten
+from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.runner import RunOptions, TaskContext, run
+from wids.osfiles import atomic, locks, system
+from wids.transport.download import read_bytes
+from wids.transport.failures import forget_frames
+from wids.transport.upload import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wids.index.spec import ShardList
+    from wids.index.table import MemberTable
+
+_REMOTE_JOBS, _RAY_JOBS = 16, 64
+_JOURNAL_SUFFIX, _SPOOL_SUFFIX = ".journal", ".spool"
+
+
+class TablesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How tables are packed.
+
+    Attributes:
+        is_skipping: shards whose table cannot be had are left out, and listed; else the first one ends it.
+        overwrite: a file of the pack's name that the index does not name is replaced.
+        storage_options: for fsspec.
+    """
+
+    is_skipping: bool = False
+    overwrite: bool = False
+    storage_options: dict[str, Any] | None = None
+
+
+class TablesOutcome(JobOutcome, kw_only=True):
+    """What became of the shards, so far or in the end.
+
+    Attributes:
+        index, output: paths of the index and of the pack.
+        tables: in the pack. bytes: of the pack.
+        beside: tables that lay beside their shards. scanned: those made from shards. known: those of an earlier run.
+        requests, read_bytes: of remote shards that were scanned.
+    """
+
+    index: str
+    output: str
+    tables: int = 0
+    bytes: int = 0
+    beside: int = 0
+    scanned: int = 0
+    known: int = 0
+    requests: int = 0
+    read_bytes: int = 0
+
+
+class TableTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard whose table is wanted."""
+
+    shard: Shard
+    storage_options: dict[str, Any] | None = None
+
+
+class FoundTable(msgspec.Struct, kw_only=True):
+    """The table of a shard, as a ``.widx`` file has it.
+
+    Attributes:
+        data: the table. is_scanned: it was made from the shard.
+        requests, read_bytes: that a remote shard was scanned with.
+    """
+
+    data: bytes
+    is_scanned: bool = False
+    requests: int = 0
+    read_bytes: int = 0
+
+
+class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that a run has found, as its journal has it.
+
+    Attributes:
+        url, filesize, md5sum: of its shard in the index. mark: of the shard, if it is a local file.
+        offset, length: where the table is in the spool. checksum: its CRC-32, for a disk may lose some.
+    """
+
+    url: str
+    filesize: int | None
+    md5sum: str | None
+    mark: str | None
+    offset: int
+    length: int
+    checksum: int
+
+
+def pack_tables(
+    place: str,
+    output: str | None = None,
+    *,
+    settings: TablesSettings = TablesSettings(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> TablesOutcome:
+    """Write the pack of an index's member tables, and name it in the index.
+
+    Args:
+        place: path of the index: JSON.
+        output: path of the pack, which ends in ``.tables``; by default that of the index with this ending.
+        settings: how.
+        options: what runs it; by default threads.
+        show: called now and then.
+
+    Raises:
+        SpecError: it is not an index, or a compiled one. OutputError: the pack cannot be written.
+        OutputExistsError: there is a file of this name that is not the index's pack.
+        WidsError: the table of a shard cannot be had, and none is to be skipped.
+    """
+    start = time.monotonic()
+    if compiled.is_compiled(place):
+        raise SpecError(f"{place}: is a compiled index; pack for the one it was made of, and convert that", url=place)
+    index = check_output(place)
+    _, shards, storage_options = load_shards(index, storage_options=settings.storage_options)
+    settings = msgspec.structs.replace(settings, storage_options=storage_options)
+    path = _check_pack(output or os.path.splitext(index)[0] + table_pack.SUFFIX, shards, settings)
+    outcome = TablesOutcome(index=index, output=path)
+    with contextlib.closing(_Packing(shards, outcome, settings, show)) as packing:
+        packing.find_all(options)
+        packing.write()
+        _name_pack(index, path)
+        packing.finish()
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTable:  # noqa: B008 - frozen
+    """The table of one shard, from beside it or from its headers.
+
+    Raises:
+        FetchError: the shard cannot be had. ShardError: it is not a readable tar, or not what the index says.
+        CancelledTransferError: it was cancelled.
+    """
+    shard = task.shard
+    table = _local_beside(shard) if urls.is_local(shard.url) else _remote_beside(task)
+    if table is not None and shard.nsamples in (None, table.nsamples):
+        return FoundTable(data=table.to_bytes())
+    facts = scan.read_shard(scan.ScanTask(url=shard.url, storage_options=task.storage_options), context)
+    if facts.error is not None:
+        raise facts.error
+    data = facts.table.to_bytes()
+    member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="what is there now")
+    if shard.nsamples not in (None, facts.nsamples):
+        raise count_mismatch(shard.url, shard.nsamples or 0, facts.nsamples, advice="; write the index again")
+    return FoundTable(data=data, is_scanned=True, requests=facts.requests, read_bytes=facts.read_bytes)
+
+
+def _local_beside(shard: Shard) -> MemberTable | None:
+    """The table beside a local shard, as `wids.readers.provider.InPlaceProvider` would use it."""
+    path = scan.path_of(shard.url)
+    try:
+        fd, identity = atomic.open_file(path)
+    except OSError:  # whoever scans it says why
+        return None
+    os.close(fd)
+    table = member_tables.load_table(path + tables.SUFFIX, shard.url, shard_bytes=identity.size)
+    if table is None or not table.identity.is_same(identity) or shard.filesize not in (None, identity.size):
+        return None
+    return table
+
+
+def _remote_beside(task: TableTask) -> MemberTable | None:
+    shard = task.shard
+    size = shard.filesize
+    try:
+        if size is None:
+            size = scan.look_remote(shard.url, task.storage_options).size
+        return member_tables.read_beside(shard, shard_bytes=size, storage_options=task.storage_options)
+    except (FetchError, TableError) as error:  # there is none
+        forget_frames(error)
+        return None
+
+
+def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str:
+    """The absolute path of a pack that is to be written.
+
+    Raises:
+        OutputError: it cannot be written there. OutputExistsError: it would replace something else.
+    """
+    path = check_place(output, "a pack", "train.tables")
+    if not path.endswith(table_pack.SUFFIX):
+        raise OutputError(f"{output}: the name of a pack ends in {table_pack.SUFFIX}", path=path)
+    # A run that was killed may have written it, and not the index.
+    named = (urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url))
+    is_own = path in named or os.path.exists(path + _JOURNAL_SUFFIX)
+    if os.path.exists(path) and not (is_own or settings.overwrite):
+        raise OutputExistsError(
+            f"{output}: exists, and the index does not name it; write elsewhere, or pass overwrite=True",
+            path=path,
+            hint="overwrite",
+        )
+    return path
+
+
+def _name_pack(index: str, path: str) -> None:
+    """Have an index name a pack, and nothing else changed in it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    raw = parse_json(read_bytes(index), index)  # as it is now: this may have taken hours
+    home = os.path.dirname(index)
+    if own_packs(raw, index, home) == (path,):
+        return
+    checks.check_finite(raw, "", index)
+    rest = {key: value for key, value in raw.items() if key in ("shardlist", "datasets")}
+    header = {key: value for key, value in raw.items() if key not in rest}
+    named = {**header, PACKS: writing.writable(writing.relative_to(path, home)), **rest}
+    try:
+        atomic.write_atomically(index, writing.dump_index(named))
+    except OSError as error:
+        raise unwritten(index, error) from error
+
+
+def _remove_parts(path: str) -> None:
+    """Delete what killed runs left half written of a pack; it is as large as the pack."""
+    home, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"\.[0-9]+-[0-9a-f]{8}\.part")
+    with contextlib.suppress(OSError):
+        for found in filter(pattern.fullmatch, os.listdir(home)):
+            with contextlib.suppress(OSError):  # gone
+                if locks.is_locked(os.path.join(home, found)) is False:
+                    os.unlink(os.path.join(home, found))
+
+
+class _Packing:
+    """Tables on their way into one pack; to be closed.
+
+    Raises:
+        OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack.
+    """
+
+    def __init__(
+        self,
+        shards: ShardList,
+        outcome: TablesOutcome,
+        settings: TablesSettings,
+        show: Callable[[JobProgress], None],
+    ) -> None:
+        self._shards, self._outcome, self._settings, self._show = shards, outcome, settings, show
+        numbers: dict[str, int] = {}  # a shard that is listed twice has one table
+        for k, url in enumerate(shards.urls):
+            if member_tables.may_be_published(url):
+                numbers.setdefault(absolute(url), k)
+        self._numbers = list(numbers.values())
+        # Where the table of each shard is in the spool; of length -1: it is not.
+        self._places = np.full((len(shards), 2), -1, np.int64)
+        self._progress = JobProgress(shards=len(self._numbers))
+        outcome.shards = len(self._numbers)
+        path = outcome.output
+        self._spool_path = path + _SPOOL_SUFFIX
+        self._journal = JobJournal(path, _JOURNAL_SUFFIX, SpooledTable, writer="wids index tables", target=Target())
+        self._spool = -1
+        _remove_parts(path)
+        try:
+            self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
+            if not self._journal.before:  # what is in it belongs to no run
+                os.ftruncate(self._spool, 0)
+            self._end = os.fstat(self._spool).st_size
+        except OSError as error:
+            self._journal.close()
+            raise unwritten(path, error) from error
+
+    def close(self) -> None:
+        """Leave what was found for the next run, unless `finish` was called or nothing was found."""
+        os.close(self._spool)
+        if not (self._journal.is_begun or self._journal.was_there):
+            with contextlib.suppress(OSError):
+                os.unlink(self._spool_path)
+        self._journal.close()
+
+    def find_all(self, options: RunOptions) -> None:
+        """Find the tables of all shards.
+
+        Raises:
+            WidsError: one cannot be had, and none is to be skipped. JobError: none can be had.
+        """
+        self._recall()
+        todo = [k for k in self._numbers if self._places[k, 1] < 0]
+        tasks = (TableTask(shard=self._shard(k), storage_options=self._settings.storage_options) for k in todo)
+        options = self._resolve(options, todo)
+        with contextlib.closing(run(find_table, tasks, options, tick=lambda: self._show(self._progress))) as results:
+            for result in results:
+                k = todo[result.k]
+                self._progress.ended += 1
+                if result.error is None:
+                    self._take(k, result.get())
+                else:
+                    self._fail(self._shards.urls[k], result.error)
+        self._outcome.sort_failed(self._shards.urls)
+        if not (self._places[:, 1] >= 0).any():
+            first = next(iter(self._outcome.failed.values()), "no shard of this index can have one")
+            raise JobError(f"none of {len(self._shards):,} shards has a member table; the first: {first}")
+
+    def write(self) -> None:
+        """Write the pack.
+
+        Raises:
+            OutputError: it cannot be written; what was found stays for the next run.
+            TableError: two shards have names of one hash.
+        """
+        outcome, place = self._outcome, self._outcome.output
+        kept = [k for k in self._numbers if self._places[k, 1] >= 0]
+        names = [table_pack.name_in(place, absolute(self._shards.urls[k])) for k in kept]
+        head = table_pack.pack_head(names, self._places[kept, 1].tolist(), place=place)
+        try:
+            with atomic.part_file(place) as (part, fd):
+                system.write_all(fd, head, 0)
+                outcome.bytes = len(head)
+                for k in kept:
+                    data = self._read(*self._places[k].tolist())
+                    data += bytes(-len(data) % 8)
+                    system.write_all(fd, data, outcome.bytes)
+                    outcome.bytes += len(data)
+                os.fsync(fd)
+                os.replace(part, place)
+        except OSError as error:
+            raise unwritten(place, error) from error
+        outcome.tables = len(kept)
+
+    def finish(self) -> None:
+        """Pack and index are there: nothing is kept for another run."""
+        self._journal.remove()
+
+    def _shard(self, k: int) -> Shard:
+        shard = self._shards[k]
+        return msgspec.structs.replace(shard, url=absolute(shard.url), packs=())
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return system.pread(self._spool, length, offset)
+
+    def _recall(self) -> None:
+        """Take note of the tables that an earlier run found, of shards that are as they were then."""
+        before = {record.url: record for record in self._journal.before}
+        for k in self._numbers if before else ():
+            shard = self._shard(k)
+            record = before.get(shard.url)
+            if record is None or not (0 <= record.offset <= record.offset + record.length <= self._end):
+                continue
+            data = self._read(record.offset, record.length)
+            if record != self._record(shard, data, record.offset):
+                continue
+            with contextlib.suppress(TableError):
+                member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="its spooled table")
+                self._places[k] = record.offset, record.length
+                self._outcome.known += 1
+                self._progress.ended += 1
+
+    def _record(self, shard: Shard, data: bytes, offset: int) -> SpooledTable:
+        mark = look_local(shard.url).mark if urls.is_local(shard.url) else None
+        return SpooledTable(
+            url=shard.url,
+            filesize=shard.filesize,
+            md5sum=shard.md5sum,
+            mark=mark,
+            offset=offset,
+            length=len(data),
+            checksum=crc32(data),
+        )
+
+    def _take(self, k: int, found: FoundTable) -> None:
+        outcome, length = self._outcome, len(found.data)
+        try:
+            system.write_all(self._spool, found.data, self._end)
+        except OSError as error:
+            raise unwritten(outcome.output, error) from error
+        self._journal.add(self._record(self._shard(k), found.data, self._end))
+        self._places[k] = self._end, length
+        self._end += length
+        self._progress.bytes += length
+        outcome.scanned += found.is_scanned
+        outcome.beside += not found.is_scanned
+        outcome.requests += found.requests
+        outcome.read_bytes += found.read_bytes
+
+    def _fail(self, url: str, error: BaseException) -> None:
+        self._progress.failed += 1
+        self._outcome.fail(url, error)
+        if not self._settings.is_skipping:
+            raise error if isinstance(error, WidsError) else JobError(self._outcome.failed[url]) from error
+
+    def _resolve(self, options: RunOptions, todo: Sequence[int]) -> RunOptions:
+        if options.is_ray:
+            return options.resolve("threads", _RAY_JOBS)
+        is_remote = any(not urls.is_local(self._shards.urls[k]) for k in todo)
+        return options.resolve("threads", _REMOTE_JOBS if is_remote else os.cpu_count() or 1)
