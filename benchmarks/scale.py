@@ -11,23 +11,37 @@ Each case is a process of its own in each round; medians of the rounds. README.m
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import report
+import torch.utils.data
 import typer
 from rich.console import Console
 from rich.table import Table
 
-ROOT = str(Path(__file__).parents[1])
+from wids import ShardListDataset, indexes
+from wids.index import table_pack
+from wids.jobs.index_edit import convert_index
+from wids.osfiles import atomic
+from wids.samplers import DistributedChunkedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 RANKS, RANK = 64, 7
 FIRST_SECONDS, FIRST_BYTES = 0.2, 200e6
 
@@ -81,11 +95,6 @@ def memory_bytes(field: str) -> int:
 
 def run_case(kind: str, n: int, options: dict, count: int) -> dict:
     """Measure seconds to the first index and for each of the next ``count``, and the memory beyond the imports."""
-    sys.path.insert(0, ROOT)
-    import torch.utils.data
-
-    from wids.samplers import DistributedChunkedSampler
-
     options = {"num_replicas": RANKS, "rank": RANK, "seed": 1, **options}
     resume = options.pop("resume", False)
     dataset = Shards(n)
@@ -115,9 +124,6 @@ def run_case(kind: str, n: int, options: dict, count: int) -> dict:
 
 def write_indexes(directory: Path, n: int) -> None:
     """Write an index of ``n`` shards that are nowhere, and its compiled form."""
-    sys.path.insert(0, ROOT)
-    from wids.jobs.index_edit import convert_index
-
     rows = (
         {"url": f"train-{k:07}.tar", "nsamples": INDEX_SAMPLES, "filesize": 10**8 + k, "md5sum": f"{k + 1:032x}"}
         for k in range(n)
@@ -126,14 +132,11 @@ def write_indexes(directory: Path, n: int) -> None:
         file.write('{"wids_version": 1, "name": "train", "base": "https://host.invalid/data", "shardlist": [\n')
         file.write(",\n".join(map(json.dumps, rows)) + "]}\n")
     convert_index(str(directory / "index.json"), str(directory / "index.widsx"))
-    time.sleep(2.5)  # an index that was written just now is read to be compared
+    os.utime(directory / "index.json", (0, 0))  # one that was written just now would be read to be compared
 
 
 def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
     """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
-    sys.path.insert(0, ROOT)
-    from wids import ShardListDataset, indexes
-
     indexes.MIN_SHARDS = min(n, indexes.MIN_SHARDS) if is_compiled else sys.maxsize
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
@@ -151,10 +154,6 @@ def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> d
 
 def run_pack_case(directory: str, n: int) -> dict:
     """Measure the directory of a pack of ``n`` member tables: to make it, to map it, and to look into it."""
-    sys.path.insert(0, ROOT)
-    from wids.index import table_pack
-    from wids.osfiles import atomic
-
     names, path = [f"train-{k:07}.tar" for k in range(n)], f"{directory}/train.tables"
     begin = time.perf_counter()
     head = table_pack.pack_head(names, [100_000] * n, place=path)
@@ -173,29 +172,41 @@ def run_pack_case(directory: str, n: int) -> dict:
     return {"write": wrote, "size_bytes": size, "open": opened, "bytes": private, "look": looked}
 
 
-def measure_pack(rounds: int, n: int) -> list[dict]:
-    """Measure the directory of a pack, each time in a process of its own."""
+def measure(case: Callable[[], dict], *, quick: bool) -> dict:
+    """Run a case in a process of its own, which imports all anew unless it is to be quick."""
+    context = multiprocessing.get_context("fork" if quick else "spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(case).result(timeout=600)
+
+
+def measure_samplers(rounds: int, *, brief: bool, quick: bool) -> dict[str, list[dict]]:
+    """Measure all cases of samplers."""
+    found: dict[str, list[dict]] = {}
+    for number in range(rounds):
+        for name, (kind, n, options) in CASES.items():
+            if kind == "torch" and n == 10**8 and (brief or quick or number):
+                continue  # it takes half a minute, and varies little
+            case = partial(run_case, kind, n // 100 if quick else n, options, 100 if quick else 1_000_000)
+            found.setdefault(name, []).append(measure(case, quick=quick))
+    return found
+
+
+def measure_pack(rounds: int, n: int, *, quick: bool) -> list[dict]:
+    """Measure the directory of a pack."""
     with tempfile.TemporaryDirectory() as directory:
-        request = json.dumps({"directory": directory, "n": n})
-        child = [sys.executable, str(Path(__file__)), "--pack-case", request]
-        return [
-            json.loads(subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout)
-            for _ in range(rounds)
-        ]
+        return [measure(partial(run_pack_case, directory, n), quick=quick) for _ in range(rounds)]
 
 
-def measure_indexes(rounds: int, n: int) -> dict[str, list[dict]]:
-    """Measure all cases of opening an index, each in a process of its own."""
+def measure_indexes(rounds: int, n: int, *, quick: bool) -> dict[str, list[dict]]:
+    """Measure all cases of opening an index."""
     found: dict[str, list[dict]] = {}
     with tempfile.TemporaryDirectory() as directory:
         write_indexes(Path(directory), n)
         for _ in range(rounds):
             shutil.rmtree(Path(directory, "cache"), ignore_errors=True)
             for name, (kind, is_compiled) in INDEX_CASES.items():
-                request = json.dumps({"kind": kind, "is_compiled": is_compiled, "directory": directory, "n": n})
-                child = [sys.executable, str(Path(__file__)), "--index-case", request]
-                answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
-                found.setdefault(name, []).append(json.loads(answer))
+                case = partial(run_index_case, kind, directory, n, is_compiled=is_compiled)
+                found.setdefault(name, []).append(measure(case, quick=quick))
     return found
 
 
@@ -213,33 +224,12 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Small numbers: tests the benchmark only.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
     json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
-    case: Annotated[str, typer.Option(hidden=True)] = "",
-    index_case: Annotated[str, typer.Option(hidden=True)] = "",
-    pack_case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure the cost to begin, to iterate and to resume an epoch of many samples."""
-    if case:
-        print(json.dumps(run_case(*json.loads(case))))
-        return
-    if index_case:
-        print(json.dumps(run_index_case(**json.loads(index_case))))
-        return
-    if pack_case:
-        print(json.dumps(run_pack_case(**json.loads(pack_case))))
-        return
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    found: dict[str, list[dict]] = {}
-    cases = {name: c for name, c in CASES.items() if not (brief or quick) or c[:2] != ("torch", 10**8)}
-    for number in range(1 if quick else rounds):
-        for name, (kind, n, options) in cases.items():
-            if kind == "torch" and n == 10**8 and number:
-                continue  # it takes half a minute, and varies little
-            request = json.dumps((kind, n // 100 if quick else n, options, 100 if quick else 1_000_000))
-            child = [sys.executable, str(Path(__file__)), "--case", request]
-            answer = subprocess.run(child, check=True, capture_output=True, text=True, timeout=600).stdout
-            found.setdefault(name, []).append(json.loads(answer))
-    indexes = measure_indexes(1 if quick else rounds, 200 if quick else INDEX_SHARDS)
-    packs = {"pack of member tables": measure_pack(1 if quick else rounds, 200 if quick else INDEX_SHARDS)}
+    found = measure_samplers(1 if quick else rounds, brief=brief, quick=quick)
+    indexes = measure_indexes(1 if quick else rounds, 200 if quick else INDEX_SHARDS, quick=quick)
+    packs = {"pack of member tables": measure_pack(1 if quick else rounds, 200 if quick else INDEX_SHARDS, quick=quick)}
     figures, opened, packed = medians(found), medians(indexes), medians(packs)
     start = figures["ours, 1e9"]["first"]
     targets = {

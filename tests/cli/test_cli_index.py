@@ -304,12 +304,13 @@ def test_tables_tells_what_it_packed():
     assert first.endswith("; d/train.json names it")
     assert second.startswith("2 from the shards in ")
     assert read("d/train.json")["member_tables"] == "train.tables"
-    run_index("create", "d", "-o", "d/train.json", "--members")
-    code, out, err = run_index("tables", "d/train.json")
+    run_index("create", "d", "-o", "d/train.json", "--members")  # which keeps the name of the pack
+    Path("d/mine.tables").touch()
+    code, out, err = run_index("tables", "d/train.json", "-o", "d/mine.tables")
     assert (code, out) == (1, "")
     assert "the index does not name it" in err
     assert "--overwrite replaces it" in err
-    code, out, _ = run_index("tables", "d/train.json", "--overwrite", "--json", "--jobs", "1")
+    code, out, _ = run_index("tables", "d/train.json", "--json", "--jobs", "1")
     told = json.loads(out)
     assert (code, told["tables"], told["beside"], told["failed"]) == (0, 2, 2, {})
     code, out, _ = run_index("tables", "d/train.json", "-o", "other.tables")

@@ -290,6 +290,41 @@ def test_table_beside_a_remote_shard(server, table, words):
     assert all(words in problem.what for problem in problems)
 
 
+def test_tables_in_packs(local, server, tmp_path):
+    """They are compared as those beside shards are: of a local shard before it is published, and of a remote one."""
+    url = server.add("/x.tar", SOUND)
+    cases = [
+        (table_of(SOUND), ""),
+        (table_of(sound(2)), "something else than the shard's headers"),
+        (table_of(SOUND)[:-8], "is damaged"),
+        (bytes(1 << 20), "is too long to be one"),
+    ]
+    for k, (table, words) in enumerate(cases):
+        place = f"{server.url}/{k}.tables"
+        server.has_ranges = True
+        server.add(f"/{k}.tables", tars.pack_of({url: table}, place))
+        path = str(tmp_path / f"{k}.tables")
+        atomic.write_atomically(path, tars.pack_of({os.path.abspath(local.url): table}, path))
+        for shard, pack in [(promised(url), place), (local, path)]:
+            packs = pack, f"{pack}.none.tables"
+            problems = verify_shard(msgspec.structs.replace(shard, packs=packs)).problems
+            assert [(each.kind, each.where) for each in problems] == [("table", f"{k}.tables")] * bool(words)
+            assert all(words in each.what for each in problems)
+
+
+def test_a_pack_that_was_made_again_is_compared_again(local, tmp_path):
+    """What a journal remembers holds for the pack as it was."""
+    path = str(tmp_path / "x.tables")
+    findings = []
+    for table in (table_of(sound(2)), table_of(SOUND)):
+        atomic.write_atomically(path, tars.pack_of({os.path.abspath(local.url): table}, path))
+        shard = msgspec.structs.replace(local, packs=(path,))
+        known = findings[0] if findings else None
+        task = CheckTask(number=0, shard=shard, has_version=True, known=known)
+        findings.append(check_shard(task, settings=VerifySettings()))
+    assert [len(finding.problems) for finding in findings] == [1, 0]
+
+
 def test_table_of_a_copied_shard(local):
     """A table that is right but of another time is told, and is nothing wrong."""
     save_table(local.url)

@@ -40,7 +40,7 @@ class PublishedTables:
         return self._packs.may_have(shard)
 
     def open_packs(self, shard: Shard, *, seconds: float) -> None:
-        """Have the directories of a shard's packs, as far as they can be had; ``seconds``: for all tries of each."""
+        """See `wids.cache.table_packs.TablePacks.open`."""
         self._packs.open(shard, seconds=seconds)
 
     def load(self, shard: Shard, *, shard_bytes: int) -> MemberTable | None:

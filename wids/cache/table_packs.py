@@ -4,16 +4,18 @@
                                     pack's URL, size and version; DIGEST: of its URL
 
 Rules: a directory is downloaded once for each cache directory, and mapped by all processes; where there is no cache
-directory, or it cannot be written, a process keeps it in memory. A pack on this machine's disk is mapped where it lies.
+directory, or it cannot be written, a process keeps it in memory, as that of a pack on this machine's disk.
 A table is one byte range of the version that the directory is of: when the pack has been replaced, its directory is
 downloaded anew. A pack that cannot be used costs one warning, and the tables beside the shards are read instead; where
-it may have been the network, the pack is tried again after a minute. Behind a URL with a query, of a program, and on a
-server that gives no byte ranges or does not tell versions apart, a pack is not used.
+it may have been the network, its directory is asked for again after a minute or more, and other tables at once. Behind
+a URL with a query, of a program, and on a server that gives no byte ranges or does not tell versions apart, a pack is
+not used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import threading
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 
 # The first request for a pack: as much as the directory of 5,000 shards.
 _FIRST_BYTES = 128 << 10
-# A directory that takes longer is done without; a pack that failed is tried again after so long.
-_DIRECTORY_SECONDS, _AGAIN_SECONDS = 20.0, 60.0
+# A directory that takes longer is done without; a pack that failed is tried again after so long, and so many times as
+# long as that took: readers do not spend their time on a server that hangs.
+_DIRECTORY_SECONDS, _AGAIN_SECONDS, _AGAIN_RATIO = 20.0, 60.0, 30.0
 
 
 class OpenPack(NamedTuple):
@@ -118,9 +121,11 @@ class TablePacks:
         return False
 
     def open(self, shard: Shard, *, seconds: float) -> None:
-        """Have the directories of a shard's packs, as far as they can be had; ``seconds``: for all tries of each."""
-        for url in shard.packs:
-            self._find(url, seconds)
+        """Have the directory of the pack that has a shard's table, if it can be had; ``seconds``: for tries of each."""
+        for url in _nearest_first(shard):
+            pack = self._find(url, seconds)
+            if pack is not None and pack.directory.find(shard.url) is not None:
+                return
 
     def read(
         self, shard: Shard, *, shard_bytes: int | None, seconds: float, is_cancelled: Callable[[], bool]
@@ -137,7 +142,7 @@ class TablePacks:
             CancelledTransferError: it was cancelled.
         """
         lacking = 0
-        for url in shard.packs:
+        for url in _nearest_first(shard):
             while (pack := self._find(url, seconds)) is not None:
                 place = pack.directory.find(shard.url)
                 if place is None:
@@ -148,14 +153,30 @@ class TablePacks:
                 except ChangedShardError as error:
                     self._note_replaced(pack, error)
                     continue
-                except TableError as error:
-                    self._warn(url, error)
-                except FetchError as error:
-                    self._give_up(url, error)
+                except (TableError, FetchError) as error:
+                    if _is_final(error) and not isinstance(error, TableError):
+                        self._give_up(url, error)
+                    self._warn(url, error)  # of this table alone: others may be had
                 break
         if lacking and lacking == len(shard.packs):
             url = shard.packs[0]
             self._warn(url, f"{url}: this pack of member tables has none of {shard.url}")
+        return None
+
+    def read_stored(self, url: str, shard: Shard, *, shard_bytes: int, seconds: float) -> bytes | None:
+        """The table of a shard in the pack at ``url``, whatever it is; None: it has none, or cannot be used.
+
+        Raises:
+            TableError: it is too long to be one. FetchError: it cannot be had.
+        """
+        while (pack := self._find(url, seconds)) is not None:
+            place = pack.directory.find(shard.url)
+            if place is None:
+                return None
+            try:
+                return self._fetch(pack, place, shard, shard_bytes, seconds, lambda: False)[0]
+            except ChangedShardError as error:
+                self._note_replaced(pack, error)
         return None
 
     def _read(
@@ -167,7 +188,24 @@ class TablePacks:
         seconds: float,
         is_cancelled: Callable[[], bool],
     ) -> MemberTable:
-        start, is_local = time.perf_counter(), urls.is_local(pack.url)
+        start = time.perf_counter()
+        data, source = self._fetch(pack, place, shard, shard_bytes, seconds, is_cancelled)
+        where = f"the member table in {pack.url}"
+        table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
+        if not urls.is_local(pack.url):
+            self._tell(shard.url, source.requests, table.nbytes, start)
+        return table
+
+    def _fetch(
+        self,
+        pack: OpenPack,
+        place: tuple[int, int],
+        shard: Shard,
+        shard_bytes: int | None,
+        seconds: float,
+        is_cancelled: Callable[[], bool],
+    ) -> tuple[bytes, ShardBytes]:
+        """The bytes of a table, and what they came through."""
         at, length = place
         if length > member_tables.max_published_bytes(shard_bytes):
             raise TableError(f"{pack.url}: the table of {shard.url} is too long to be one ({length} bytes)")
@@ -178,14 +216,9 @@ class TablePacks:
             stat=pack.stat,
             seconds=seconds,
             is_cancelled=is_cancelled,
-            needs_version=not is_local,
+            needs_version=not urls.is_local(pack.url),
         )
-        data = source.read_many([(at, at + length)])[0]
-        where = f"the member table in {pack.url}"
-        table = member_tables.accept_published(data, shard, shard_bytes=shard_bytes, where=where)
-        if not is_local:
-            self._tell(shard.url, source.requests, table.nbytes, start)
-        return table
+        return source.read_many([(at, at + length)])[0], source
 
     def _find(self, url: str, seconds: float) -> OpenPack | None:
         """A pack, opened the first time; None: it cannot be used now."""
@@ -200,7 +233,7 @@ class TablePacks:
                     found, source = self._open_now(url, seconds)
                     self._open[url] = found
                 except (ChangedShardError, TableError, FetchError, OSError, CancelledTransferError) as error:
-                    self._give_up(url, error)
+                    self._give_up(url, error, took=time.perf_counter() - start)
         if found is not None and source is not None:
             self._tell(url, source.requests, source.read_bytes, start)
         return found
@@ -208,14 +241,12 @@ class TablePacks:
     def _open_now(self, url: str, seconds: float) -> tuple[OpenPack, ShardBytes | None]:
         """A pack, and what its directory came through, if it was downloaded."""
         if urls.is_local(url):
-            data, status = atomic.map_file(os.path.expanduser(urls.local_path(url)))
-            directory = table_pack.unpack(data, place=url, size=status.st_size)
-            # As `wids.transport.stores.LocalSource` has it.
-            version = status.st_mtime_ns, status.st_ino
-            return OpenPack(url, directory, Stat(status.st_size, version, has_ranges=True)), None
+            return _read_local(url), None
+        # From before the lock: of many processes, each would else wait for the server in its turn.
+        ends = time.monotonic() + _DIRECTORY_SECONDS
         kept = self._kept
         if kept is None:
-            head, note, source = self._download(url, seconds)
+            head, note, source = self._download(url, seconds, ends)
             return _opened(head, note), source
         digest = self._digest(url)
         if (found := self._map(kept, digest, url)) is not None:
@@ -223,8 +254,9 @@ class TablePacks:
         with kept.writing(digest):
             if (found := self._map(kept, digest, url)) is not None:  # by another process, meanwhile
                 return found, None
-            head, note, source = self._download(url, seconds)
-            parts = [head, msgspec.json.encode(note)]
+            head, note, source = self._download(url, seconds, ends)
+            # Not by msgspec: an entity tag may hold bytes that are not UTF-8.
+            parts = [head, json.dumps(msgspec.to_builtins(note)).encode()]
             found = _opened(head, note)
             if kept.publish(digest, lambda _, fd: system.write_parts(fd, parts)):
                 found = self._map(kept, digest, url) or found
@@ -237,19 +269,18 @@ class TablePacks:
             return None
         try:
             end = table_pack.head_end(data, place=url)
-            note = msgspec.json.decode(data[end:], type=_Note)
+            note = msgspec.convert(json.loads(bytes(data[end:])), _Note)
             if note.url != url:
                 return None
             found = _opened(data[:end], note)
-        except (TableError, msgspec.MsgspecError) as error:
+        except (TableError, ValueError, RecursionError) as error:  # also what msgspec raises
             logger.info("downloaded again: %s", error)
             return None
         before = self._replaced.get(url)
         return None if before is not None and before.stat == found.stat else found
 
-    def _download(self, url: str, seconds: float) -> tuple[bytes, _Note, ShardBytes]:
+    def _download(self, url: str, seconds: float, ends: float) -> tuple[bytes, _Note, ShardBytes]:
         """The beginning of a pack up to the end of its directory, which pack that is, and what it came through."""
-        ends = time.monotonic() + _DIRECTORY_SECONDS
         source = ShardBytes(
             url,
             storage_options=self._storage_options,
@@ -284,11 +315,11 @@ class TablePacks:
             self._replaced[pack.url], self._replaced_at[pack.url] = pack, now
         logger.info("%s: was replaced; its directory is downloaded anew", pack.url)
 
-    def _give_up(self, url: str, error: BaseException) -> None:
-        """Use a pack no more; for a minute only where it may have been the network, or is being replaced."""
-        is_final = isinstance(error, (TableError, NoRangesError, *member_tables.NOT_PUBLISHED))
+    def _give_up(self, url: str, error: BaseException, *, took: float = 0.0) -> None:
+        """Use a pack no more; for some time only where it may have been the network, or is being replaced."""
         self._open.pop(url, None)
-        self._retry_at[url] = math.inf if is_final else time.monotonic() + _AGAIN_SECONDS
+        pause = max(_AGAIN_SECONDS, _AGAIN_RATIO * took)
+        self._retry_at[url] = math.inf if _is_final(error) else time.monotonic() + pause
         what = error
         if isinstance(error, CancelledTransferError):
             what = TableError(f"{url}: the directory of this pack did not come in {_DIRECTORY_SECONDS:.0f} s", url=url)
@@ -305,6 +336,31 @@ class TablePacks:
     def _tell(self, url: str, requests: int, size: int, start: float) -> None:
         seconds = time.perf_counter() - start
         emit(self._hooks, TableRead(url=url, requests=requests, size_bytes=size, seconds=seconds))
+
+
+def _read_local(url: str) -> OpenPack:
+    """A pack on this machine's disk. Not mapped: one that is written over in place would end the process."""
+    fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
+    try:
+        status = os.fstat(fd)
+        head = system.pread(fd, table_pack.HEADER_BYTES, 0)
+        end = table_pack.head_end(head, place=url, size=status.st_size)
+        directory = table_pack.unpack(system.pread(fd, end, 0), place=url, size=status.st_size)
+    finally:
+        os.close(fd)
+    # As `wids.transport.stores.LocalSource` has it.
+    return OpenPack(url, directory, Stat(status.st_size, (status.st_mtime_ns, status.st_ino), has_ranges=True))
+
+
+def _nearest_first(shard: Shard) -> list[str]:
+    """The packs of a shard: before the others, those in whose directories it lies. After a merge there are many."""
+    homes = {url: urls.directory_of(url).rstrip("/") + "/" for url in shard.packs}
+    return sorted(shard.packs, key=lambda url: -len(homes[url]) if shard.url.startswith(homes[url]) else 0)
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether it is the pack that cannot be used, and not the network."""
+    return isinstance(error, (TableError, NoRangesError, *member_tables.NOT_PUBLISHED))
 
 
 def _opened(data: bytes | memoryview, note: _Note) -> OpenPack:

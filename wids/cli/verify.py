@@ -101,7 +101,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     """Look for faults of shards: missing, cut short, damaged, not what the index says.
 
     Compared with the index: size, md5 digest (where the index has one) and number of samples. Compared with the shard:
-    its own tar headers, and the member tables beside it (.widx; DALI's .idx, Energon's .tar.idx).
+    its own tar headers, and its member tables (.widx, packs; DALI's .idx, Energon's .tar.idx).
 
     Local shards are read where they are. Others come into the temporary directory ($TMPDIR), one for each of --jobs at
     a time (by default 8; with --decode one for each core), and are deleted when they have been looked at. All shards

@@ -1,4 +1,4 @@
-"""Is a shard what the index says, and whole? Its facts, compared with the index and with the tables beside it.
+"""Is a shard what the index says, and whole? Its facts, compared with the index and with its published tables.
 
 Nothing is changed. A local shard is read in place; a remote one is copied into a directory of its own while it is
 looked at. A fault of a shard is a `Problem`; only a trouble that all have (a full disk, say) is raised.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.cache import member_tables, shard_download
+from wids.cache.table_packs import TablePacks
 from wids.errors import (
     FetchDeniedError,
     FetchError,
@@ -33,8 +34,9 @@ from wids.jobs.discovery import look_local
 from wids.jobs.problems import Finding, Problem, VerifySettings, problem_of
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, tempdirs
+from wids.osfiles.index_paths import absolute
 from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
-from wids.transport import download
+from wids.transport import download, retrying
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def check_shard(
         CancelledTransferError: it was cancelled.
     """
     shard = task.shard
-    version = _find_version(shard.url, settings) if task.has_version else None
+    version = _find_version(shard, settings) if task.has_version else None
     if task.known is not None and version is not None and task.known.version == version:
         return task.known
     finding = Finding(number=task.number, url=shard.url, version=version)
@@ -160,7 +162,7 @@ def _look_into(
 
 
 def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: VerifySettings) -> Iterator[Problem]:
-    """Faults of tables beside a shard, which group members as all do."""
+    """Faults of tables beside a shard or in packs, which group members as all do."""
     fd, _ = atomic.open_file(path)
     try:
         if not tables.is_standard(settings.rule, settings.group):
@@ -169,17 +171,21 @@ def _problems_beside(path: str, shard: Shard, table: MemberTable, settings: Veri
             yield from _table_problems(path, fd, table)
         else:
             yield from _published_problems(shard, settings, table)
+        yield from _packed_problems(shard, settings, table)
     finally:
         os.close(fd)
 
 
-def _find_version(url: str, settings: VerifySettings) -> str | None:
-    """What tells a shard and the tables beside it from others of their names; None: nothing does."""
+def _find_version(shard: Shard, settings: VerifySettings) -> str | None:
+    """What tells a shard, the tables beside it and its packs from others of their names; None: nothing does."""
+    url = shard.url
     if urls.is_local(url):
         path = scan.path_of(url)
         found = [look_local(name) for name in (path, *_tables_beside(path))]
     else:
         found = [scan.look_remote(name, settings.storage_options) for name in (url, *_table_published(url))]
+    for name in shard.packs:
+        found.append(look_local(name) if urls.is_local(name) else scan.look_remote(name, settings.storage_options))
     return None if found[0].mark is None else json.dumps([(each.size, each.mark) for each in found])
 
 
@@ -215,6 +221,39 @@ def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scan
         for name in (shard.url, place):
             what = what.removeprefix(f"{without_secrets(name, name)}: ")
         return what
+
+
+# By storage options: the directory of a pack is for all shards.
+_packs: dict[str, TablePacks] = {}
+
+
+def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTable) -> Iterator[Problem]:
+    """Faults of the shard's member tables in the packs that its index names; one that cannot be used says so itself."""
+    if not shard.packs:
+        return
+    options = settings.storage_options
+    packs = _packs.get(repr(options))
+    if packs is None:
+        packs = _packs.setdefault(repr(options), TablePacks(cache_dir=None, storage_options=options))
+    own, size, where = (
+        msgspec.structs.replace(shard, url=absolute(shard.url)),
+        scanned.identity.size,
+        "its member table",
+    )
+    for place in map(absolute, shard.packs):
+        try:
+            data = packs.read_stored(place, own, shard_bytes=size, seconds=retrying.FIRST_SECONDS)
+            if data is None:
+                continue
+            saved = tables.parse_table(data, shard=shard.url, name=where)
+            what = find_difference_in_table(saved, scanned.identity, scanned)
+        except (FetchError, TableError) as error:
+            what = str(error)
+            for name in (shard.url, place, where):
+                what = what.removeprefix(f"{without_secrets(name, name)}: ").removeprefix(f"{name} ")
+        if what:
+            advice = "make the pack again (wids index tables)"
+            yield Problem(kind="table", what=what, where=urls.basename_of(place), advice=advice)
 
 
 def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Problem]:

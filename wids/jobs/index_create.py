@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, JobError, OutputExistsError, ShardNotFoundError, WidsError
-from wids.index import urls, writing
+from wids.index import checks, urls, writing
+from wids.index.shardlist import Row
+from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.discovery import find_shards
 from wids.jobs.journal import unwritten
@@ -23,7 +25,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import check_output
+from wids.osfiles.index_paths import absolute, check_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -116,8 +118,34 @@ def create_index(
         scanned = indexing.scan(found)
         places = writing.place_entries([each.url for each in scanned], home=home, base=base)
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
-        indexing.publish(writing.make_index(entries, name=name, info=info, base=base), scanned)
+        index = writing.make_index((), name=name, info=info, base=base)
+        del index["shardlist"]  # which comes last
+        written = (absolute(urls.join(urls.join(home, base) if base else home, place)) for place in places)
+        kept = _packs_before(output, {*(each.url for each in scanned), *written})
+        indexing.publish({**index, **kept, "shardlist": entries}, scanned)
     return indexing.outcome
+
+
+def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
+    """The key that names packs of member tables, if the index that is there has it and one of these shards; else {}.
+
+    As after an update, a pack then lacks what is new, and no reader takes a table of what has changed.
+    """
+    try:
+        with open(output, "rb") as file:
+            data = file.read()
+        if PACKS.encode() not in data:
+            return {}
+        index, home = parse_json(data, output), os.path.dirname(output)
+        if not own_packs(index, output, home):
+            return {}
+        base = index.get("base") or index.get("base_path")
+        root = urls.join(home, base) if isinstance(base, str) else home
+        rows = checks.convert(index.get("shardlist"), list[Row], path="shardlist", place=output)
+        is_same = any(absolute(urls.join(root, row.url)) in shards for row in rows)
+    except (OSError, WidsError):  # there is none, or none that can be read
+        return {}
+    return {PACKS: index[PACKS]} if is_same else {}
 
 
 def check_no_shard(output: str, shards: Container[str]) -> None:

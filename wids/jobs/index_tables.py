@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -28,8 +30,8 @@ from wids.jobs.index_edit import refuse_view
 from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, TaskContext, run
-from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles import atomic, locks, system
+from wids.osfiles.index_paths import absolute, check_output, check_place
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
 from wids.transport.upload import Target
@@ -105,7 +107,7 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         url, filesize, md5sum: of its shard in the index. mark: of the shard, if it is a local file.
-        offset, length: where the table is in the spool.
+        offset, length: where the table is in the spool. checksum: its CRC-32, for a disk may lose some.
     """
 
     url: str
@@ -114,6 +116,7 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
     mark: str | None
     offset: int
     length: int
+    checksum: int
 
 
 def pack_tables(
@@ -150,7 +153,8 @@ def pack_tables(
     with contextlib.closing(_Packing(shards, outcome, settings, show)) as packing:
         packing.find_all(options)
         packing.write()
-    _name_pack(index, path)
+        _name_pack(index, path)
+        packing.finish()
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -208,15 +212,13 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
     Raises:
         OutputError: it cannot be written there. OutputExistsError: it would replace something else.
     """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: a pack is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    path = check_place(output, "a pack", "train.tables")
     if not path.endswith(table_pack.SUFFIX):
         raise OutputError(f"{output}: the name of a pack ends in {table_pack.SUFFIX}", path=path)
-    if not os.path.isdir(os.path.dirname(path)):
-        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
-    is_own = path in map(absolute, shards.all_packs())
-    if os.path.isdir(path) or (os.path.exists(path) and not (is_own or settings.overwrite)):
+    # A run that was killed may have written it, and not the index.
+    named = (urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url))
+    is_own = path in named or os.path.exists(path + _JOURNAL_SUFFIX)
+    if os.path.exists(path) and not (is_own or settings.overwrite):
         raise OutputExistsError(
             f"{output}: exists, and the index does not name it; write elsewhere, or pass overwrite=True",
             path=path,
@@ -245,6 +247,17 @@ def _name_pack(index: str, path: str) -> None:
         raise unwritten(index, error) from error
 
 
+def _remove_parts(path: str) -> None:
+    """Delete what killed runs left half written of a pack; it is as large as the pack."""
+    home, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"\.[0-9]+-[0-9a-f]{8}\.part")
+    with contextlib.suppress(OSError):
+        for found in filter(pattern.fullmatch, os.listdir(home)):
+            with contextlib.suppress(OSError):  # gone
+                if locks.is_locked(os.path.join(home, found)) is False:
+                    os.unlink(os.path.join(home, found))
+
+
 class _Packing:
     """Tables on their way into one pack; to be closed.
 
@@ -260,8 +273,11 @@ class _Packing:
         show: Callable[[JobProgress], None],
     ) -> None:
         self._shards, self._outcome, self._settings, self._show = shards, outcome, settings, show
-        numbers = {url: k for k, url in reversed(list(enumerate(shards.urls)))}
-        self._numbers = sorted(k for url, k in numbers.items() if member_tables.may_be_published(url))
+        numbers: dict[str, int] = {}  # a shard that is listed twice has one table
+        for k, url in enumerate(shards.urls):
+            if member_tables.may_be_published(url):
+                numbers.setdefault(absolute(url), k)
+        self._numbers = list(numbers.values())
         # Where the table of each shard is in the spool; of length -1: it is not.
         self._places = np.full((len(shards), 2), -1, np.int64)
         self._progress = JobProgress(shards=len(self._numbers))
@@ -270,15 +286,18 @@ class _Packing:
         self._spool_path = path + _SPOOL_SUFFIX
         self._journal = JobJournal(path, _JOURNAL_SUFFIX, SpooledTable, writer="wids index tables", target=Target())
         self._spool = -1
+        _remove_parts(path)
         try:
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
+            if not self._journal.before:  # what is in it belongs to no run
+                os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
             self._journal.close()
             raise unwritten(path, error) from error
 
     def close(self) -> None:
-        """Leave what was found for the next run, unless all is done or nothing was found."""
+        """Leave what was found for the next run, unless `finish` was called or nothing was found."""
         os.close(self._spool)
         if not (self._journal.is_begun or self._journal.was_there):
             with contextlib.suppress(OSError):
@@ -330,11 +349,13 @@ class _Packing:
                     outcome.bytes += len(data)
                 os.fsync(fd)
                 os.replace(part, place)
-            os.unlink(self._spool_path)
         except OSError as error:
             raise unwritten(place, error) from error
-        self._journal.remove()
         outcome.tables = len(kept)
+
+    def finish(self) -> None:
+        """Pack and index are there: nothing is kept for another run."""
+        self._journal.remove()
 
     def _shard(self, k: int) -> Shard:
         shard = self._shards[k]
@@ -349,19 +370,27 @@ class _Packing:
         for k in self._numbers if before else ():
             shard = self._shard(k)
             record = before.get(shard.url)
-            if record is None or record != self._record(shard, record.offset, record.length):
+            if record is None or not (0 <= record.offset <= record.offset + record.length <= self._end):
+                continue
+            data = self._read(record.offset, record.length)
+            if record != self._record(shard, data, record.offset):
                 continue
             with contextlib.suppress(TableError):
-                data = self._read(record.offset, max(record.length, 0))
                 member_tables.accept_published(data, shard, shard_bytes=shard.filesize, where="its spooled table")
                 self._places[k] = record.offset, record.length
                 self._outcome.known += 1
                 self._progress.ended += 1
 
-    def _record(self, shard: Shard, offset: int, length: int) -> SpooledTable:
+    def _record(self, shard: Shard, data: bytes, offset: int) -> SpooledTable:
         mark = look_local(shard.url).mark if urls.is_local(shard.url) else None
         return SpooledTable(
-            url=shard.url, filesize=shard.filesize, md5sum=shard.md5sum, mark=mark, offset=offset, length=length
+            url=shard.url,
+            filesize=shard.filesize,
+            md5sum=shard.md5sum,
+            mark=mark,
+            offset=offset,
+            length=len(data),
+            checksum=crc32(data),
         )
 
     def _take(self, k: int, found: FoundTable) -> None:
@@ -370,7 +399,7 @@ class _Packing:
             system.write_all(self._spool, found.data, self._end)
         except OSError as error:
             raise unwritten(outcome.output, error) from error
-        self._journal.add(self._record(self._shard(k), self._end, length))
+        self._journal.add(self._record(self._shard(k), found.data, self._end))
         self._places[k] = self._end, length
         self._end += length
         self._progress.bytes += length

@@ -26,13 +26,7 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
         OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
             kind of index.
     """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: an index is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if os.path.isdir(path):
-        raise OutputError(
-            f"{output}: is a directory; give a file, like {os.path.join(output, 'train.json')}", path=path
-        )
+    path = check_place(output, "an index", "train.json")
     if path.endswith(".tar"):
         raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
     if is_compiled != compiled.is_compiled(path):
@@ -42,6 +36,25 @@ def check_output(output: str, *, is_compiled: bool = False) -> str:
             else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
         )
         raise OutputError(f"{output}: {what}", path=path)
+    return path
+
+
+def check_place(output: str, what: str, name: str) -> str:
+    """The absolute path of a file that is to be written.
+
+    Args:
+        output: a path.
+        what: it is, in words.
+        name: of such a file.
+
+    Raises:
+        OutputError: it is a URL, a directory, or in a directory that does not exist.
+    """
+    if not urls.is_local(output):
+        raise OutputError(f"{output}: {what} is written to a local file; copy it there afterwards", url=output)
+    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    if os.path.isdir(path):
+        raise OutputError(f"{output}: is a directory; give a file, like {os.path.join(output, name)}", path=path)
     if not os.path.isdir(os.path.dirname(path)):
         raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path

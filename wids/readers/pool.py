@@ -126,9 +126,13 @@ class _Entries(LRUCache[str, OpenShard]):
         self._hooks = hooks
 
     def __getitem__(self, url: str) -> OpenShard | None:
-        shard = super().__getitem__(url)
+        shard = self.cache.get(url)
         if shard is not None:
             shard.used = next(_uses)
+            try:
+                self.cache.move_to_end(url)
+            except KeyError:  # another thread evicted it; it is still good
+                return shard
         return shard
 
     def _release(self, url: str, shard: OpenShard) -> None:

@@ -28,6 +28,7 @@ from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import TablesSettings, pack_tables
 from wids.jobs.runner import RunOptions
+from wids.osfiles import atomic
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -99,7 +100,7 @@ def test_of_local_shards(home):
         assert find(f"{tag}.tar") is not None
     assert left(home) == []
     create_index([str(home)], str(home / "train.json"), settings=IndexSettings(has_tables=True))
-    again = pack_tables(str(home / "train.json"), settings=TablesSettings(overwrite=True))
+    again = pack_tables(str(home / "train.json"))
     assert (again.scanned, again.beside) == (0, 4)
     data = (home / "train.tables").read_bytes()
     assert all((home / f"{tag}.tar.widx").read_bytes() in data for tag in TAGS)
@@ -174,6 +175,64 @@ def test_a_run_that_failed_goes_on(home, monkeypatch):
     assert left(home) == []
     find = tables_in(home / "train.tables")
     assert all(find(str(home / f"{tag}.tar")).key(0) == f"{tag}0000" for tag in TAGS)
+
+
+def test_a_run_that_was_killed_before_the_index_named_the_pack(home, monkeypatch):
+    """The next one does what is left, and asks for no leave to replace the pack."""
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_tables, "_name_pack", die)
+        with pytest.raises(KeyboardInterrupt):
+            pack_tables(str(home / "train.json"))
+    assert (home / "train.tables").exists()
+    outcome = pack_tables(str(home / "train.json"))
+    assert (outcome.known, outcome.tables, left(home)) == (4, 4, [])
+    assert read(home / "train.json")["member_tables"] == "train.tables"
+
+
+def test_a_shard_that_is_listed_twice(home):
+    """By whatever names: it has one table."""
+    index = read(home / "train.json")
+    index["shardlist"] += [{"url": url, "nsamples": ROWS} for url in ("a.tar", "../d/b.tar", f"file://{home}/c.tar")]
+    outcome = pack_tables(write_json(home / "train.json", index))
+    assert (outcome.shards, outcome.tables) == (4, 4)
+
+
+def test_what_a_killed_run_left_half_written(home):
+    """It is deleted, unless another process is writing it: it is as large as the pack."""
+    (home / "train.tables.1-0123abcd.part").write_bytes(b"x")
+    (home / "mine.tables.1-0123abcd.part").write_bytes(b"x")
+    with atomic.part_file(str(home / "train.tables")) as (part, _):
+        pack_tables(str(home / "train.json"))
+        assert left(home) == sorted(["mine.tables.1-0123abcd.part", os.path.basename(part)])
+
+
+def test_a_pack_whose_name_looks_like_a_chain(home):
+    """The index holds it as a ``file:`` URL, and knows it as its own."""
+    for _ in range(2):
+        pack_tables(str(home / "train.json"), str(home / "a::b.tables"))
+    assert read(home / "train.json")["member_tables"] == f"file://{home}/a%3A%3Ab.tables"
+
+
+def test_tables_that_changed_places_in_the_spool(home):
+    """A disk that lost some of it may have another shard's there, which is of the same length."""
+    data = (home / "d.tar").read_bytes()
+    os.unlink(home / "d.tar")
+    with pytest.raises(ShardNotFoundError):
+        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+    (home / "d.tar").write_bytes(data)
+    journal = home / "train.tables.journal"
+    records = [json.loads(line) for line in journal.read_text().splitlines() if line]
+    assert records[0]["length"] == records[1]["length"]
+    records[0]["offset"], records[1]["offset"] = records[1]["offset"], records[0]["offset"]
+    records[2]["offset"] = -1
+    journal.write_text("\n".join(map(json.dumps, records)))
+    assert pack_tables(str(home / "train.json")).known == 0
+    find = tables_in(home / "train.tables")
+    assert [find(str(home / f"{tag}.tar")).key(0) for tag in TAGS] == [f"{tag}0000" for tag in TAGS]
 
 
 @pytest.mark.parametrize("damage", ["spool", "journal"])
@@ -285,6 +344,26 @@ def test_indexes_made_of_an_index_with_a_pack(home, tmp_path):
     dataset = wids.ShardListDataset(str(tmp_path / "whole.widsx"))
     assert dataset.spec["member_tables"] == ["d/train.tables", "e/more.tables"]
     assert dataset._collection.shards[0].packs == (str(home / "train.tables"), str(tmp_path / "e" / "more.tables"))
+
+
+def test_an_index_made_again(home, tmp_path):
+    """It names the pack as before, as after an update; one of other shards does not."""
+    index = str(home / "train.json")
+    pack_tables(index)
+    shards.write(str(home / "e.tar"), shards.shard("e", ROWS, SIZE))
+    create_index([str(home)], index, name="new")
+    found = read(index)
+    assert (found["name"], found["member_tables"], list(found)[-1]) == ("new", "train.tables", "shardlist")
+    for _ in range(2):
+        create_index([str(home)], index, base="gs://b/x")
+        assert read(index)["member_tables"] == "train.tables"
+    write_json(index, {**found, "shardlist": 7})
+    create_index([str(home)], index)
+    assert "member_tables" not in read(index)
+    pack_tables(index, settings=TablesSettings(overwrite=True))
+    shards.write(str(tmp_path / "x.tar"), shards.shard("x", ROWS, SIZE))
+    create_index([str(tmp_path / "x.tar")], index)
+    assert "member_tables" not in read(index)
 
 
 def test_sub_datasets_are_packed_too(home, tmp_path):

@@ -1,5 +1,6 @@
 """Packs of member tables: a cold machine asks once for the directory, and once for each table that it needs."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -241,6 +242,19 @@ def test_a_pack_that_changes_all_the_time(web, load, caplog):
     assert "member tables beside the shards are read instead (said once)" in record.getMessage()
 
 
+@pytest.mark.parametrize("tag", ['"\u00e9"', '"\udcff"', "W/x"])
+def test_odd_entity_tags(web, load, tag):
+    """They are kept as they came, be they text or not, and hold for the next process."""
+
+    def answer(reply, body):
+        reply.end(reply.begin(body, ETag=tag.encode("latin-1", "surrogateescape").decode("latin-1")))
+
+    web.faults[PACK] = [answer] * 20
+    check_samples(load())
+    check_samples(load())
+    assert (asked(web), beside(web)) == (1 + 2 * len(TAGS), 0)
+
+
 def remove(web):
     """There is no pack."""
     del web.files[PACK]
@@ -353,6 +367,38 @@ def test_after_an_outage_the_pack_is_used_again(web, load, monkeypatch, no_waits
     assert asked(web) == failed + 2
 
 
+def test_a_server_that_hangs(web, load, monkeypatch, caplog):
+    """The directory is waited for once, and not again every minute."""
+    monkeypatch.setattr(table_packs, "_DIRECTORY_SECONDS", 0.2)
+    monkeypatch.setattr(table_packs, "_AGAIN_RATIO", 1e6)
+    gate = web.gate()
+    web.faults[PACK] = [gate]
+    dataset = load()
+    assert dataset[0][".txt"] == b"a0"
+    gate.go.set()
+    real = time.monotonic
+    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + 10 * table_packs._AGAIN_SECONDS)
+    check_samples(dataset)
+    assert asked(web) == 1
+    (record,) = caplog.records
+    assert "did not come in" in record.getMessage()
+
+
+def test_processes_wait_at_the_same_time(web, load, monkeypatch):
+    """Who has waited for another process's download that long does not begin one of its own."""
+    real, passed = time.monotonic, []
+    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + sum(passed))
+
+    @contextlib.contextmanager
+    def writing(*_):
+        passed.append(table_packs._DIRECTORY_SECONDS)
+        yield
+
+    monkeypatch.setattr(table_packs.CompiledIndexes, "writing", writing)
+    assert load()[0][".txt"] == b"a0"
+    assert (passed, asked(web)) == ([table_packs._DIRECTORY_SECONDS], 0)
+
+
 def test_what_the_cache_has_is_checked(web, load, tmp_path):
     """A damaged file, another pack's, another user's: the directory is downloaded again."""
     check_samples(load())
@@ -399,6 +445,23 @@ def test_a_local_pack_of_remote_shards(web, load, tmp_path):
     assert beside(web) == len(TAGS)
 
 
+def read_from_cut_pack(index, pack):
+    """What a process does whose local pack is written over in place."""
+    dataset = wids.ShardListDataset(index, access="range", transformations="raw")
+    assert dataset[0][".txt"] == b"a0"
+    os.truncate(pack, 0)
+    check_samples(dataset)
+
+
+def test_a_local_pack_that_is_cut(web, tmp_path):
+    """The process lives, and reads on."""
+    place = str(tmp_path / "train.tables")
+    tables = {f"{web.url}/{tag}.tar": table_of(web.files[f"/{tag}.tar"]).to_bytes() for tag in TAGS}
+    Path(place).write_bytes(pack_of(tables, place))
+    (tmp_path / "train.json").write_bytes(index_of(web, base=web.url))
+    call_in_child(read_from_cut_pack, str(tmp_path / "train.json"), place)
+
+
 def test_several_packs(web, load, caplog):
     """Each shard's table is looked for in all of them, as after a merge."""
     publish_pack(web, "/one.tables", {"/a.tar": None, "/b.tar": None})
@@ -407,6 +470,19 @@ def test_several_packs(web, load, caplog):
     check_samples(load(f"{web.url}/both.json"))
     assert (asked(web, "/one.tables"), asked(web, "/two.tables"), beside(web)) == (3, 3, 0)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("access", ["range", "fetch"])
+def test_of_several_packs_the_nearest_is_asked_first(web, load, tmp_path, access):
+    """After a merge of many indexes there are many: the directories of the others are not asked for."""
+    others = [f"/{k}/train.tables" for k in range(3)]
+    for place in others:
+        publish_pack(web, place, {"/a.tar": None})
+    named = [web.url + place for place in (*others, PACK)]
+    (tmp_path / "train.json").write_bytes(index_of(web, member_tables=named, base=web.url))
+    check_samples(load(str(tmp_path / "train.json"), access=access))
+    assert asked(web) >= 1
+    assert [asked(web, place) for place in others] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("named", ["train.tables?signature=1", "pipe:cat train.tables"])
@@ -440,3 +516,21 @@ def test_the_tables_of_a_dataset_with_its_own_rule(web, load):
     dataset = load(key_rule="last-dot")
     assert dataset[0][".txt"] == b"a0"
     assert asked(web) == 0
+
+
+def test_a_table_that_does_not_come(web, load, monkeypatch, caplog, no_waits):
+    """It is read from beside its shard, or made; the others are read from the pack."""
+    dataset = load()
+    assert dataset[0][".txt"] == b"a0"
+    publish(web, "/b.tar")
+    web.faults[PACK] = [status(503)] * 3
+    real = table_packs.TablePacks.read
+    monkeypatch.setattr(
+        table_packs.TablePacks, "read", lambda *args, **options: real(*args, **{**options, "seconds": 0})
+    )
+    assert dataset[ROWS][".txt"] == b"b0"
+    assert beside(web) == 1
+    web.faults[PACK] = []
+    assert dataset[2 * ROWS][".txt"] == b"c0"
+    assert beside(web) == 1
+    assert len(caplog.records) == 1

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import table_of
 from tests.support.children import PATIENCE_SECONDS
+from tests.support.clocks import wait_until
 from tests.support.examples import examples
 from tests.support.servers import shard_requests
 from wids import DistributedChunkedSampler, ShardListDataset, ShardListSampler
@@ -375,11 +376,8 @@ def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, monkeypatch,
         )
     ) as dataset:
         for index in DistributedChunkedSampler(dataset, num_replicas=1, rank=0, **order):
-            path, _ = dataset.cache.provider.cache.place(listed[index // ROWS]["url"])
-            end = time.monotonic() + PATIENCE_SECONDS
-            while not os.path.exists(path):  # steps are longer here than a fetch, as they are in the simulation
-                assert time.monotonic() < end, "it never came"
-                time.sleep(0.005)
+            url = listed[index // ROWS]["url"]
+            wait_until(lambda url=url: url in watch.fetched)  # steps are longer than a download, as in the simulation
             _ = dataset[index]
     assert watch.counts()[:2] == (found.total("shards"), found.total("again")) == (12, 0)
 
