@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # What a text has in it that is a view.
 MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
 _MAGIC, _VERSION = b"WIDSROWS", 1
+_CHECKED_AT_A_TIME = 1 << 20
 _START, _FACTS = struct.Struct("<8sII"), struct.Struct("<QQQQ")
 
 
@@ -126,9 +127,14 @@ def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
     firsts = at - lengths[lengths > 0]
     if (rows[firsts] < 0).any() or (rows[at - 1] >= counts[lengths > 0]).any():
         return False
-    is_ascending = rows[1:] > rows[:-1]
-    is_ascending[firsts[1:] - 1] = True
-    return bool(is_ascending.all())
+    for lo in range(0, len(rows), _CHECKED_AT_A_TIME):  # not all at once, which would take memory
+        part = rows[max(lo - 1, 0) : lo + _CHECKED_AT_A_TIME]
+        is_above = part[1:] > part[:-1]
+        begin, end = np.searchsorted(firsts, (max(lo, 1), lo + _CHECKED_AT_A_TIME))
+        is_above[firsts[begin:end] - max(lo, 1)] = True
+        if not is_above.all():
+            return False
+    return True
 
 
 def _damaged(place: str, what: str) -> SpecError:
