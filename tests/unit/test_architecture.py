@@ -26,13 +26,13 @@ LAYERS = (
     ("readers",),
     ("codecs", "collection"),
     ("arguments", "batches", "keys", "live_index"),
-    ("jobs", "writing"),
+    ("jobs", "writing", "columns"),
     ("dataset", "samplers", "otel"),
     ("simulate", "testing"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"stats": {"events"}, "policy": {"index"}, "writing": {"jobs"}}
+BESIDE = {"stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"index", "order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}

@@ -2,9 +2,10 @@
 
     .wids/indexes/DIGEST.widsx      a compiled index (`wids.index.compiled`); DIGEST: of all that it was made from
     .wids/indexes/DIGEST.source     which of them a local JSON file is, as long as its size, times and inode are these
+    .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
 
 Rules: a file appears whole, by ``os.replace``, and is never changed; the name says what is in it, so two writers write
-the same. Both kinds of file are their user's alone, and those of another user are not looked at: an index names the
+the same. All kinds of file are their user's alone, and those of another user are not looked at: an index names the
 servers that credentials go to. They count neither as shards nor against ``cache_size``, and no cleaner deletes them;
 those that were not opened for a month are deleted when the next one is written. Where the directory cannot be used,
 there are none, and each process parses its index.
@@ -30,9 +31,10 @@ from wids.osfiles import atomic, locks, system
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+COPY_SUFFIX = ".parquet"
 _SOURCE_SUFFIX = ".source"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{re.escape(SUFFIX)}|{re.escape(_SOURCE_SUFFIX)})")
+_OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{'|'.join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, COPY_SUFFIX)))})")
 _PART = re.compile(rf"{_OWN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.part")
 _UNUSED_SECONDS = 30 * 86_400.0
 # A file that changes again within the tick of a clock may keep its times.
@@ -78,14 +80,16 @@ class CompiledIndexes:
 
     Args:
         directory: the cache directory, which is made when something is written.
+        suffix: of the files that digests name: compiled indexes, or `COPY_SUFFIX`.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, suffix: str = SUFFIX) -> None:
+        self._suffix = suffix
         self._directory = CacheDirectory(os.path.abspath(os.path.expanduser(directory)))
 
     def path(self, digest: str) -> str:
         """Where the compiled index of a digest (64 hexadecimal digits) lies, or would."""
-        return os.path.join(self._directory.indexes, digest + SUFFIX)
+        return os.path.join(self._directory.indexes, digest + self._suffix)
 
     def map(self, digest: str) -> memoryview | None:
         """Its bytes, mapped; None: there is none of this user's own."""
@@ -131,7 +135,7 @@ class CompiledIndexes:
         with contextlib.ExitStack() as stack:
             try:
                 self._make()
-                lock = self._directory.lock(digest + SUFFIX)
+                lock = self._directory.lock(digest + self._suffix)
                 stack.enter_context(locks.acquire(lock, mode=self._directory.lock_mode()))
             except OSError as error:
                 logger.debug("%s: no lock for a compiled index (%s)", self._directory.path, error)

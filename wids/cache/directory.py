@@ -5,6 +5,7 @@
     .wids/tables/NAME.keep                present: the shard is not to be evicted
     .wids/indexes/DIGEST.widsx            a compiled index (`wids.cache.compiled_indexes`), its user's alone
     .wids/indexes/DIGEST.source           which file an index was compiled from
+    .wids/indexes/DIGEST.parquet          a copy of a remote table of columns, likewise
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
     .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it

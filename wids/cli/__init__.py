@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from wids.cli.advice import with_advice
 from wids.cli.cache import cache_app
+from wids.cli.columns import columns_app
 from wids.cli.demo import run_demo
 from wids.cli.format import print_error
 from wids.cli.index import index_app
@@ -72,6 +73,7 @@ add_look_commands(app)
 add_verify_command(app)
 app.add_typer(cache_app, name="cache")
 app.add_typer(index_app, name="index")
+app.add_typer(columns_app, name="columns")
 
 
 def _show_version(ctx: typer.Context, is_wanted: bool) -> None:
