@@ -23,6 +23,8 @@ from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead, Source
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
+from wids.columns import samples as sample_columns
+from wids.columns.face import WithColumns
 from wids.keys import Keys
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -99,7 +101,7 @@ class _SharedTally(Tally):
         self.join(counts.numpy())
 
 
-class ShardListDataset(Dataset[T_co]):
+class ShardListDataset(Dataset[T_co], WithColumns):
     """Random access to the samples of a list of tar shards.
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
@@ -262,6 +264,7 @@ class ShardListDataset(Dataset[T_co]):
         self.transformations = transformations
         self._collection.count_unknown(found)
         self._collection.adopt(found)
+        self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
@@ -282,6 +285,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @shards.setter
     def shards(self, shards: Shards) -> None:
+        self._columns.check_unused()
         self._index.shards = shards
 
     @property
@@ -291,6 +295,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @spec.setter
     def spec(self, spec: dict[str, Any]) -> None:
+        self._columns.check_unused()
         self._index.spec = spec
 
     @property
@@ -369,7 +374,7 @@ class ShardListDataset(Dataset[T_co]):
         sample["__index__"] = index
         sample["__shard__"] = reader.url
         sample["__shardindex__"] = row
-        return self._transform(sample) if self._transformations else sample  # type: ignore[return-value]
+        return self._transform(sample) if self._transformations or self._columns.shown else sample  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[T_co]:
         # Without this, Python ends a loop at any IndexError: one from a transformation would cut the data off unseen.
@@ -381,6 +386,8 @@ class ShardListDataset(Dataset[T_co]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
+        if self._columns.shown:
+            self._columns.check_rows(self._collection)
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses
         samples = read_batch(self._collection, indices if is_plain else [plain(i) for i in indices], self.fields)
@@ -390,7 +397,8 @@ class ShardListDataset(Dataset[T_co]):
             for sample, index in zip(samples, indices, strict=True):
                 if isinstance(index, MarkedIndex):
                     sample["__valid__"] = index.is_valid
-        return [self._transform(sample) for sample in samples] if self._transformations else samples  # type: ignore[return-value]
+        is_changed = self._transformations or self._columns.shown
+        return [self._transform(sample) for sample in samples] if is_changed else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
@@ -462,6 +470,8 @@ class ShardListDataset(Dataset[T_co]):
         """The sample of an index that does not lie in the stretch at hand, or whose shard was closed."""
         pool = self.cache
         accesses, misses = pool.accesses, pool.misses
+        if self._columns.shown:
+            self._columns.check_rows(self._collection)
         if type(self).get_shard is ShardListDataset.get_shard:
             sample = read_sample(self._collection, self._collection.plain(asked), self.fields)
             if pool.misses != misses:
@@ -472,9 +482,11 @@ class ShardListDataset(Dataset[T_co]):
             self.check_cache_misses()
         if type(asked) is not int and isinstance(asked, MarkedIndex):
             sample["__valid__"] = asked.is_valid
-        return self._transform(sample) if self._transformations else sample  # type: ignore[return-value]
+        return self._transform(sample) if self._transformations or self._columns.shown else sample  # type: ignore[return-value]
 
     def _transform(self, sample: Any) -> T_co:
+        if self._columns.shown:
+            self._columns.add_to(sample)
         try:
             for transform in self._transformations:
                 sample = transform(sample)

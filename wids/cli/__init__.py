@@ -25,6 +25,7 @@ from wids.cli.format import print_error
 from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
+from wids.cli.query import run_query
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
 from wids.errors import WidsError
@@ -68,6 +69,7 @@ app = typer.Typer(
 )
 app.command("demo")(run_demo)
 app.command("pack")(run_pack)
+app.command("query")(run_query)
 app.command("simulate")(run_simulate)
 add_look_commands(app)
 add_verify_command(app)

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 SUFFIX = ".columns.parquet"
 METADATA_KEY = b"wids"
 VERSION = 1
-_CREATE = "make it again: wids columns create"
+_MAKE, _CREATE = "make it: wids columns create", "make it again: wids columns create"
+
+
+class MissingTableError(ColumnsError):
+    """There is no such file."""
 
 
 class TableFacts(msgspec.Struct, kw_only=True):
@@ -139,7 +143,7 @@ def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str,
     if urls.is_local(place):
         path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
         if not os.path.isfile(path):
-            raise ColumnsError(f"{place}: there is no such file; make it: wids columns create", path=path)
+            raise MissingTableError(f"{place}: there is no such file; {_MAKE}", path=path)
         return path
     options = storage_options
 
@@ -167,5 +171,5 @@ def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str,
                     f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place
                 )
     except ShardNotFoundError as error:
-        raise ColumnsError(f"{place}: there is no such table; make it: wids columns create", url=place) from error
+        raise MissingTableError(f"{place}: there is no such file; {_MAKE}", url=place) from error
     return copies.path(digest)

@@ -1,0 +1,226 @@
+"""A table of a user's, brought into the order of a dataset's samples: row i is of sample i, null where there is none.
+
+Joined by the sample's index, or by its key (by DuckDB, which sorts and hashes within its limit of memory). Keys that
+repeat, in the table or among the samples, would make the join a matter of chance, and are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from wids.columns import mapped
+from wids.columns.packages import import_arrow, import_parquet
+from wids.columns.sql import SampleTable, run_join
+from wids.columns.spec import check_names
+from wids.errors import ColumnsError, InputError
+from wids.events import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+On: TypeAlias = Literal["key", "index"]
+Missing: TypeAlias = Literal["null", "error"]
+_SHOWN = 5
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, and how it is joined.
+
+    Attributes:
+        table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
+        on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is.
+        columns: which columns of it; None: all others.
+        missing: what is done where samples have no row in it: null, or an error.
+    """
+
+    table: Any
+    on: On
+    columns: Sequence[str] | None
+    missing: Missing
+
+
+def join_table(
+    request: JoinRequest, samples: SampleTable, keys: Iterable[Sequence[str]] | None = None
+) -> mapped.MappedTable:
+    """The columns of a table, one row for each sample, in a file of this process.
+
+    Args:
+        request: which table, and how.
+        samples: the dataset's own columns; those with ``key`` where there are some.
+        keys: the keys of all samples, shard by shard, where they have no column; asked for only if they are needed.
+
+    Raises:
+        InputError: the arguments do not fit each other, or the table.
+        ColumnsError: it cannot be read; its keys or indices repeat, or are no samples'; or samples have no row in it.
+    """
+    if request.on not in ("key", "index") or request.missing not in ("null", "error"):
+        raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
+    table, names = _load(request)
+    if request.on == "index":
+        rows = _rows_by_index(table.column("index"), samples.samples)
+    else:
+        rows = _rows_by_key(table.column("key"), samples, keys)
+    _check_missing(rows, request)
+    table = table.select(names)
+    return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
+
+
+def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
+    """Columns of the index's own table, as a file that is mapped: Parquet has no quick way to one row."""
+    file = import_parquet().ParquetFile(path)
+    with file:
+        schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
+        return mapped.write_mapped(schema, _rebatch(file.iter_batches(mapped.BATCH_ROWS, columns=list(names)), schema))
+
+
+def _rebatch(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    """The same rows in batches of equal length, which those of row groups are not."""
+    pa = import_arrow()
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch.select(schema.names))
+        while sum(map(len, waiting)) >= mapped.BATCH_ROWS:
+            table = pa.Table.from_batches(waiting)
+            yield _one_batch(table.slice(0, mapped.BATCH_ROWS), schema)
+            waiting = table.slice(mapped.BATCH_ROWS).to_batches()
+    if sum(map(len, waiting)):
+        yield _one_batch(pa.Table.from_batches(waiting), schema)
+
+
+def _one_batch(table: Any, schema: Any) -> Any:
+    pa = import_arrow()
+    return pa.record_batch([_one_array(column) for column in table.columns], schema=schema)
+
+
+def _one_array(column: Any) -> Any:
+    found = column.combine_chunks()
+    return found.combine_chunks() if hasattr(found, "combine_chunks") else found
+
+
+def _load(request: JoinRequest) -> tuple[Any, list[str]]:
+    """(the table with the columns that are needed, names of those to be joined)."""
+    pa, on = import_arrow(), request.on
+    wanted = None if request.columns is None else [on, *(name for name in request.columns if name != on)]
+    if isinstance(request.columns, str):
+        raise InputError(f"columns is {request.columns!r}; give a list of names")
+    source = request.table
+    if isinstance(source, (str, os.PathLike)):
+        source = _read_parquet(os.fspath(source), wanted)
+    elif not isinstance(source, pa.Table):
+        try:
+            source = pa.Table.from_pandas(source, preserve_index=False)
+        except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
+            raise InputError(
+                f"table is a {type(source).__name__} ({error}); give a Parquet file, a pyarrow.Table or a DataFrame"
+            ) from error
+    there = source.column_names
+    for name in wanted or [on]:
+        if there.count(name) != 1:
+            found = "no column" if name not in there else "several columns"
+            raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
+    names = [name for name in there if name != on] if wanted is None else wanted[1:]
+    check_names(names)
+    return source.select([on, *names]), names
+
+
+def _read_parquet(path: str, names: list[str] | None) -> Any:
+    pa, pq = import_arrow(), import_parquet()
+    try:
+        with pq.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            return file.read(columns=None if names is None else [name for name in names if name in there])
+    except (OSError, pa.ArrowException) as error:
+        raise ColumnsError(f"{path}: is no Parquet that can be read ({error})", path=path) from error
+
+
+def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The table's row of each sample; -1: none."""
+    pa = import_arrow()
+    if not pa.types.is_integer(column.type):
+        raise InputError(f"the table's index is of type {column.type}; it has to be of integers")
+    if column.null_count:
+        raise ColumnsError(f"the table's index is null in {column.null_count:,} rows")
+    index = column.cast(pa.int64(), safe=False).to_numpy()
+    outside = index[(index < 0) | (index >= samples)]
+    if len(outside):
+        raise ColumnsError(
+            f"the table's index names {len(outside):,} samples that are not there: {_some(outside.tolist(), len(outside))}"
+            f"; the dataset has {samples:,}, from 0 on"
+        )
+    rows = np.full(samples, -1, np.int64)
+    rows[index] = np.arange(len(index))
+    if np.count_nonzero(rows >= 0) < len(index):
+        repeated = np.unique(index[rows[index] != np.arange(len(index))])
+        raise ColumnsError(
+            f"the table has several rows for {len(repeated):,} samples: {_some(repeated[:_SHOWN].tolist(), len(repeated))}"
+        )
+    return rows
+
+
+def _rows_by_key(
+    column: Any, samples: SampleTable, keys: Iterable[Sequence[str]] | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """As `_rows_by_index`."""
+    pa = import_arrow()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise InputError(f"the table's key is of type {column.type}; it has to be of strings")
+    if column.null_count:
+        raise ColumnsError(f"the table's key is null in {column.null_count:,} rows")
+    chunks = [] if keys is None else [pa.array(part, pa.string()) for part in keys]
+    own = None if keys is None else pa.table({"key": pa.chunked_array(chunks, pa.string())})
+    found = run_join(samples, pa.table({"key": column}), own)
+    for whose, (count, some) in (("the table", found.repeated), ("the dataset", found.repeated_samples)):
+        if count:
+            what = "keys in several rows" if whose == "the table" else "keys of several samples; join on='index'"
+            raise ColumnsError(f"{whose} has {count:,} {what}: {_some(some, count)}")
+    return found.rows
+
+
+def _some(values: Sequence[Any], count: int) -> str:
+    shown = ", ".join(repr(value) for value in values[:_SHOWN])
+    return shown + (", ..." if count > _SHOWN else "")
+
+
+def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinRequest) -> None:
+    """Say that samples have no row in the table, if there are any."""
+    absent = np.flatnonzero(rows < 0)
+    if not len(absent):
+        return
+    what = f"{len(absent):,} of {len(rows):,} samples have no row in the table: index {_some(absent[:_SHOWN].tolist(), len(absent))}"
+    if request.missing == "error":
+        raise ColumnsError(f"{what}; with missing='null' their columns are null")
+    logger.warning("%s; their columns are null", what)
+
+
+def _schema_of(table: Any) -> Any:
+    """Without dictionaries, of which each batch would have its own."""
+    pa = import_arrow()
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
+    return pa.schema(list(zip(table.column_names, kinds, strict=True)))
+
+
+def _aligned(table: Any, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Any]:
+    """The rows of a table in the order of samples, a batch at a time."""
+    pa, schema = import_arrow(), _schema_of(table)
+    whole = pa.record_batch(
+        [_whole(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)], names=schema.names
+    )
+    for first in range(0, len(rows), mapped.BATCH_ROWS):
+        part = rows[first : first + mapped.BATCH_ROWS]
+        taken = whole.take(pa.array(part, mask=part < 0))
+        yield pa.record_batch(
+            [array.cast(kind) for array, kind in zip(taken.columns, schema.types, strict=True)], schema=schema
+        )
+
+
+def _whole(column: Any, kind: Any) -> Any:
+    """A column in one piece; texts of more than 2 GB do not fit the plain type."""
+    pa = import_arrow()
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return _one_array(column.cast(wide.get(kind, kind)))
