@@ -6,11 +6,12 @@ This module is light; heavy ones are imported when the command runs, and torch n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import Index, JsonLines, StorageOptions
+from wids.cli.options import Index, JsonLines, StorageOptions, with_option_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 _MAX_ROWS = 200
 
 
-def run_query(
-    index: Index,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the table `samples`.")],
+@dataclass(frozen=True)
+class QueryFlags:
+    """What is asked, and how it is answered."""
+
     columns: Annotated[
         str | None,
         typer.Option(
@@ -30,14 +32,21 @@ def run_query(
             help="The table of columns, a path or URL. Default: beside INDEX.",
             show_default=False,
         ),
-    ] = None,
-    is_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    is_json: JsonLines = False,
+    ] = None
+    is_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False
+    is_json: JsonLines = False
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write a Parquet file instead.", show_default=False),
-    ] = None,
-    storage_options: StorageOptions = None,
+    ] = None
+    storage_options: StorageOptions = None
+
+
+@with_option_groups
+def run_query(
+    index: Index,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the table `samples`.")],
+    flags: QueryFlags,
 ) -> None:
     """Ask the columns of a dataset's samples by SQL, as `wids columns create` wrote them beside the index.
 
@@ -47,19 +56,19 @@ def run_query(
 
     `wids query train.json 'select key from samples where width >= 512' --csv > wide.csv`
     """
-    if is_csv + is_json + (output is not None) > 1:
+    if flags.is_csv + flags.is_json + (flags.output is not None) > 1:
         raise typer.BadParameter("--csv, --json and -o exclude each other")
     from wids.cli.format import count_of, print_table, printable, shown_path, to_json
     from wids.columns.create import check_output
 
-    path = None if output is None else check_output(output)
-    found = _ask(index, sql, columns, storage_options)
+    path = None if flags.output is None else check_output(flags.output)
+    found = _ask(index, sql, flags)
     if path is not None:
         _write(found, path)
         print(f"{shown_path(path)}: {count_of(found.num_rows, 'row')}, {count_of(found.num_columns, 'column')}")
-    elif is_csv:
+    elif flags.is_csv:
         _print_csv(found)
-    elif is_json:
+    elif flags.is_json:
         for row in _rows(found):
             print(to_json({name: _plain(value) for name, value in zip(found.column_names, row, strict=True)}))
     else:
@@ -74,7 +83,7 @@ def run_query(
             print(f"and {found.num_rows - _MAX_ROWS:,} more rows; --csv prints all")
 
 
-def _ask(index: str, sql: str, columns: str | None, storage_options: dict[str, Any] | None) -> Any:
+def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.cache.placement import default_cache_dir
     from wids.cli.options import check_index
     from wids.collection import ShardCollection, load_shards
@@ -83,11 +92,11 @@ def _ask(index: str, sql: str, columns: str | None, storage_options: dict[str, A
 
     check_index(index)
     cache_dir = default_cache_dir()
-    _, shards, narrowed = load_shards(index, storage_options=storage_options, cache_dir=cache_dir)
+    _, shards, narrowed = load_shards(index, storage_options=flags.storage_options, cache_dir=cache_dir)
     provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)
     collection = ShardCollection(shards, provider)
     collection.count_unknown(shards)
-    return beside(index, collection, cache_dir=cache_dir).at(columns, collection).query(collection, sql)
+    return beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection).query(collection, sql)
 
 
 def _rows(table: Any) -> Iterator[tuple[Any, ...]]:

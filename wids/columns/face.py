@@ -31,7 +31,8 @@ class WithColumns:
 
         ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The columns are those
         of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least ``index``
-        (int64). It is DuckDB's SQL. No other file, no network and no variable of the program can be read, nothing is written.
+        (int64). It is DuckDB's SQL. No other file, no network and no variable of the program can be read, and nothing
+        is written.
 
         Args:
             sql: the statement.

@@ -15,8 +15,8 @@ import numpy as np
 
 from wids.columns import mapped
 from wids.columns.packages import import_arrow, import_parquet
-from wids.columns.sql import SampleTable, run_join
 from wids.columns.spec import check_names
+from wids.columns.sql import SampleTable, run_join
 from wids.errors import ColumnsError, InputError
 from wids.events import logger
 
@@ -60,13 +60,10 @@ def join_table(
     """
     if request.on not in ("key", "index") or request.missing not in ("null", "error"):
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
-    table, names = _load(request)
-    if request.on == "index":
-        rows = _rows_by_index(table.column("index"), samples.samples)
-    else:
-        rows = _rows_by_key(table.column("key"), samples, keys)
+    given = _Given(request)
+    rows = _find_rows(given, request.on, samples, keys)
     _check_missing(rows, request)
-    table = table.select(names)
+    table = given.read(given.names)
     return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
 
 
@@ -102,44 +99,68 @@ def _one_array(column: Any) -> Any:
     return found.combine_chunks() if hasattr(found, "combine_chunks") else found
 
 
-def _load(request: JoinRequest) -> tuple[Any, list[str]]:
-    """(the table with the columns that are needed, names of those to be joined)."""
-    pa, on = import_arrow(), request.on
-    wanted = None if request.columns is None else [on, *(name for name in request.columns if name != on)]
-    if isinstance(request.columns, str):
-        raise InputError(f"columns is {request.columns!r}; give a list of names")
-    source = request.table
-    if isinstance(source, (str, os.PathLike)):
-        source = _read_parquet(os.fspath(source), wanted)
-    elif not isinstance(source, pa.Table):
+class _Given:
+    """A table of a user's: columns are read when they are needed, of a file only those.
+
+    Attributes:
+        names: of the columns that are to be joined.
+    """
+
+    def __init__(self, request: JoinRequest) -> None:
+        self._source = source = _open(request.table)
+        there = source.schema_arrow.names if hasattr(source, "schema_arrow") else source.column_names
+        if isinstance(request.columns, str):
+            raise InputError(f"columns is {request.columns!r}; give a list of names")
+        names = there if request.columns is None else request.columns
+        self.names = [name for name in names if name != request.on]
+        for name in (request.on, *self.names):
+            if there.count(name) != 1:
+                found = "no column" if name not in there else "several columns"
+                raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
+        check_names(self.names)
+
+    def read(self, names: Sequence[str]) -> Any:
+        """An Arrow table of some columns.
+
+        Raises:
+            ColumnsError: they cannot be read.
+        """
+        if not hasattr(self._source, "schema_arrow"):
+            return self._source.select(list(names))
+        pa = import_arrow()
         try:
-            source = pa.Table.from_pandas(source, preserve_index=False)
-        except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
-            raise InputError(
-                f"table is a {type(source).__name__} ({error}); give a Parquet file, a pyarrow.Table or a DataFrame"
-            ) from error
-    there = source.column_names
-    for name in wanted or [on]:
-        if there.count(name) != 1:
-            found = "no column" if name not in there else "several columns"
-            raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
-    names = [name for name in there if name != on] if wanted is None else wanted[1:]
-    check_names(names)
-    return source.select([on, *names]), names
+            return self._source.read(columns=list(names)).select(list(names))
+        except (OSError, pa.ArrowException) as error:
+            raise ColumnsError(f"the table is damaged, or no Parquet that can be read ({error})") from error
 
 
-def _read_parquet(path: str, names: list[str] | None) -> Any:
-    pa, pq = import_arrow(), import_parquet()
+def _open(table: Any) -> Any:
+    """An open Parquet file, or an Arrow table."""
+    pa = import_arrow()
+    if isinstance(table, pa.Table):
+        return table
     try:
-        with pq.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            return file.read(columns=None if names is None else [name for name in names if name in there])
-    except (OSError, pa.ArrowException) as error:
-        raise ColumnsError(f"{path}: is no Parquet that can be read ({error})", path=path) from error
+        if isinstance(table, (str, os.PathLike)):
+            return import_parquet().ParquetFile(os.fspath(table))
+        return pa.Table.from_pandas(table, preserve_index=False)
+    except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+        if isinstance(table, (str, os.PathLike)):
+            raise ColumnsError(f"{table}: is no Parquet that can be read ({error})", path=os.fspath(table)) from error
+        raise InputError(
+            f"table is a {type(table).__name__} ({error}); give a Parquet file, a pyarrow.Table or a DataFrame"
+        ) from error
+
+
+def _find_rows(
+    given: _Given, on: On, samples: SampleTable, keys: Iterable[Sequence[str]] | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The table's row of each sample; -1: none."""
+    column = given.read([on]).column(on)  # gone before the other columns are read
+    return _rows_by_index(column, samples.samples) if on == "index" else _rows_by_key(column, samples, keys)
 
 
 def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The table's row of each sample; -1: none."""
+    """See `_find_rows`."""
     pa = import_arrow()
     if not pa.types.is_integer(column.type):
         raise InputError(f"the table's index is of type {column.type}; it has to be of integers")
@@ -148,24 +169,24 @@ def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int
     index = column.cast(pa.int64(), safe=False).to_numpy()
     outside = index[(index < 0) | (index >= samples)]
     if len(outside):
+        some = _some(outside[:_SHOWN].tolist(), len(outside))
         raise ColumnsError(
-            f"the table's index names {len(outside):,} samples that are not there: {_some(outside.tolist(), len(outside))}"
-            f"; the dataset has {samples:,}, from 0 on"
+            f"the table's index names {len(outside):,} samples that are not there: {some}; the dataset has {samples:,}, from "
+            "0 on"
         )
     rows = np.full(samples, -1, np.int64)
     rows[index] = np.arange(len(index))
     if np.count_nonzero(rows >= 0) < len(index):
         repeated = np.unique(index[rows[index] != np.arange(len(index))])
-        raise ColumnsError(
-            f"the table has several rows for {len(repeated):,} samples: {_some(repeated[:_SHOWN].tolist(), len(repeated))}"
-        )
+        some = _some(repeated[:_SHOWN].tolist(), len(repeated))
+        raise ColumnsError(f"the table has several rows for {len(repeated):,} samples: {some}")
     return rows
 
 
 def _rows_by_key(
     column: Any, samples: SampleTable, keys: Iterable[Sequence[str]] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """As `_rows_by_index`."""
+    """See `_find_rows`."""
     pa = import_arrow()
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
@@ -192,7 +213,8 @@ def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinReque
     absent = np.flatnonzero(rows < 0)
     if not len(absent):
         return
-    what = f"{len(absent):,} of {len(rows):,} samples have no row in the table: index {_some(absent[:_SHOWN].tolist(), len(absent))}"
+    some = _some(absent[:_SHOWN].tolist(), len(absent))
+    what = f"{len(absent):,} of {len(rows):,} samples have no row in the table: index {some}"
     if request.missing == "error":
         raise ColumnsError(f"{what}; with missing='null' their columns are null")
     logger.warning("%s; their columns are null", what)
