@@ -88,7 +88,7 @@ class WithColumns:
             table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
                 (integers) their ``__index__``.
-            columns: which of its columns; default: all others.
+            columns: which of its columns; default: all but ``key`` and ``index``.
             missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
                 ``"error"``. Rows of the table that are no sample's are left out when joined by key.
             fields: columns that come into the samples, under their names, before the transformations: ``True`` (all of

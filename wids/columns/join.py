@@ -34,7 +34,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
         on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is.
-        columns: which columns of it; None: all others.
+        columns: which columns of it; None: all but key and index.
         missing: what is done where samples have no row in it: null, or an error.
     """
 
@@ -111,8 +111,10 @@ class _Given:
         there = source.schema_arrow.names if hasattr(source, "schema_arrow") else source.column_names
         if isinstance(request.columns, str):
             raise InputError(f"columns is {request.columns!r}; give a list of names")
-        names = there if request.columns is None else request.columns
-        self.names = [name for name in names if name != request.on]
+        if request.columns is None:
+            self.names = [name for name in there if name not in ("key", "index")]
+        else:
+            self.names = [name for name in request.columns if name != request.on]
         for name in (request.on, *self.names):
             if there.count(name) != 1:
                 found = "no column" if name not in there else "several columns"
