@@ -157,8 +157,11 @@ def _find_rows(
     given: _Given, on: On, samples: SampleTable, keys: Iterable[Sequence[str]] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The table's row of each sample; -1: none."""
-    column = given.read([on]).column(on)  # gone before the other columns are read
-    return _rows_by_index(column, samples.samples) if on == "index" else _rows_by_key(column, samples, keys)
+    column = given.read([on]).column(on)
+    rows = _rows_by_index(column, samples.samples) if on == "index" else _rows_by_key(column, samples, keys)
+    del column  # before the other columns are read
+    import_arrow().default_memory_pool().release_unused()
+    return rows
 
 
 def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -173,8 +176,8 @@ def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int
     if len(outside):
         some = _some(outside[:_SHOWN].tolist(), len(outside))
         raise ColumnsError(
-            f"the table's index names {len(outside):,} samples that are not there: {some}; the dataset has {samples:,}, from "
-            "0 on"
+            f"the table's index names {len(outside):,} samples that are not there: {some}; the dataset has "
+            f"{samples:,}, from 0 on"
         )
     rows = np.full(samples, -1, np.int64)
     rows[index] = np.arange(len(index))

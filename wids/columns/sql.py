@@ -29,6 +29,8 @@ _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
 _MAX_NAMES = 100
+# A join has the keys in memory besides.
+_JOIN_MEMORY_BYTES = 192 << 20
 # Keys that repeat, named in errors.
 _SOME = 5
 
@@ -124,11 +126,11 @@ class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
     Attributes:
-        rows: of each sample the row of the table, int64; -1: none.
+        rows: of each sample the row of the table, int32 or int64; -1: none.
         repeated: (how many keys the table has several times, some of them). repeated_samples: likewise of samples.
     """
 
-    rows: np.ndarray[Any, np.dtype[np.int64]]
+    rows: np.ndarray[Any, Any]
     repeated: tuple[int, list[str]]
     repeated_samples: tuple[int, list[str]]
 
@@ -148,10 +150,11 @@ def run_join(
         QueryError: it takes more, and the temporary directory. DependencyError: duckdb or pyarrow is not installed.
     """
     pa = import_arrow()
-    numbered = given.append_column("row", pa.array(np.arange(len(given))))
+    kind = np.int32 if max(len(given), table.samples) < 1 << 31 else np.int64
+    numbered = given.append_column("row", pa.array(np.arange(len(given), dtype=kind)))
     joined = table.joined if own is None else (own,)
     source = SampleTable(samples=table.samples, path=table.path if own is None else None, joined=joined)
-    rows = np.full(table.samples, -1, np.int64)
+    rows = np.full(table.samples, -1, kind)
     with _connected(source, "a join by key", memory_bytes, given=numbered) as connection:
 
         def repeated(name: str) -> tuple[int, list[str]]:

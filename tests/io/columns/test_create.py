@@ -40,8 +40,16 @@ def test_rows(index, options):
     told = made.make_columns(index, options=options)
     assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
     assert told.columns == {
-        **{"index": "int64", "shard": "int32", "row": "int32", "key": "string", "bytes": "int64"},
-        **{"label": "int64", "width": "int64", "tag": "string", "any": "json", "caption": "string"},
+        "index": "int64",
+        "shard": "int32",
+        "row": "int32",
+        "key": "string",
+        "bytes": "int64",
+        "label": "int64",
+        "width": "int64",
+        "tag": "string",
+        "any": "json",
+        "caption": "string",
         **dict.fromkeys(("bin_bytes", "cls_bytes", "json_bytes", "txt_bytes"), "int64"),
     }
     assert (told.samples, told.surveyed, told.unchanged, told.failed) == (10, 4, 0, {})
@@ -101,7 +109,9 @@ def test_types_follow_all_shards(tmp_path):
     spec = parse_spec(jsons=[".json:v"])
 
     def put(k, *values):
-        write_tar(directory / f"s{k}.tar", [(f"{k}{i}.json", json.dumps({"v": v}).encode()) for i, v in enumerate(values)])
+        write_tar(
+            directory / f"s{k}.tar", [(f"{k}{i}.json", json.dumps({"v": v}).encode()) for i, v in enumerate(values)]
+        )
 
     def make():
         index = [(str(directory / f"s{k}.tar"), 2) for k in range(2)]
@@ -265,7 +275,13 @@ def test_a_missing_shard(remote, tmp_path):
 def write_bad(tmp_path):
     """Two shards, in one of them members that cannot be parsed."""
     write_tar(tmp_path / "a.tar", [("a.json", b'{"v": 1}'), ("a.txt", b"fine")])
-    bad = [("b0.json", b"{"), ("b1.json", b"[1]"), ("b1.txt", b"\xff"), ("b2.json", b"[" * 100_000), ("b3.txt", b"fine")]
+    bad = [
+        ("b0.json", b"{"),
+        ("b1.json", b"[1]"),
+        ("b1.txt", b"\xff"),
+        ("b2.json", b"[" * 100_000),
+        ("b3.txt", b"fine"),
+    ]
     write_tar(tmp_path / "b.tar", bad)
     return [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")], str(tmp_path / "c.parquet")
 
@@ -293,7 +309,9 @@ def test_members_that_cannot_be_parsed_as_null(tmp_path):
     assert create_columns(shards, output, parse_spec(jsons=[".json:v"], texts=[".txt"], missing="null")).unparsed == 4
 
 
-@pytest.mark.parametrize(("name", "data"), [(".jpg", b"no picture"), (".pkl", b"cos\n"), (".cls", b"x"), (".xyz", b"x")])
+@pytest.mark.parametrize(
+    ("name", "data"), [(".jpg", b"no picture"), (".pkl", b"cos\n"), (".cls", b"x"), (".xyz", b"x")]
+)
 def test_fields_that_are_no_values(tmp_path, name, data):
     """Pictures, pickles and what has no decoder cannot be columns."""
     write_tar(tmp_path / "a.tar", [(f"a{name}", data)])

@@ -139,7 +139,9 @@ def test_keys_that_repeat(dataset, tmp_path):
     names = [f"{row % 7}.cls" for row in range(14)]
     write_tar(tmp_path / "r.tar", [(name, b"1") for name in names])
     repeated = wids.ShardListDataset(str(tmp_path / "r.tar"))
-    with pytest.raises(ColumnsError, match=r"the dataset has 7 keys of several samples; join on='index': '0', .*, \.\.\."):
+    with pytest.raises(
+        ColumnsError, match=r"the dataset has 7 keys of several samples; join on='index': '0', .*, \.\.\."
+    ):
         repeated.with_table(pa.table({"key": ["0"], "a": [1]}), on="key")
     assert len(repeated.with_table(pa.table({"index": [0], "a": [1]}), on="index").find_rows("a = 1")) == 1
 
@@ -164,7 +166,12 @@ BAD_TABLES = [
     ({"index": ["1"], "a": [1]}, {"on": "index"}, InputError, "index is of type string"),
     ({"index": [1.0], "a": [1]}, {"on": "index"}, InputError, "index is of type double"),
     ({"index": [1, None], "a": [1, 2]}, {"on": "index"}, ColumnsError, "index is null in 1 rows"),
-    ({"index": [45, 1, -1], "a": [1, 2, 3]}, {"on": "index"}, ColumnsError, "names 2 samples that are not there: 45, -1"),
+    (
+        {"index": [45, 1, -1], "a": [1, 2, 3]},
+        {"on": "index"},
+        ColumnsError,
+        "names 2 samples that are not there: 45, -1",
+    ),
     ({"index": pa.array([2**64 - 1], pa.uint64()), "a": [1]}, {"on": "index"}, ColumnsError, "not there"),
     ({"key": [1], "a": [1]}, {"on": "key"}, InputError, "key is of type int64"),
     ({"key": ["k0001", None], "a": [1, 2]}, {"on": "key"}, ColumnsError, "key is null in 1 rows"),
@@ -189,7 +196,7 @@ def test_bad_tables(dataset, columns, options, kind, words):
 @pytest.mark.parametrize("thing", [None, 3, [1], {"key": ["a"]}])
 def test_what_is_no_table(dataset, thing):
     """Lists and numbers are none."""
-    with pytest.raises(InputError, match="give a Parquet file, a pyarrow.Table or a DataFrame"):
+    with pytest.raises(InputError, match=r"give a Parquet file, a pyarrow\.Table or a DataFrame"):
         dataset.with_table(thing, on="key")
 
 

@@ -18,7 +18,9 @@ from wids.errors import ColumnsError, DependencyError, QueryError
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
 PREDICATES = {
-    "width >= 120 and caption ilike '%OF 3%'": lambda row: (row["width"] or 0) >= 120 and "of 3" in (row["caption"] or ""),
+    "width >= 120 and caption ilike '%OF 3%'": lambda row: (
+        (row["width"] or 0) >= 120 and "of 3" in (row["caption"] or "")
+    ),
     "label in (1, 3)": lambda row: row["label"] in (1, 3),
     "caption is null or tag = 'red'": lambda row: row["caption"] is None or row["tag"] == "red",
     "not (width > 120)": lambda row: row["width"] is not None and row["width"] <= 120,
@@ -31,16 +33,45 @@ PREDICATES = {
 # What is no single expression, and what reaches beyond the columns.
 BAD_PREDICATES = [
     *("", " ", "--", "width >", "'", "(width", "width)", "wdth > 3", "count(*) > 1", "? = 1", "$1", "width > 3\0"),
-    *("1=1) union select 1 --", "1=1 union select 1", "1=1) union (select 1", "1=1; drop view samples", "1=1; select 1"),
+    *(
+        "1=1) union select 1 --",
+        "1=1 union select 1",
+        "1=1) union (select 1",
+        "1=1; drop view samples",
+        "1=1; select 1",
+    ),
     *("1=1 order by 1", "1=1 limit 3", "1=1 group by 1", "1=1 qualify true", "a) or (b", "1=1 using sample 10%"),
-    *("exists(from read_csv('/etc/passwd'))", "exists(from '/etc/passwd')", "getenv('HOME') = 'x'", "exists(from glob('/*'))"),
+    *(
+        "exists(from read_csv('/etc/passwd'))",
+        "exists(from '/etc/passwd')",
+        "getenv('HOME') = 'x'",
+        "exists(from glob('/*'))",
+    ),
     *("exists(from read_text('http://127.0.0.1:1/x'))", "exists(from read_parquet('s3://b/x.parquet'))"),
 ]
 BAD_QUERIES = [
     *("", "drop view samples", "create table t as select 1", "insert into samples values (1)", "select 1; select 2"),
-    *("set memory_limit = '10GB'", "reset enable_external_access", "pragma database_list", "attach 'x.db'", "call pragma_version()"),
-    *("install httpfs", "load httpfs", "export database 'x'", "import database 'x'", "prepare v as select 1", "use memory"),
-    *("copy samples to 'x.csv'", "copy (select 1) to 'x.parquet'", "copy samples from 'x.csv'", "explain analyze select 1"),
+    *(
+        "set memory_limit = '10GB'",
+        "reset enable_external_access",
+        "pragma database_list",
+        "attach 'x.db'",
+        "call pragma_version()",
+    ),
+    *(
+        "install httpfs",
+        "load httpfs",
+        "export database 'x'",
+        "import database 'x'",
+        "prepare v as select 1",
+        "use memory",
+    ),
+    *(
+        "copy samples to 'x.csv'",
+        "copy (select 1) to 'x.parquet'",
+        "copy samples from 'x.csv'",
+        "explain analyze select 1",
+    ),
     *("create secret (type s3)", "checkpoint", "vacuum", "update extensions", "begin", "detach memory"),
     *("from read_csv('/etc/passwd')", "from '/etc/passwd'", "from read_blob('/etc/passwd')", "from glob('*')"),
     *("from sniff_csv('/etc/passwd')", "from parquet_metadata('other.parquet')", "from 'https://host/x.csv'"),
@@ -119,7 +150,9 @@ def test_queries(dataset):
     """Aggregates, keywords as names, statements that begin with other words."""
     found = dataset.query("select label, count(*) n from samples group by label order by n desc, label").to_pylist()
     counts = {label: sum(row["label"] == label for row in ROWS) for label in range(5)}
-    assert found == [{"label": label, "n": n} for label, n in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+    assert found == [
+        {"label": label, "n": n} for label, n in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    ]
     assert dataset.query("from samples order by index").to_pylist() == ROWS
     assert dataset.query("with x as (select max(row) as m from samples) select m from x;").to_pylist() == [{"m": 39}]
     assert dataset.query('select "any" from samples where index = 4').to_pylist() == [{"any": '"1"'}]
@@ -144,7 +177,7 @@ def test_paths_of_any_letters(index, tmp_path, name):
 
 def test_no_more_memory_than_allowed():
     """What does not fit, nor the temporary directory, is an error, not the end of the process."""
-    with pytest.raises(QueryError, match="(?i)memory"):
+    with pytest.raises(QueryError, match=r"(?i)memory"):
         run_query(SampleTable(samples=3), "select list(a.range) from range(100000000) a", memory_bytes=1 << 25)
 
 
@@ -174,7 +207,10 @@ def test_no_samples(tmp_path):
     dataset = wids.ShardListDataset(index)
     assert dataset.find_rows("true").tolist() == []
     assert dataset.query("select count(*) n from samples").to_pylist() == [{"n": 0}]
-    assert dataset.with_table(pa.table({"key": pa.array([], pa.string()), "a": []}), on="key").find_rows("a = 1").tolist() == []
+    assert (
+        dataset.with_table(pa.table({"key": pa.array([], pa.string()), "a": []}), on="key").find_rows("a = 1").tolist()
+        == []
+    )
 
 
 def test_an_index_that_lies(tmp_path, index):

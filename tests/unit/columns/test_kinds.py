@@ -12,7 +12,9 @@ from wids.columns import kinds
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.text(max_size=2), SCALARS, max_size=2)
 # Columns of one kind are the rule; of a mixture of any values nearly each is JSON.
-PARTS = st.one_of(*(st.lists(st.none() | of, max_size=4) for of in (st.booleans(), st.integers(), st.floats(), st.text())))
+PARTS = st.one_of(
+    *(st.lists(st.none() | of, max_size=4) for of in (st.booleans(), st.integers(), st.floats(), st.text()))
+)
 PARTS |= st.lists(VALUES, max_size=4)
 
 
