@@ -30,7 +30,7 @@ _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
 _MAX_NAMES = 100
 # A join has the keys in memory besides.
-_JOIN_MEMORY_BYTES = 192 << 20
+_JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
 _SOME = 5
 
@@ -135,9 +135,7 @@ class KeyJoin(NamedTuple):
     repeated_samples: tuple[int, list[str]]
 
 
-def run_join(
-    table: SampleTable, given: Any, own: Any = None, *, memory_bytes: int = DEFAULT_MEMORY_BYTES // 2
-) -> KeyJoin:
+def run_join(table: SampleTable, given: Any, own: Any = None, *, memory_bytes: int = _JOIN_MEMORY_BYTES) -> KeyJoin:
     """Find the row of each sample in a table by its key.
 
     Args:
