@@ -132,6 +132,7 @@ class ShardCollection:
 
     here: Stretch
     _is_remote: bool | None
+    _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
 
     def __init__(
@@ -154,7 +155,7 @@ class ShardCollection:
         return self.ends[-1] if self.ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lengths": None, "ends": None, "_cum_lengths": None, "here": None}
+        return {**self.__dict__, "lengths": None, "ends": None, "_cum_lengths": None, "_whole_ends": None, "here": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -229,7 +230,7 @@ class ShardCollection:
 
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
-        self.here, self._is_remote, self._cum_lengths = NOWHERE, None, None
+        self.here, self._is_remote, self._cum_lengths, self._whole_ends = NOWHERE, None, None, None
         self.lengths: Sequence[int] = self.shards.lengths
         self.ends: Sequence[int] = self.shards.ends()
 
@@ -276,6 +277,34 @@ class ShardCollection:
         if self.shards.selection is not None:
             return k, self.shards.selection.rows[index]
         return k, index - (self.ends[k - 1] if k else 0)
+
+    @property
+    def whole_ends(self) -> Sequence[int]:
+        """Where each shard's samples end, counted over the dataset that this is a view of, or this itself."""
+        if self._whole_ends is None:
+            self._whole_ends = self.ends if self.shards.selection is None else self.shards.whole_ends()
+        return self._whole_ends
+
+    @property
+    def whole_length(self) -> int:
+        """How many samples the dataset has that this is a view of, or this itself."""
+        return self.whole_ends[-1] if self.whole_ends else 0
+
+    def whole_index(self, index: int) -> int:
+        """The index of a sample in the dataset that this is a view of, or in this itself."""
+        if self.shards.selection is None:
+            return index
+        k, row = self.locate(index)
+        return (self.whole_ends[k - 1] if k else 0) + row
+
+    def whole_indices(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """The same of all samples of a view: int64, ascending; None: this is no view."""
+        if self.shards.selection is None:
+            return None
+        _, rows = self.shards.selection.arrays
+        starts = np.asarray(self.whole_ends, np.int64) - np.asarray(self.shards.nsamples, np.int64)
+        found: np.ndarray[Any, np.dtype[np.int64]] = np.repeat(starts, np.asarray(self.lengths, np.int64)) + rows
+        return found
 
     def span_of(self, index: int) -> tuple[int, int]:
         """The indices of the samples in the shard of a sample, half-open."""

@@ -24,6 +24,8 @@ from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead, Source
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
+from wids.columns import samples as sample_columns
+from wids.columns.face import WithColumns
 from wids.errors import ShardReadError
 from wids.index.selection import parse_indices
 from wids.keys import Keys
@@ -102,7 +104,7 @@ class _SharedTally(Tally):
         self.join(counts.numpy())
 
 
-class ShardListDataset(Dataset[T_co]):
+class ShardListDataset(Dataset[T_co], WithColumns):
     """Random access to the samples of a list of tar shards.
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
@@ -281,6 +283,7 @@ class ShardListDataset(Dataset[T_co]):
         self.transformations = transformations
         self._collection.count_unknown(found)
         self._collection.adopt(found)
+        self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
@@ -301,6 +304,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @shards.setter
     def shards(self, shards: Shards) -> None:
+        self._columns.check_unused()
         self._index.shards = shards
 
     @property
@@ -310,6 +314,7 @@ class ShardListDataset(Dataset[T_co]):
 
     @spec.setter
     def spec(self, spec: dict[str, Any]) -> None:
+        self._columns.check_unused()
         self._index.spec = spec
 
     @property
@@ -391,6 +396,20 @@ class ShardListDataset(Dataset[T_co]):
         """
         indices = parse_indices(samples, len(self))
         return self._view(indices, f"select: {len(indices):,} of {len(self):,}")
+
+    def where(self, predicate: str) -> Self:
+        """A view of the samples for which an SQL expression is true; see `select`.
+
+        ``dataset.where("width >= 512 and caption ilike '%cat%'")``. The columns are those of `query`.
+
+        Args:
+            predicate: what would stand after WHERE.
+
+        Raises:
+            QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
+        """
+        indices = self.find_rows(predicate)
+        return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
 
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
@@ -484,6 +503,8 @@ class ShardListDataset(Dataset[T_co]):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
+        if self._columns.shown:
+            self._columns.check_rows(self._collection)
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses
         try:
@@ -524,12 +545,12 @@ class ShardListDataset(Dataset[T_co]):
     @transformations.setter
     def transformations(self, value: Transforms) -> None:
         self._transformations = parse_transformations(value, **self._decoding)
-        self._is_transforming = bool(self._transformations) or self._substitutes is not None
+        self._note_work()
 
     def add_transform(self, transform: Transforms) -> Self:
         """Append a transformation; returns the dataset."""
         self._transformations += parse_transformations(transform, **self._decoding)
-        self._is_transforming = True
+        self._note_work()
         return self
 
     # --- the pool of open shards
@@ -584,6 +605,8 @@ class ShardListDataset(Dataset[T_co]):
     def _read(self, asked: Any) -> dict[str, Any]:
         pool = self.cache
         accesses, misses = pool.accesses, pool.misses
+        if self._columns.shown:
+            self._columns.check_rows(self._collection)
         if type(self).get_shard is ShardListDataset.get_shard:
             sample = read_sample(self._collection, self._collection.plain(asked), self.fields)
             if pool.misses != misses:
@@ -612,6 +635,8 @@ class ShardListDataset(Dataset[T_co]):
         )
 
     def _apply(self, sample: Any) -> T_co:
+        if self._columns.shown:
+            self._columns.add_to(sample, self._collection)
         try:
             for transform in self._transformations:
                 sample = transform(sample)

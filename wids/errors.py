@@ -29,6 +29,8 @@
     ├── SampleError (ValueError)       a sample cannot be written; names key, field and file
     ├── SelectionError (LookupError)   there is no such shard, sample, step or field; names what there is
     ├── InputError (ValueError)        what a job was given (folder, manifest, range) cannot be used; names it
+    ├── ColumnsError (ValueError)      a table of columns cannot be used: damaged, of another index, keys that repeat
+    ├── QueryError (ValueError)        SQL that cannot be answered; names the SQL and the columns there are
     ├── OutputError (OSError)          what a writer or a job makes cannot be written; names the place
     │   └── OutputExistsError (FileExistsError)   it exists, and replacing it was not asked for
     ├── JobError (RuntimeError)        work on many shards failed as a whole; says how many and the first cause
@@ -277,6 +279,14 @@ class SelectionError(WidsError, LookupError):
 
 class InputError(WidsError, ValueError):
     """A folder, manifest or range that a job was given cannot be used; ``path`` or ``url`` names it."""
+
+
+class ColumnsError(WidsError, ValueError):
+    """A table of columns cannot be used: it is damaged, of another index, or its keys are not those of the samples."""
+
+
+class QueryError(WidsError, ValueError):
+    """SQL that cannot be answered; ``found`` is the SQL, the message names the columns there are."""
 
 
 class OutputError(WidsError, OSError):

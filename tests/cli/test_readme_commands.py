@@ -10,6 +10,7 @@ import pytest
 import typer
 from PIL import Image
 
+from tests.support.columns import write_dataset
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks, inline_code
 from tests.support.shards import write_index, write_shard, write_tar
@@ -116,6 +117,11 @@ def to_look_into(scene):
     run("index", "create", "train-{000000..000005}.tar", "-o", "train.json")
 
 
+def with_columns(scene):
+    """A dataset with labels, captions and JSON."""
+    write_dataset(scene, (600, 400))
+
+
 def damaged(scene):
     """Ten shards with md5 sums; then one goes, one changes, one is cut."""
     for k in range(10):
@@ -152,6 +158,16 @@ SCENES = {
         to_index,
         0,
         ["unchanged in", " from the shards in", "16 shards, 32 samples", "requests"],
+    ),
+    "wids/cli/README.md#columns-and-sql": (
+        to_pack,
+        0,
+        ["train.columns.parquet: 2 rows, 9 columns", "n01_7", '{"label": 3, "n": 2}'],
+    ),
+    "wids/columns/README.md#making-the-file": (
+        with_columns,
+        0,
+        ["train.columns.parquet: 1,000 rows, 13 columns", "label", "key,caption"],
     ),
     "wids/cli/README.md#looking-into-a-dataset": (
         to_look_into,

@@ -144,6 +144,11 @@ def run_quick(program):
     return done.stdout
 
 
+def test_columns_are_measured():
+    """`columns.py --quick` runs every case."""
+    assert run_quick("columns.py").count(" MB") == 8
+
+
 def test_ranges_are_measured():
     """`ranges.py --quick` fetches by every number and length of ranges, and says that it was quick."""
     said = run_quick("ranges.py")

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import wids
+from tests.support import columns as made
 from tests.support.readme_code import PYTHON, at, execute, write_images
 from tests.support.readmes import blocks
 from tests.support.shards import write_json
@@ -21,6 +22,7 @@ HERE = {
     "wids/README.md#testing-your-own-code",
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
+    "wids/columns/README.md#in-a-program",
     "wids/order/README.md#exact-evaluation",
     "wids/order/README.md#resume-anywhere",
     "wids/transport/README.md#credentials",
@@ -186,3 +188,13 @@ def test_index(tmp_path):
     write_images(tmp_path, name=shown["datasets"][0]["source_url"])
     dataset = wids.ShardListDataset(write_json(tmp_path / "shown.json", {**shown, "base": str(tmp_path)}))
     assert len(dataset) == 1000 + 80
+
+
+def test_columns(tmp_path):
+    """Queries, joins, and columns in a sample."""
+    made.make_columns(made.write_dataset(tmp_path, (5, 600)))
+    names = execute(only("wids/columns/README.md#in-a-program"), {})
+    assert names["wide"].tolist() == []
+    assert names["best"].tolist() == [g for g in range(412, 605) if g % 3]
+    assert (names["sample"]["score"], names["sample"]["label"]) == (0.5, 0)
+    assert names["table"].num_rows == 5

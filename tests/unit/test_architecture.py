@@ -27,13 +27,13 @@ LAYERS = (
     ("codecs", "collection"),
     ("substitutes",),
     ("arguments", "batches", "keys", "live_index", "views"),
-    ("jobs", "writing"),
+    ("jobs", "writing", "columns"),
     ("dataset", "samplers", "otel"),
     ("simulate", "testing"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"stats": {"events"}, "policy": {"index"}, "writing": {"jobs"}}
+BESIDE = {"stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"index", "order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}

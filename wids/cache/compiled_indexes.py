@@ -3,6 +3,7 @@
     .wids/indexes/DIGEST.widsx      a compiled index (`wids.index.compiled`); DIGEST: of all that it was made from
     .wids/indexes/DIGEST.tables     the directory of a pack of member tables (`wids.cache.table_packs`)
     .wids/indexes/DIGEST.source     which of them a local JSON file is, as long as its size, times and inode are these
+    .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
 
 Rules: a file appears whole, by ``os.replace``, and is never changed; of an index, the name says what is in it, so two
 writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index
@@ -32,9 +33,10 @@ from wids.osfiles import atomic, locks, system
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+COPY_SUFFIX = ".parquet"
 _SOURCE_SUFFIX = ".source"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SUFFIXES = "|".join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, table_pack.SUFFIX)))
+_SUFFIXES = "|".join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX)))
 _OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{_SUFFIXES})")
 _PART = re.compile(rf"{_OWN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.part")
 _UNUSED_SECONDS = 30 * 86_400.0

@@ -6,6 +6,7 @@
     .wids/indexes/DIGEST.widsx            a compiled index (`wids.cache.compiled_indexes`), its user's alone
     .wids/indexes/DIGEST.source           which file an index was compiled from
     .wids/indexes/DIGEST.tables           the directory of a pack of member tables (`wids.cache.table_packs`)
+    .wids/indexes/DIGEST.parquet          a copy of a remote table of columns, likewise
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
     .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it

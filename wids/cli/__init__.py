@@ -19,11 +19,13 @@ from typer.core import TyperGroup
 
 from wids.cli.advice import with_advice
 from wids.cli.cache import cache_app
+from wids.cli.columns import columns_app
 from wids.cli.demo import run_demo
 from wids.cli.format import print_error
 from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
+from wids.cli.query import run_query
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
 from wids.cli.view import run_view
@@ -68,12 +70,14 @@ app = typer.Typer(
 )
 app.command("demo")(run_demo)
 app.command("pack")(run_pack)
+app.command("query")(run_query)
 app.command("simulate")(run_simulate)
 app.command("view")(run_view)
 add_look_commands(app)
 add_verify_command(app)
 app.add_typer(cache_app, name="cache")
 app.add_typer(index_app, name="index")
+app.add_typer(columns_app, name="columns")
 
 
 def _show_version(ctx: typer.Context, is_wanted: bool) -> None:

@@ -20,6 +20,12 @@ def run_view(
             "--select", metavar="A:B|FILE", help="These samples alone: a range of indices, or a .npy file of them."
         ),
     ] = "",
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where", metavar="SQL", help='Those for which this is true, like "width >= 512" (wids columns create).'
+        ),
+    ] = "",
     exclude: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,6 +54,8 @@ def run_view(
         dataset = dataset.select(read_samples(select))
     elif select:
         dataset = dataset.select(range(*parse_range(select, "--select", "samples").indices(whole)))
+    if where:
+        dataset = dataset.where(where)
     for path in exclude or ():
         dataset = dataset.exclude(path)
     dataset.save(output)

@@ -235,8 +235,10 @@ class ShardList:
 
     def ends(self) -> Sequence[int]:
         """Where each shard's samples end, counted over the dataset."""
-        if self.selection is not None:
-            return self.selection.ends
+        return self.whole_ends() if self.selection is None else self.selection.ends
+
+    def whole_ends(self) -> Sequence[int]:
+        """Where each shard's samples end, counted over all samples of all shards."""
         return list(accumulate(self.nsamples)) if self._ends is None else self._ends
 
     def select(self, selection: Selection) -> ShardList:

@@ -1,0 +1,126 @@
+"""``wids columns create`` and ``wids query``: what they print, where they write, what they complain of."""
+
+import json
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support import columns as made
+from tests.support.cli import complaint, run, run_ok
+from tests.support.shards import write_tar
+from wids import testing
+
+ASKED = ("--field", ".cls=label", "--json", ".json:width,meta.tag=tag,any", "--text", ".txt=caption")
+COUNTS = (3, 0, 5)
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch, own_cache):
+    """A dataset in the directory of the test."""
+    monkeypatch.chdir(tmp_path)
+    made.write_dataset(".", COUNTS)
+    return "train.json"
+
+
+def test_create_and_query(index):
+    """The table stands beside the index; a second run reads nothing; what is asked is printed as a table."""
+    out = run_ok("columns", "create", index, *ASKED)
+    assert "label       int64 \n" in out
+    assert "any         json  \n" in out
+    assert "train.columns.parquet: 8 rows, 14 columns\n3 read in " in out
+    assert made.read_rows("train.columns.parquet") == made.rows_of(COUNTS)
+    assert "3 unchanged in " in run_ok("columns", "create", index, *ASKED, "--jobs", "2", "--engine", "threads")
+    lines = run_ok(
+        "query", index, "select label, count(*) n, max(tag) from samples group by label order by label limit 2"
+    )
+    assert [line.split() for line in lines.splitlines()] == [
+        ["label", "n", "max(tag)"],
+        ["0", "2", "blue"],
+        ["1", "2", "red"],
+    ]
+
+
+def test_formats(index):
+    """CSV, lines of JSON, Parquet; a null is nothing, null, null."""
+    run_ok("columns", "create", index, *ASKED)
+    sql = "select key, caption, [index] as numbers from samples order by index limit 2"
+    assert run_ok("query", index, sql, "--csv") == "key,caption,numbers\nk0000,,[0]\nk0001,text of 1,[1]\n"
+    lines = run_ok("query", index, sql, "--json").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"key": "k0000", "caption": None, "numbers": [0]},
+        {"key": "k0001", "caption": "text of 1", "numbers": [1]},
+    ]
+    assert run_ok("query", index, sql, "-o", "found.parquet") == "found.parquet: 2 rows, 3 columns\n"
+    assert pq.read_table("found.parquet")["key"].to_pylist() == ["k0000", "k0001"]
+    row = json.loads(
+        run_ok("query", index, "select date '2024-02-03' d, 'x'::blob b, {'a': 1} s, 0.1::decimal(3, 1) c", "--json")
+    )
+    assert row == {"d": "2024-02-03", "b": "b'x'", "s": {"a": 1}, "c": "0.1"}
+
+
+def test_long_results(index):
+    """A table has 200 rows; the others are counted."""
+    run_ok("columns", "create", index)
+    out = run_ok("query", index, "select range from range(1000)")
+    assert (len(out.splitlines()), out.splitlines()[-1]) == (202, "and 800 more rows; --csv prints all")
+
+
+def test_report_for_programs(index):
+    """One JSON object."""
+    told = json.loads(run_ok("columns", "create", index, "--report-json", "-o", "c.parquet"))
+    assert (told["samples"], told["surveyed"], told["columns"]["bytes"]) == (8, 3, "int64")
+    assert run_ok("query", index, "select count(*) c from samples", "--columns", "c.parquet", "--csv") == "c\n8\n"
+
+
+def test_remote_indexes(index, tmp_path):
+    """The table goes where -o says; beside a remote index it is found and downloaded."""
+    with testing.Server(tmp_path) as server:
+        url = f"{server.url}/train.json"
+        assert "say where the table goes (-o FILE)" in complaint(2, "columns", "create", url)
+        assert "8 rows" in run_ok("columns", "create", url, *ASKED, "-o", "train.columns.parquet")
+        assert run_ok("query", url, "select count(*) c from samples", "--csv") == "c\n8\n"
+
+
+def test_failures(tmp_path, monkeypatch):
+    """Each shard that failed is a line; nothing is written. --missing null goes on, and says what is null."""
+    monkeypatch.chdir(tmp_path)
+    write_tar("a.tar", [("a.json", b"{")])
+    write_tar("b.tar", [("b.json", b"[]")])
+    assert run("index", "create", "a.tar", "b.tar", "-o", "i.json").code == 0
+    code, out, err = run("columns", "create", "i.json", "--json", ".json:v")
+    assert (code, out, len(err.splitlines())) == (1, "", 3)
+    assert "a.tar: sample 'a': .json is no JSON object" in err
+    assert "2 of 2 shards could not be read" in err
+    assert not os.path.exists("i.columns.parquet")
+    code, out, err = run("columns", "create", "i.json", "--json", ".json:v", "--missing", "null")
+    assert (code, len(err.splitlines())) == (0, 2)
+    assert out.endswith("null, for they cannot be parsed: 2 members\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("query", "train.json", "select 1"), 1, "make them: wids columns create"),
+        (("query", "train.json", "select 1", "--csv", "--json"), 2, "exclude each other"),
+        (("query", "train.json", "select 1", "-o", "x.csv"), 1, "ends in .parquet"),
+        (("query", ".", "select 1"), 1, "is a directory"),
+        (("query", "train.json", "select 1", "--columns", "no.parquet"), 1, "there is no such file"),
+        (("columns", "create", "train.json", "--json", ".json"), 1, "names no keys of a JSON object"),
+        (("columns", "create", "train.json", "--field", ".cls=key"), 1, "two columns would be called 'key'"),
+        (("columns", "create", "none.json"), 1, "none.json"),
+        (("columns", "create", "s0.tar"), 2, "say where the table goes"),
+    ],
+)
+def test_complaints(index, args, code, words):
+    """One line that says what to do."""
+    assert words in complaint(code, *args)
+
+
+def test_bad_sql(index):
+    """DuckDB's sentence, the SQL, the columns."""
+    run_ok("columns", "create", index)
+    words = complaint(1, "query", index, "select wdth from samples")
+    assert 'Referenced column "wdth" not found' in words
+    assert "in: select wdth from samples; the columns of samples are index, shard, row, key, bytes, bin_bytes" in words
+    assert "this is DROP" in complaint(1, "query", index, "drop view samples")

@@ -1,0 +1,365 @@
+"""``wids columns create``: rows against lists of Python, what is read, what is not read again, what fails."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import columns as made
+from tests.support.children import child, kill, receive, stop_here
+from tests.support.servers import shard_requests
+from tests.support.shards import write_tar
+from wids import testing
+from wids.columns import create as creating
+from wids.columns.create import create_columns
+from wids.columns.file import open_table
+from wids.columns.spec import ColumnSpec, parse_spec
+from wids.errors import InputError, JobError, OutputError, OutputExistsError
+from wids.jobs.index_create import IndexSettings, create_index
+from wids.jobs.runner import RunOptions
+
+COUNTS = (3, 0, 5, 2)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index of four shards, one of them empty."""
+    return made.write_dataset(tmp_path / "d", COUNTS)
+
+
+def table_of(index):
+    """Where its columns are."""
+    return index.replace(".json", ".columns.parquet")
+
+
+@pytest.mark.parametrize("options", [RunOptions(jobs=1), RunOptions(jobs=3), RunOptions(engine="processes", jobs=2)])
+def test_rows(index, options):
+    """One for each sample in index order, typed; what a sample lacks is null."""
+    told = made.make_columns(index, options=options)
+    assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
+    assert told.columns == {
+        "index": "int64",
+        "shard": "int32",
+        "row": "int32",
+        "key": "string",
+        "bytes": "int64",
+        "label": "int64",
+        "width": "int64",
+        "tag": "string",
+        "any": "json",
+        "caption": "string",
+        **dict.fromkeys(("bin_bytes", "cls_bytes", "json_bytes", "txt_bytes"), "int64"),
+    }
+    assert (told.samples, told.surveyed, told.unchanged, told.failed) == (10, 4, 0, {})
+    assert sorted(os.listdir(os.path.dirname(index))) == [
+        *(f"s{k}.tar" for k in range(4)),
+        *("train.columns.parquet", "train.columns.parquet.state", "train.json"),
+    ]
+
+
+def test_without_members(index):
+    """What member tables say is there for free."""
+    made.make_columns(index, spec=ColumnSpec())
+    asked = ("label", "width", "tag", "any", "caption")
+    expected = [{name: value for name, value in row.items() if name not in asked} for row in made.rows_of(COUNTS)]
+    assert made.read_rows(table_of(index)) == expected
+
+
+def test_no_samples(tmp_path):
+    """An empty table, of the same columns as far as they are known."""
+    told = made.make_columns(made.write_dataset(tmp_path / "d", (0, 0)))
+    assert (told.samples, made.read_rows(told.output)) == (0, [])
+    assert list(told.columns)[:6] == ["index", "shard", "row", "key", "bytes", "label"]
+
+
+def test_row_groups_hold_whole_shards(index, monkeypatch):
+    """Small shards share one, a large one has several; either is read back by the next run."""
+    monkeypatch.setattr(creating, "_GROUP_ROWS", 4)
+    made.make_columns(index)
+    file = open_table(table_of(index)).file
+    assert [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)] == [4, 4, 2]
+    file.close()
+    made.write_shard_of(os.path.join(os.path.dirname(index), "s3.tar"), 8, 2, payload=9)
+    told = made.make_columns(index)
+    assert (told.surveyed, told.unchanged) == (1, 3)
+    rows = made.rows_of(COUNTS)[:8] + made.rows_of(COUNTS, payload=9)[8:]
+    assert made.read_rows(table_of(index)) == rows
+
+
+def test_keys_of_any_bytes(tmp_path):
+    """Bytes that are no UTF-8 are escaped; others stay as they are."""
+    write_tar(tmp_path / "s.tar", [("ä.txt", b"x"), (b"\xff".decode("utf-8", "surrogateescape") + ".txt", b"y")])
+    told = create_columns([str(tmp_path / "s.tar")], str(tmp_path / "s.parquet"))
+    assert [row["key"] for row in made.read_rows(told.output)] == ["ä", "\\udcff"]
+
+
+def test_many_kinds_of_fields(tmp_path, caplog):
+    """Beyond 256 extensions there are no columns of sizes, and it is said."""
+    write_tar(tmp_path / "s.tar", [(f"a.{k}", b"x") for k in range(257)])
+    told = create_columns([str(tmp_path / "s.tar")], str(tmp_path / "s.parquet"))
+    assert list(told.columns) == ["index", "shard", "row", "key", "bytes"]
+    assert "no columns of their sizes" in caplog.text
+
+
+def test_types_follow_all_shards(tmp_path):
+    """A column is mixed as long as one shard makes it so, in whatever order shards change."""
+    directory = tmp_path / "d"
+    spec = parse_spec(jsons=[".json:v"])
+
+    def put(k, *values):
+        write_tar(
+            directory / f"s{k}.tar", [(f"{k}{i}.json", json.dumps({"v": v}).encode()) for i, v in enumerate(values)]
+        )
+
+    def make():
+        index = [(str(directory / f"s{k}.tar"), 2) for k in range(2)]
+        told = create_columns(index, str(directory / "c.parquet"), spec)
+        return told.columns["v"], [row["v"] for row in made.read_rows(told.output)], told.surveyed
+
+    put(0, 1, 2)
+    put(1, 3, None)
+    assert make() == ("int64", [1, 2, 3, None], 2)
+    put(1, 3.5, 4)
+    assert make() == ("double", [1.0, 2.0, 3.5, 4.0], 1)
+    put(1, "a", {"b": 1.0})
+    assert make() == ("json", ["1", "2", '"a"', '{"b": 1.0}'], 1)
+    put(1, 2**53 + 1, 4)
+    assert make() == ("int64", [1, 2, 2**53 + 1, 4], 1)
+
+
+# --- again
+
+
+def test_a_second_run_reads_nothing(index):
+    """The table is not even written again; other columns, or a lost state, are read anew."""
+    made.make_columns(index)
+    before = os.stat(table_of(index))
+    told = made.make_columns(index)
+    assert (told.surveyed, told.unchanged) == (0, 4)
+    assert os.stat(table_of(index)).st_ino == before.st_ino
+    assert made.make_columns(index, spec=parse_spec(fields=[".cls"])).surveyed == 4
+    os.unlink(table_of(index) + ".state")
+    assert made.make_columns(index).surveyed == 4
+    assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
+
+
+def test_a_table_that_is_not_the_state_s(index, tmp_path):
+    """A state beside a table of another run, or a damaged one, is not used."""
+    made.make_columns(index)
+    shutil.copy(table_of(index), tmp_path / "kept")
+    made.write_shard_of(os.path.join(os.path.dirname(index), "s3.tar"), 8, 2, payload=9)
+    made.make_columns(index)
+    shutil.copy(tmp_path / "kept", table_of(index))
+    assert made.make_columns(index).surveyed == 4
+    Path(table_of(index)).write_bytes(b"PAR1 nothing PAR1")
+    assert made.make_columns(index).surveyed == 4
+
+
+def test_the_directory_may_move(index, tmp_path):
+    """With its shards: none is read again."""
+    made.make_columns(index)
+    moved = tmp_path / "moved"
+    os.rename(os.path.dirname(index), moved)
+    told = made.make_columns(str(moved / "train.json"))
+    assert (told.surveyed, told.unchanged) == (0, 4)
+
+
+def _make_until(connection, index, count):
+    """Make columns, and stop when ``count`` shards are written down."""
+    keep = creating.KnownParts.add
+    kept = []
+
+    def add(self, part):
+        keep(self, part)
+        kept.append(part)
+        if len(kept) == count:
+            stop_here(connection)
+
+    creating.KnownParts.add = add
+    made.make_columns(index, options=RunOptions(jobs=1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_killed_run_goes_on(index, count):
+    """Shards that were written down are not read again, though the journal's last line was cut."""
+    with child(_make_until, index, count) as (process, connection):
+        assert receive(connection) == "here"
+        kill(process)
+    with open(table_of(index) + ".journal", "ab") as file:
+        file.write(b'{"url": "s2.t')
+    assert not os.path.exists(table_of(index))
+    told = made.make_columns(index)
+    assert (told.surveyed, told.unchanged) == (4 - count, count)
+    assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
+    assert not {".journal", ".parts"} & {os.path.splitext(name)[1] for name in os.listdir(os.path.dirname(index))}
+
+
+def _merge_until(connection, index):
+    """Make columns, and stop when half of the table is written."""
+    rows = creating._Layout.rows
+
+    def stop(self, k, *args):
+        if k == 2:
+            stop_here(connection)
+        return rows(self, k, *args)
+
+    creating._Layout.rows = stop
+    made.make_columns(index)
+
+
+def test_a_run_that_is_killed_while_it_merges(index):
+    """The table of before stays; the next run reads nothing."""
+    made.make_columns(index, spec=ColumnSpec())
+    before = Path(table_of(index)).read_bytes()
+    with child(_merge_until, index) as (process, connection):
+        assert receive(connection) == "here"
+        kill(process)
+    assert Path(table_of(index)).read_bytes() == before
+    assert made.make_columns(index).surveyed == 0
+    assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
+
+
+# --- remote shards
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """(index URL, its server): shards of large samples, member tables beside them."""
+    index = made.write_dataset(tmp_path / "www", COUNTS, payload=50_000)
+    create_index([str(tmp_path / "www")], str(tmp_path / "www/again.json"), settings=IndexSettings(has_tables=True))
+    with testing.Server(tmp_path / "www") as server:
+        yield f"{server.url}/{os.path.basename(index)}", server
+
+
+def test_only_the_members_that_are_asked_for(remote, tmp_path):
+    """Of shards of 500 kB some headers, tables and small members come; a second run asks for no byte of a member."""
+    url, server = remote
+    told = made.make_columns(url, output=str(tmp_path / "c.parquet"))
+    assert made.read_rows(told.output) == made.rows_of(COUNTS, payload=50_000)
+    assert server.sent_bytes.total() < 60_000
+    assert 0 < told.read_bytes < 50_000
+    before = len(server.requests), server.sent_bytes.total()
+    told = made.make_columns(url, output=str(tmp_path / "c.parquet"))
+    assert (told.surveyed, told.unchanged, told.requests) == (0, 4, 0)
+    assert len(server.requests) - before[0] <= 1 + 2 * len(COUNTS)
+    assert server.sent_bytes.total() - before[1] < 3_000
+
+
+def test_servers_without_ranges(remote, tmp_path):
+    """Their shards are copied to a temporary directory, each once, and gone afterwards."""
+    url, server = remote
+    server.has_ranges = False
+    told = made.make_columns(url, output=str(tmp_path / "c.parquet"))
+    assert made.read_rows(told.output) == made.rows_of(COUNTS, payload=50_000)
+    assert sum(target.endswith("s2.tar") for target in shard_requests(server)) <= 3
+
+
+def test_a_missing_shard(remote, tmp_path):
+    """Is named; the others are not read again when it is there."""
+    url, server = remote
+    os.rename(tmp_path / "www/s2.tar", tmp_path / "s2.tar")
+    with pytest.raises(JobError, match=r"1 of 4 shards could not be read; the first: .*s2\.tar") as failed:
+        made.make_columns(url, output=str(tmp_path / "c.parquet"))
+    assert list(failed.value.found) == [f"{server.url}/s2.tar"]
+    assert not (tmp_path / "c.parquet").exists()
+    os.rename(tmp_path / "s2.tar", tmp_path / "www/s2.tar")
+    told = made.make_columns(url, output=str(tmp_path / "c.parquet"))
+    assert (told.surveyed, told.unchanged) == (1, 3)
+
+
+# --- bad input
+
+
+def write_bad(tmp_path):
+    """Two shards, in one of them members that cannot be parsed."""
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": 1}'), ("a.txt", b"fine")])
+    bad = [
+        ("b0.json", b"{"),
+        ("b1.json", b"[1]"),
+        ("b1.txt", b"\xff"),
+        ("b2.json", b"[" * 100_000),
+        ("b3.txt", b"fine"),
+    ]
+    write_tar(tmp_path / "b.tar", bad)
+    return [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")], str(tmp_path / "c.parquet")
+
+
+def test_members_that_cannot_be_parsed(tmp_path):
+    """Fail their shard; the report names shard, key and field of each."""
+    shards, output = write_bad(tmp_path)
+    with pytest.raises(JobError) as failed:
+        create_columns(shards, output, parse_spec(jsons=[".json:v"], texts=[".txt"]))
+    why = failed.value.found[shards[1]]
+    assert "b.tar: sample 'b0': .json is no JSON object that can be read" in why
+    for words in ("'b1' .json", "'b1' .txt", "'b2' .json"):
+        assert words in why
+    assert "b3" not in why
+
+
+def test_members_that_cannot_be_parsed_as_null(tmp_path):
+    """``missing="null"``: they are null, counted, and the first of a shard is told."""
+    shards, output = write_bad(tmp_path)
+    told = create_columns(shards, output, parse_spec(jsons=[".json:v"], texts=[".txt"], missing="null"))
+    rows = [(row["key"], row["v"], row["txt"]) for row in made.read_rows(output)]
+    assert rows == [("a", 1, "fine"), ("b0", None, None), ("b1", None, None), ("b2", None, None), ("b3", None, "fine")]
+    assert told.unparsed == 4
+    assert list(told.troubles) == [shards[1]]
+    assert create_columns(shards, output, parse_spec(jsons=[".json:v"], texts=[".txt"], missing="null")).unparsed == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [(".jpg", b"no picture"), (".pkl", b"cos\n"), (".cls", b"x"), (".xyz", b"x")]
+)
+def test_fields_that_are_no_values(tmp_path, name, data):
+    """Pictures, pickles and what has no decoder cannot be columns."""
+    write_tar(tmp_path / "a.tar", [(f"a{name}", data)])
+    with pytest.raises(JobError, match=f"sample 'a': {name} is no value of a column"):
+        create_columns([str(tmp_path / "a.tar")], str(tmp_path / "c.parquet"), parse_spec(fields=[name]))
+
+
+def test_fields_that_are_lists(tmp_path):
+    """Are JSON text."""
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": [1, null]}'), ("b.json", b"3")])
+    create_columns([str(tmp_path / "a.tar")], str(tmp_path / "c.parquet"), parse_spec(fields=[".json=v"]))
+    assert [row["v"] for row in made.read_rows(tmp_path / "c.parquet")] == ['{"v": [1, null]}', "3"]
+
+
+def test_a_wrong_count(index):
+    """The index says another number than the shard has."""
+    made.write_shard_of(os.path.join(os.path.dirname(index), "s3.tar"), 8, 3)
+    text = Path(index).read_text()
+    Path(index).write_text(text.replace(text[text.rindex('"filesize"') : text.rindex("}]")], '"info": 1'))
+    with pytest.raises(JobError, match="holds 3 samples, and the index says 2; write the index again"):
+        made.make_columns(index)
+
+
+@pytest.mark.parametrize(
+    ("output", "words"), [("gs://b/c.parquet", "local"), ("c.csv", r"\.parquet"), ("no/c.parquet", "no directory")]
+)
+def test_outputs_that_cannot_be(index, output, words):
+    """Are refused before the work."""
+    with pytest.raises(OutputError, match=words):
+        made.make_columns(index, output=output)
+
+
+def test_two_runs_for_one_table(index):
+    """While one makes it, another is refused."""
+    with child(_make_until, index, 1) as (process, connection):
+        assert receive(connection) == "here"
+        with pytest.raises(OutputExistsError, match="another wids columns create is writing there"):
+            made.make_columns(index)
+        kill(process)
+
+
+def test_parts_of_another_length(index):
+    """A part that was tampered with is not made into rows."""
+    with child(_make_until, index, 3) as (process, connection):
+        assert receive(connection) == "here"
+        kill(process)
+    parts = Path(table_of(index) + ".parts")
+    names = sorted(parts.iterdir(), key=lambda path: path.stat().st_size)
+    shutil.copy(names[0], names[-1])
+    with pytest.raises(InputError, match="delete the parts"):
+        made.make_columns(index)

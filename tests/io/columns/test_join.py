@@ -1,0 +1,349 @@
+"""Tables joined to samples, and columns in samples, against dicts of Python; in every start method; bad tables."""
+
+import copy
+import gc
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+
+import wids
+from tests.support import columns as made
+from tests.support.children import call_in_child
+from tests.support.shards import write_tar
+from wids import testing
+from wids.columns import join, mapped
+from wids.errors import ColumnsError, InputError
+
+COUNTS = (3, 0, 40, 2)
+ROWS = made.rows_of(COUNTS)
+TOTAL = len(ROWS)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """A dataset with columns."""
+    index = made.write_dataset(tmp_path / "d", COUNTS)
+    made.make_columns(index)
+    return index
+
+
+@pytest.fixture
+def dataset(index):
+    """The same, open."""
+    return wids.ShardListDataset(index, fields=(".cls",))
+
+
+def scores_of(numbers):
+    """A table with a row for each of these samples, in a mixed order."""
+    numbers = list(numbers)
+    random.Random(3).shuffle(numbers)
+    return pa.table(
+        {
+            "index": numbers,
+            "key": [f"k{g:04d}" for g in numbers],
+            "score": [g / 4 for g in numbers],
+            "name": [f"n{g}" for g in numbers],
+        }
+    )
+
+
+def forms(table, tmp_path):
+    """The same table as an object, a frame, in several pieces, with a dictionary, and as files."""
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=3)
+    coded = table.set_column(1, "key", table["key"].dictionary_encode())
+    yield from (table, table.to_pandas(), pa.concat_tables([table.slice(0, 5), table.slice(5)]), coded)
+    yield from (str(tmp_path / "t.parquet"), tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("on", ["key", "index"])
+def test_joined_columns(dataset, tmp_path, on, monkeypatch):
+    """Each sample has the values of its row, in SQL and in itself; null where it has none."""
+    monkeypatch.setattr(mapped, "BATCH_BITS", 3)
+    monkeypatch.setattr(mapped, "BATCH_ROWS", 8)
+    there = set(range(0, TOTAL, 2)) | {3}
+    for table in forms(scores_of(there), tmp_path):
+        joined = dataset.with_table(table, on=on, columns=["score", "name"], fields=["name"])
+        assert joined.column_names[-2:] == ["score", "name"]
+        assert joined.find_rows("score is not null").tolist() == sorted(there)
+        assert joined.query("select score from samples order by index")["score"].to_pylist() == [
+            g / 4 if g in there else None for g in range(TOTAL)
+        ]
+        expected = [f"n{g}" if g in there else None for g in range(TOTAL)]
+        assert [sample["name"] for sample in joined] == expected
+        assert [joined[-1]["name"], joined[np.int64(3)]["name"]] == [expected[-1], "n3"]
+        order = random.Random(1).sample(range(TOTAL), TOTAL)
+        assert [sample["name"] for sample in joined.__getitems__(order)] == [expected[g] for g in order]
+        assert "score" not in joined[0]
+        assert "name" not in dataset[0]
+
+
+def test_all_columns_and_several_tables(dataset):
+    """One after the other; the index's own come by `with_columns`."""
+    first = dataset.with_table(scores_of(range(TOTAL)), on="index", fields=True)
+    second = first.with_table(pd.DataFrame({"key": ["k0001"], "emb": [[1.0, 2.0]]}), on="key", fields="emb")
+    third = second.with_columns(["caption", "label"])
+    sample = third[1]
+    assert (sample["score"], sample["name"], sample["emb"]) == (0.25, "n1", [1.0, 2.0])
+    assert (sample["caption"], sample["label"], sample[".cls"]) == ("text of 1", 1, 1)
+    assert (second[2]["emb"], "emb" in first[2], "caption" in second[2]) == (None, False, False)
+    assert third.find_rows("label = 1 and score < 5 and emb is null").tolist() == [6, 11, 16]
+    assert [sample["width"] for sample in dataset.with_columns()] == [row["width"] for row in ROWS]
+
+
+def test_it_is_the_same_dataset_otherwise(index):
+    """Class, cache, settings, transformations; what is done to one's transformations does not reach the other."""
+
+    class Mine(wids.ShardListDataset):
+        extra = 0
+
+    dataset = Mine(index, transformations=[lambda sample: {**sample, "seen": sorted(set(sample) & {"label"})}])
+    dataset.extra = 3
+    joined = dataset.with_columns(["label"])
+    assert (type(joined), joined.extra, joined.cache is dataset.cache) == (Mine, 3, True)
+    assert (joined[0]["seen"], dataset[0]["seen"]) == (["label"], [])
+    joined.add_transform(lambda sample: sample["label"])
+    assert (joined[1], len(dataset.transformations)) == (1, 1)
+
+
+def test_missing_rows(dataset, caplog):
+    """Are counted in one warning, or an error."""
+    dataset.with_table(scores_of(range(40)), on="key", columns=["score"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "5 of 45 samples have no row in the table: index 40, 41, 42, 43, 44; their columns are null"
+    ]
+    for on in ("key", "index"):
+        with pytest.raises(ColumnsError, match="5 of 45 samples have no row in the table: index 40, 41"):
+            dataset.with_table(scores_of(range(40)), on=on, columns=["score"], missing="error")
+    caplog.clear()
+    more = pa.table({"key": [f"k{g:04d}" for g in range(60)], "score": range(60)})
+    assert dataset.with_table(more, on="key", missing="error").find_rows("score > 42").tolist() == [43, 44]
+    assert caplog.records == []
+
+
+def test_keys_that_repeat(dataset, tmp_path):
+    """In the table or in the dataset: an error that names some, and says how many."""
+    table = pa.table({"key": ["k0001", "k0002", "k0001"], "a": [1, 2, 3]})
+    with pytest.raises(ColumnsError, match="the table has 1 keys in several rows: 'k0001'"):
+        dataset.with_table(table, on="key")
+    with pytest.raises(ColumnsError, match="the table has several rows for 1 samples: 7"):
+        dataset.with_table(pa.table({"index": [7, 1, 7], "a": [1, 2, 3]}), on="index")
+    names = [f"{row % 7}.cls" for row in range(14)]
+    write_tar(tmp_path / "r.tar", [(name, b"1") for name in names])
+    repeated = wids.ShardListDataset(str(tmp_path / "r.tar"))
+    with pytest.raises(
+        ColumnsError, match=r"the dataset has 7 keys of several samples; join on='index': '0', .*, \.\.\."
+    ):
+        repeated.with_table(pa.table({"key": ["0"], "a": [1]}), on="key")
+    assert len(repeated.with_table(pa.table({"index": [0], "a": [1]}), on="index").find_rows("a = 1")) == 1
+
+
+def test_without_columns(tmp_path, index):
+    """Keys of local shards come from their member tables; those of remote shards are not known."""
+    write_tar(tmp_path / "s.tar", [("a.cls", b"1"), ("b.cls", b"2"), ("c.cls", b"3")])
+    dataset = wids.ShardListDataset(str(tmp_path / "s.tar"))
+    joined = dataset.with_table(pa.table({"key": ["c", "a"], "v": [3, 1]}), on="key", fields=True)
+    assert ([sample["v"] for sample in joined], joined.column_names) == ([1, None, 3], ["index", "v"])
+    assert joined.find_rows("v > 1").tolist() == [2]
+    os.unlink(index.replace(".json", ".columns.parquet"))
+    with testing.Server(os.path.dirname(index)) as server:
+        remote = wids.ShardListDataset(f"{server.url}/train.json", cache_dir=tmp_path / "cache")
+        with pytest.raises(ColumnsError, match="the keys of remote shards are not known"):
+            remote.with_table(pa.table({"key": ["c"], "v": [3]}), on="key")
+        with pytest.raises(ColumnsError, match="make them: wids columns create"):
+            remote.with_columns()
+
+
+BAD_TABLES = [
+    ({"index": ["1"], "a": [1]}, {"on": "index"}, InputError, "index is of type string"),
+    ({"index": [1.0], "a": [1]}, {"on": "index"}, InputError, "index is of type double"),
+    ({"index": [1, None], "a": [1, 2]}, {"on": "index"}, ColumnsError, "index is null in 1 rows"),
+    (
+        {"index": [45, 1, -1], "a": [1, 2, 3]},
+        {"on": "index"},
+        ColumnsError,
+        "names 2 samples that are not there: 45, -1",
+    ),
+    ({"index": pa.array([2**64 - 1], pa.uint64()), "a": [1]}, {"on": "index"}, ColumnsError, "not there"),
+    ({"key": [1], "a": [1]}, {"on": "key"}, InputError, "key is of type int64"),
+    ({"key": ["k0001", None], "a": [1, 2]}, {"on": "key"}, ColumnsError, "key is null in 1 rows"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "index"}, InputError, "no column 'index'; it has key, a"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "row"}, InputError, "on is 'row'"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "missing": "drop"}, InputError, "missing is 'drop'"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "columns": ["b"]}, InputError, "no column 'b'"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "columns": "a"}, InputError, "list of names"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "fields": ["b"]}, InputError, "fields: there is no column 'b'"),
+    ({"key": ["k0001"], "Label": [1]}, {"on": "key"}, InputError, "two columns would be called 'Label'"),
+    ({"key": ["k0001"], "a": [1], "A": [1]}, {"on": "key"}, InputError, "two columns would be called 'A'"),
+]
+
+
+@pytest.mark.parametrize(("columns", "options", "kind", "words"), BAD_TABLES)
+def test_bad_tables(dataset, columns, options, kind, words):
+    """Say what is wrong, and what there is."""
+    with pytest.raises(kind, match=words):
+        dataset.with_table(pa.table(columns), **options)
+
+
+@pytest.mark.parametrize("thing", [None, 3, [1], {"key": ["a"]}])
+def test_what_is_no_table(dataset, thing):
+    """Lists and numbers are none."""
+    with pytest.raises(InputError, match=r"give a Parquet file, a pyarrow\.Table or a DataFrame"):
+        dataset.with_table(thing, on="key")
+
+
+def test_files_that_are_no_tables(dataset, tmp_path):
+    """Missing, empty, cut, or with bytes of something else in it."""
+    path = tmp_path / "t.parquet"
+    with pytest.raises(ColumnsError, match="there is no such file"):
+        dataset.with_table(path, on="key")
+    pq.write_table(scores_of(range(TOTAL)), path)
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[: len(whole) // 2], whole[:100] + bytes(400) + whole[500:]):
+        path.write_bytes(data)
+        with pytest.raises(ColumnsError, match="no Parquet that can be read"):
+            dataset.with_table(path, on="key")
+
+
+# --- the index's own table
+
+
+def test_the_wrong_table(index, tmp_path):
+    """Of another index, damaged, or of another tool: each use says so; the dataset itself is not affected."""
+    path = Path(index.replace(".json", ".columns.parquet"))
+    other = made.write_dataset(tmp_path / "e", (3, 0, 40, 3))
+    told = made.make_columns(other)
+    renamed = tmp_path / "f"
+    shutil.copytree(tmp_path / "d", renamed)
+    text = (renamed / "train.json").read_text()
+    (renamed / "train.json").write_text(text.replace("s2.tar", "t2.tar"))
+    whole = path.read_bytes()
+    plain = tmp_path / "plain.parquet"
+    pq.write_table(scores_of(range(TOTAL)), plain)
+    for data, words in (
+        (Path(told.output).read_bytes(), "has 46 rows, and the index 45 samples; make it again"),
+        (whole[:-200], "no Parquet that can be read"),
+        (b"", "no Parquet that can be read"),
+        (plain.read_bytes(), "was not made by `wids columns create`"),
+    ):
+        path.write_bytes(data)
+        dataset = wids.ShardListDataset(index)
+        assert len(dataset) == TOTAL
+        for use in (dataset.with_columns, lambda: dataset.find_rows("true"), lambda: dataset.column_names):  # noqa: B023
+            with pytest.raises(ColumnsError, match=words):
+                use()
+    with pytest.raises(ColumnsError, match="is of an index with other shards"):
+        wids.ShardListDataset(str(renamed / "train.json")).find_rows("true")
+
+
+def test_pages_that_are_damaged(index):
+    """What only reading finds out is an error of the query."""
+    path = Path(index.replace(".json", ".columns.parquet"))
+    data = bytearray(path.read_bytes())
+    data[4:800] = bytes(796)
+    path.write_bytes(data)
+    dataset = wids.ShardListDataset(index)
+    with pytest.raises((ColumnsError, wids.errors.QueryError)):
+        dataset.query("from samples")
+
+
+def test_a_remote_table(index, tmp_path):
+    """Is asked for when columns are, downloaded once into the cache directory, and again when it has changed."""
+    with testing.Server(os.path.dirname(index)) as server:
+        cache = tmp_path / "cache"
+        dataset = wids.ShardListDataset(f"{server.url}/train.json", cache_dir=cache)
+        assert not any("columns" in target for target in server.requests)
+        assert dataset.find_rows("label = 1").tolist() == [row["index"] for row in ROWS if row["label"] == 1]
+        sent = server.sent_bytes["/train.columns.parquet"]
+        assert sent > 0
+        again = wids.ShardListDataset(f"{server.url}/train.json", cache_dir=cache)
+        assert len(again.find_rows("true")) == TOTAL
+        assert server.sent_bytes["/train.columns.parquet"] - sent < sent / 2
+        assert [name for name in os.listdir(cache / ".wids/indexes") if name.endswith(".parquet")]
+        made.make_columns(index, spec=made.parse_spec(fields=[".cls=other"]))
+        assert "other" in again.column_names
+        pq.write_table(scores_of(range(TOTAL)), tmp_path / "d/scores.parquet")
+        joined = again.with_table(f"{server.url}/scores.parquet", on="key", fields=["score"])
+        assert joined.find_rows("score = 1 and other = 4").tolist() == [4]
+        elsewhere = wids.ShardListDataset(index).with_columns(False, place=f"{server.url}/train.columns.parquet")
+        assert len(elsewhere.find_rows("true")) == TOTAL
+        with pytest.raises(ColumnsError, match="there is no such file"):
+            again.with_columns(place=f"{server.url}/none.parquet")
+
+
+# --- other processes, and the files
+
+
+def read_names(dataset, numbers):
+    """The column ``name`` of some samples."""
+    return [sample["name"] for sample in dataset.__getitems__(numbers)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes(dataset, method):
+    """Another process maps the same file, whatever starts it; what is sent to it has no rows."""
+    joined = dataset.with_table(scores_of(range(0, TOTAL, 2)), on="key", columns=["name"], fields=True)
+    assert len(pickle.dumps(joined)) < len(pickle.dumps(dataset)) + 1000
+    assert call_in_child(read_names, joined, [0, 3, 44], method=method) == ["n0", None, "n44"]
+    assert read_names(joined, [2]) == ["n2"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loaders(dataset, method):
+    """Workers of a DataLoader have the columns."""
+    joined = dataset.with_table(scores_of(range(TOTAL)), on="index", columns=["score"], fields=True)
+    loader = DataLoader(joined, batch_size=5, num_workers=2, multiprocessing_context=method, collate_fn=list)
+    assert [sample["score"] for batch in loader for sample in batch] == [g / 4 for g in range(TOTAL)]
+
+
+def test_files_go_with_their_datasets(dataset, monkeypatch, tmp_path):
+    """The file of a join goes when no dataset of this process has it; a copy that was made before reads on."""
+    joined = dataset.with_table(scores_of(range(TOTAL)), on="index", columns=["name"], fields=True)
+    path = joined._columns.joined[0].path
+    shallow, pickled = copy.copy(joined), pickle.loads(pickle.dumps(joined))
+    data = pickle.dumps(joined)
+    del joined
+    gc.collect()
+    assert os.path.exists(path)
+    del shallow
+    gc.collect()
+    assert not os.path.exists(path)
+    assert read_names(pickled, [1, 2]) == ["n1", "n2"]
+    with pytest.raises(ColumnsError, match="live as long as the process that attached them"):
+        pickle.loads(data)
+
+
+def test_no_room(dataset, monkeypatch):
+    """For the file: a typed error, and nothing is left."""
+    before = set(os.listdir(mapped._home.directory()))
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(join, "_aligned", fail)
+    with pytest.raises(ColumnsError, match=r"No space left .* set \$TMPDIR"):
+        dataset.with_table(scores_of(range(TOTAL)), on="index")
+    assert set(os.listdir(mapped._home.directory())) == before
+
+
+def test_shards_stay_as_they_are(dataset):
+    """Tables belong to the samples that they were joined to."""
+    joined = dataset.with_columns(["label"])
+    with pytest.raises(ColumnsError, match="assign shards before"):
+        joined.shards = list(joined.shards)[:1]
+    with pytest.raises(ColumnsError, match="assign shards before"):
+        joined.spec = joined.spec
+    assert joined[0]["label"] == 0
+    joined.shards[0]["nsamples"] = 2
+    for read in (lambda: joined[0], lambda: joined.__getitems__([0]), lambda: joined.query("from samples")):
+        with pytest.raises(ColumnsError):
+            read()

@@ -1,0 +1,246 @@
+"""SQL over columns, against lists of Python; and what SQL cannot do."""
+
+import os
+import shutil
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wids
+from tests.support import columns as made
+from wids.columns import sql
+from wids.columns.sql import SampleTable, find_rows, run_query
+from wids.errors import ColumnsError, DependencyError, QueryError
+
+COUNTS = (3, 0, 40, 2)
+ROWS = made.rows_of(COUNTS)
+PREDICATES = {
+    "width >= 120 and caption ilike '%OF 3%'": lambda row: (
+        (row["width"] or 0) >= 120 and "of 3" in (row["caption"] or "")
+    ),
+    "label in (1, 3)": lambda row: row["label"] in (1, 3),
+    "caption is null or tag = 'red'": lambda row: row["caption"] is None or row["tag"] == "red",
+    "not (width > 120)": lambda row: row["width"] is not None and row["width"] <= 120,
+    "shard = 2 and row % 7 = 0": lambda row: row["shard"] == 2 and row["row"] % 7 == 0,
+    "bytes = (select max(bytes) from samples)": lambda row: row["bytes"] == max(each["bytes"] for each in ROWS),
+    "\"key\" > 'k0030' -- a comment": lambda row: row["key"] > "k0030",
+    "true": lambda _: True,
+    "null": lambda _: False,
+}
+# What is no single expression, and what reaches beyond the columns.
+BAD_PREDICATES = [
+    *("", " ", "--", "width >", "'", "(width", "width)", "wdth > 3", "count(*) > 1", "? = 1", "$1", "width > 3\0"),
+    *(
+        "1=1) union select 1 --",
+        "1=1 union select 1",
+        "1=1) union (select 1",
+        "1=1; drop view samples",
+        "1=1; select 1",
+    ),
+    *("1=1 order by 1", "1=1 limit 3", "1=1 group by 1", "1=1 qualify true", "a) or (b", "1=1 using sample 10%"),
+    *(
+        "exists(from read_csv('/etc/passwd'))",
+        "exists(from '/etc/passwd')",
+        "getenv('HOME') = 'x'",
+        "exists(from glob('/*'))",
+    ),
+    *("exists(from read_text('http://127.0.0.1:1/x'))", "exists(from read_parquet('s3://b/x.parquet'))"),
+]
+BAD_QUERIES = [
+    *("", "drop view samples", "create table t as select 1", "insert into samples values (1)", "select 1; select 2"),
+    *(
+        "set memory_limit = '10GB'",
+        "reset enable_external_access",
+        "pragma database_list",
+        "attach 'x.db'",
+        "call pragma_version()",
+    ),
+    *(
+        "install httpfs",
+        "load httpfs",
+        "export database 'x'",
+        "import database 'x'",
+        "prepare v as select 1",
+        "use memory",
+    ),
+    *(
+        "copy samples to 'x.csv'",
+        "copy (select 1) to 'x.parquet'",
+        "copy samples from 'x.csv'",
+        "explain analyze select 1",
+    ),
+    *("create secret (type s3)", "checkpoint", "vacuum", "update extensions", "begin", "detach memory"),
+    *("from read_csv('/etc/passwd')", "from '/etc/passwd'", "from read_blob('/etc/passwd')", "from glob('*')"),
+    *("from sniff_csv('/etc/passwd')", "from parquet_metadata('other.parquet')", "from 'https://host/x.csv'"),
+    *("select getenv('HOME')", "from secret_table", "with x as (insert into samples values (1)) select 1"),
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """A dataset with columns."""
+    index = made.write_dataset(tmp_path_factory.mktemp("sql"), COUNTS)
+    made.make_columns(index)
+    return index
+
+
+@pytest.fixture
+def dataset(index):
+    """The same, open."""
+    return wids.ShardListDataset(index)
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """The directory in which hostile SQL would leave something."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("predicate", PREDICATES)
+def test_predicates(dataset, predicate):
+    """The indices in order, each once."""
+    found = dataset.find_rows(predicate)
+    assert found.dtype == np.int64
+    assert found.tolist() == [row["index"] for row in ROWS if PREDICATES[predicate](row)]
+
+
+@pytest.mark.parametrize("predicate", BAD_PREDICATES)
+def test_bad_predicates(dataset, scratch, predicate):
+    """Are errors that have the SQL and the columns; nothing is read or written."""
+    with pytest.raises(QueryError) as failed:
+        dataset.find_rows(predicate)
+    assert failed.value.found == predicate
+    assert "the columns of samples are index, shard, row, key, bytes, label" in str(failed.value)
+    assert os.listdir(scratch) == []
+
+
+@pytest.mark.parametrize("query", BAD_QUERIES)
+def test_bad_queries(dataset, scratch, query):
+    """Likewise. A variable of the program is no table."""
+    secret_table = pa.table({"a": [1]})
+    with pytest.raises(QueryError) as failed:
+        dataset.query(query)
+    assert len(secret_table) == 1
+    assert (failed.value.found, os.listdir(scratch)) == (query, [])
+
+
+@pytest.mark.parametrize("not_text", [None, 3, b"true", ["true"]])
+def test_what_is_no_text(dataset, not_text):
+    """Is no SQL."""
+    with pytest.raises(QueryError, match="text"):
+        dataset.find_rows(not_text)
+    with pytest.raises(QueryError, match="text"):
+        dataset.query(not_text)
+
+
+def test_the_table_itself_stays(index, dataset):
+    """SQL may read its file, and cannot write it."""
+    path = index.replace(".json", ".columns.parquet")
+    before = os.stat(path)
+    with pytest.raises(QueryError, match="one SELECT statement is run, and this is COPY"):
+        dataset.query(f"copy (select 1) to '{path}'")
+    assert os.stat(path) == before
+
+
+def test_queries(dataset):
+    """Aggregates, keywords as names, statements that begin with other words."""
+    found = dataset.query("select label, count(*) n from samples group by label order by n desc, label").to_pylist()
+    counts = {label: sum(row["label"] == label for row in ROWS) for label in range(5)}
+    assert found == [
+        {"label": label, "n": n} for label, n in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    ]
+    assert dataset.query("from samples order by index").to_pylist() == ROWS
+    assert dataset.query("with x as (select max(row) as m from samples) select m from x;").to_pylist() == [{"m": 39}]
+    assert dataset.query('select "any" from samples where index = 4').to_pylist() == [{"any": '"1"'}]
+    assert dataset.query("describe samples").num_rows == len(ROWS[0])
+
+
+def test_names_that_are_keywords(dataset):
+    """Work in double quotes."""
+    more = dataset.with_table(pa.table({"index": [1, 2], "select": [5, 6], "a b": [1, 1], 'q"': [2, 2]}), on="index")
+    assert more.find_rows('"select" = 6 and "a b" = 1 and "q""" = 2').tolist() == [2]
+    with pytest.raises(QueryError):
+        more.find_rows("select = 6")
+
+
+@pytest.mark.parametrize("name", ["with'quote", "star*[a]?", "label=3", "a space"])
+def test_paths_of_any_letters(index, tmp_path, name):
+    """A place is a name: no pattern, no text of SQL, no partition of a data set."""
+    shutil.copytree(os.path.dirname(index), tmp_path / name)
+    dataset = wids.ShardListDataset(str(tmp_path / name / "train.json"))
+    assert dataset.query("from samples order by index").to_pylist() == ROWS
+
+
+def test_no_more_memory_than_allowed():
+    """What does not fit, nor the temporary directory, is an error, not the end of the process."""
+    with pytest.raises(QueryError, match=r"(?i)memory"):
+        run_query(SampleTable(samples=3), "select list(a.range) from range(100000000) a", memory_bytes=1 << 25)
+
+
+def test_it_spills(monkeypatch, tmp_path):
+    """What is more than the memory goes to the temporary directory, which is empty afterwards."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    table = SampleTable(samples=3_000_000)
+    query = "select count(*) n from (select index + 0.5 as x from samples order by hash(index)) where x > 0"
+    assert run_query(table, query, memory_bytes=48 << 20).to_pylist() == [{"n": 3_000_000}]
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_columns(tmp_path):
+    """Neither a file nor a table: the error says what to do."""
+    dataset = wids.ShardListDataset(made.write_dataset(tmp_path, (2,)))
+    assert dataset.column_names == ["index"]
+    for ask in (dataset.find_rows, dataset.query):
+        with pytest.raises(ColumnsError, match="make them: wids columns create, or attach a table by with_table"):
+            ask("true")
+
+
+def test_no_samples(tmp_path):
+    """Of nothing, nothing."""
+    index = made.write_dataset(tmp_path, (0, 0))
+    made.make_columns(index)
+    dataset = wids.ShardListDataset(index)
+    assert dataset.find_rows("true").tolist() == []
+    assert dataset.query("select count(*) n from samples").to_pylist() == [{"n": 0}]
+    assert (
+        dataset.with_table(pa.table({"key": pa.array([], pa.string()), "a": []}), on="key").find_rows("a = 1").tolist()
+        == []
+    )
+
+
+def test_an_index_that_lies(tmp_path, index):
+    """A column index with other numbers than those of samples is found out."""
+    path = tmp_path / "x.parquet"
+    table = pq.read_table(index.replace(".json", ".columns.parquet"))
+    pq.write_table(table.set_column(0, "index", pa.array(range(5, 5 + len(table)))), path)
+    with pytest.raises(QueryError, match="numbers that no sample has"):
+        find_rows(SampleTable(samples=len(table), path=str(path)), "true")
+    pq.write_table(table.set_column(0, "index", pa.array([7] * len(table))), path)
+    assert find_rows(SampleTable(samples=len(table), path=str(path)), "true").tolist() == [7]
+
+
+def test_without_duckdb(dataset, monkeypatch):
+    """The sentence names the extra; importing wids imports neither package."""
+    real = sql.import_duckdb.__globals__["importlib"].import_module
+
+    def import_module(name):
+        if name == "duckdb":
+            raise ImportError(name)
+        return real(name)
+
+    monkeypatch.setattr("wids.columns.packages.importlib.import_module", import_module)
+    with pytest.raises(DependencyError, match=r"SQL takes duckdb; install it: pip install 'wids\[views\]'"):
+        dataset.find_rows("true")
+
+
+def test_duckdb_runs_what_it_is_given():
+    """The statements that are refused here are ones that DuckDB knows: else the tests above would show nothing."""
+    connection = duckdb.connect()
+    kinds = {sql._kind_of(statement) for query in BAD_QUERIES[1:] for statement in connection.extract_statements(query)}
+    assert {"DROP", "CREATE", "INSERT", "SET", "PRAGMA", "ATTACH", "COPY", "EXPLAIN", "EXPORT", "PREPARE"} <= kinds
+    connection.close()

@@ -1,0 +1,94 @@
+"""Views by SQL, and the columns of views."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from torch.utils.data import DataLoader
+
+import wids
+from tests.support.cli import run_ok
+from tests.support.columns import make_columns, rows_of, write_dataset
+from tests.support.examples import examples
+from wids.errors import ColumnsError, InputError, QueryError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+COUNTS = (9, 0, 14, 7)
+ROWS = rows_of(COUNTS)
+CONDITIONS = {
+    "label = 3": lambda row: row["label"] == 3,
+    "width >= 110 and caption is not null": lambda row: (row["width"] or 0) >= 110 and row["caption"] is not None,
+    "tag in ('red', 'blue')": lambda row: row["tag"] in ("red", "blue"),
+    '"row" % 2 = 0 or shard = 2': lambda row: row["row"] % 2 == 0 or row["shard"] == 2,
+    "false": lambda _: False,
+}
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index with columns beside it."""
+    path = write_dataset(tmp_path, COUNTS)
+    make_columns(path)
+    return path
+
+
+def keys(dataset):
+    """The key of each sample."""
+    return [sample["__key__"] for sample in dataset]
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_chains(index, tmp_path, seed):
+    """Chains of predicates and other selections leave what the same choices leave of a list; saved ones, too."""
+    rng = random.Random(seed)
+    view, left = wids.ShardListDataset(index, transformations=[]), ROWS
+    for _ in range(rng.randrange(1, 4)):
+        if rng.random() < 0.7:
+            text = rng.choice(list(CONDITIONS))
+            view, left = view.where(text), [row for row in left if CONDITIONS[text](row)]
+        else:
+            chosen = sorted(rng.sample(range(len(left)), len(left) // 2))
+            view, left = view.select(chosen), [left[i] for i in chosen]
+    assert keys(view) == [row["key"] for row in left]
+    told = view.query('select "index", key, label from samples order by 1').to_pylist()
+    assert told == [{"index": i, "key": row["key"], "label": row["label"]} for i, row in enumerate(left)]
+    assert view.find_rows("label < 2").tolist() == [i for i, row in enumerate(left) if row["label"] < 2]
+    view.save(tmp_path / "view.json")
+    opened = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
+    assert keys(opened) == keys(view)
+    assert keys(opened.where("label = 1")) == [row["key"] for row in left if row["label"] == 1]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_columns_come_into_samples_of_views(index, context):
+    """The row of the sample, not of its place in the view; own and joined ones, in workers too."""
+    scores = pa.table({"key": [row["key"] for row in ROWS], "score": [row["index"] * 2 for row in ROWS]})
+    dataset = wids.ShardListDataset(index, transformations=[]).with_columns(["label"])
+    view = dataset.with_table(scores, on="key", fields=True).where("score >= 10 and label = 2")
+    expected = [(row["label"], row["index"] * 2) for row in ROWS if row["index"] >= 5 and row["label"] == 2]
+    assert [(sample["label"], sample["score"]) for sample in view] == expected
+    loader = DataLoader(view, batch_size=3, num_workers=2, multiprocessing_context=context, collate_fn=list)
+    assert [(sample["label"], sample["score"]) for batch in loader for sample in batch] == expected
+
+
+def test_what_is_refused(index, tmp_path):
+    """Bad predicates, tables that are joined to views, and views of what has no columns."""
+    dataset = wids.ShardListDataset(index)
+    with pytest.raises(QueryError, match="nothing_here"):
+        dataset.where("nothing_here = 1")
+    with pytest.raises(InputError, match="then select"):
+        dataset.where("label = 1").with_table(pa.table({"index": [0]}), on="index")
+    plain = wids.ShardListDataset(write_dataset(tmp_path / "plain", (3,)))
+    with pytest.raises(ColumnsError, match="wids columns create"):
+        plain.select([1]).where("label = 1")
+
+
+def test_view_command(index, tmp_path):
+    """`wids view --where`, and how it was made."""
+    out = str(tmp_path / "v.json")
+    assert "6 of 30 samples" in run_ok("view", index, "--where", "label = 3", "-o", out)
+    assert "where label = 3: 6 of 30" in run_ok("info", out)
+    assert keys(wids.ShardListDataset(out, transformations=[])) == [r["key"] for r in ROWS if r["label"] == 3]

@@ -1,0 +1,58 @@
+"""Which columns a user asks for, by text."""
+
+import pytest
+
+from wids.columns.spec import ColumnRule, check_names, parse_spec, size_names
+from wids.errors import InputError
+
+
+def test_what_is_asked_for():
+    """Members decoded, keys of JSON objects, texts; each names its column or takes the last word."""
+    spec = parse_spec(fields=[".cls=label", "cls2"], jsons=[".json:width, meta.size=size"], texts=[".seg.txt"])
+    assert spec.rules == (
+        ColumnRule(name="label", extension=".cls", how="field"),
+        ColumnRule(name="cls2", extension=".cls2", how="field"),
+        ColumnRule(name="width", extension=".json", how="json", keys=("width",)),
+        ColumnRule(name="size", extension=".json", how="json", keys=("meta", "size")),
+        ColumnRule(name="seg_txt", extension=".seg.txt", how="text"),
+    )
+    assert spec.extensions == (".cls", ".cls2", ".json", ".seg.txt")
+    assert spec.digest() != parse_spec(fields=[".cls=label"]).digest()
+    assert parse_spec(missing="null").digest() != parse_spec().digest()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"fields": ["=label"]}, "names no field"),
+        ({"fields": ["."]}, "names no field"),
+        ({"jsons": [".json"]}, "names no keys"),
+        ({"jsons": [".json:"]}, "names no keys"),
+        ({"jsons": [".json:a,,b"]}, "names no keys"),
+        ({"jsons": [".json:a..b"]}, "names no keys"),
+        ({"fields": [".cls=Key"]}, "would be called 'Key'"),
+        ({"fields": [".cls=a"], "texts": [".txt=A"]}, "would be called 'A'"),
+        ({"missing": "drop"}, "'error' or 'null'"),
+    ],
+)
+def test_what_cannot_be_asked_for(asked, words):
+    """The message has the text; names are told apart without regard to case, as SQL does."""
+    with pytest.raises(InputError, match=words):
+        parse_spec(**asked)
+
+
+def test_an_empty_name():
+    """Is no name."""
+    with pytest.raises(InputError, match="empty"):
+        check_names(["a", ""])
+
+
+def test_names_of_sizes():
+    """Words of SQL that need no quotes, in sorted order; one that is taken gets a number."""
+    assert size_names([".seg.png", ".jpg", ".JPG", ".b-c", "."], ["jpg_bytes"]) == {
+        ".": "field_bytes",
+        ".JPG": "JPG_bytes_2",
+        ".b-c": "b_c_bytes",
+        ".jpg": "jpg_bytes_3",
+        ".seg.png": "seg_png_bytes",
+    }

@@ -1,0 +1,142 @@
+"""``wids columns create``: the columns of a dataset's samples as a table beside its index.
+
+This module is light; heavy ones are imported when the command runs, and torch never. The work is done by
+`wids.columns.create`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from wids.cli.options import Index, RunFlags, StorageOptions, with_option_groups
+
+if TYPE_CHECKING:
+    from wids.columns.create import ColumnsOutcome
+
+columns_app = typer.Typer(
+    help="Columns of a dataset's samples, as a table beside its index.", invoke_without_command=True
+)
+
+
+@dataclass(frozen=True)
+class ColumnFlags:
+    """What is read of each sample."""
+
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar=".EXT[=NAME]", help="A member, decoded by its extension; repeatable."),
+    ] = None
+    json_keys: Annotated[
+        list[str] | None,
+        typer.Option("--json", metavar=".EXT:KEY[=NAME],...", help="Keys of a JSON object; repeatable."),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar=".EXT[=NAME]", help="A member as text, UTF-8; repeatable."),
+    ] = None
+    missing: Annotated[
+        Literal["error", "null"],
+        typer.Option("--missing", help="What a member that cannot be parsed is. One that is not there is always null."),
+    ] = "error"
+    storage_options: StorageOptions = None
+
+
+@columns_app.callback()
+def _show_help(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), end="")
+
+
+@columns_app.command("create")
+@with_option_groups
+def create_columns(
+    index: Index,
+    flags: ColumnFlags,
+    run: RunFlags,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The table to write. Default: beside a local INDEX, train.columns.parquet of train.json.",
+            show_default=False,
+        ),
+    ] = None,
+    is_json: Annotated[bool, typer.Option("--report-json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Write the columns of all samples: one row for each, in the order of the index.
+
+    Always there: index, shard (its number), row (in the shard), key, bytes (of the sample), bytes of each field. Of
+    remote shards only the members asked for are read, by byte ranges where that pays. A second run reads only shards
+    that changed since; one that was killed goes on where it was. Takes pip install 'wids[views]'.
+
+    `wids columns create train.json --field .cls=label --json .json:width,height --text .txt=caption`
+    """
+    from wids.cli.options import check_index
+    from wids.cli.progress import job_bar
+    from wids.columns.create import create_columns as create
+    from wids.columns.spec import parse_spec
+    from wids.errors import JobError
+
+    check_index(index)
+    spec = parse_spec(
+        fields=flags.field or (), jsons=flags.json_keys or (), texts=flags.text or (), missing=flags.missing
+    )
+    place = _place_of(index) if output is None else output
+    try:
+        with job_bar("reading", is_shown=not is_json) as show:
+            outcome = create(
+                index, place, spec, storage_options=flags.storage_options, options=run.options(), show=show
+            )
+    except JobError as error:
+        _print_failures(error)
+        raise
+    _report(outcome, is_json=is_json)
+
+
+def _place_of(index: str) -> str:
+    from wids.collection import ARCHIVES
+    from wids.columns.file import place_beside
+    from wids.index import urls
+
+    place = place_beside(index)
+    if place is None or not urls.is_local(index) or urls.basename_of(index).endswith(ARCHIVES):
+        raise typer.BadParameter(
+            "say where the table goes (-o FILE): only beside a local index has it a place of its own"
+        )
+    return place
+
+
+def _print_failures(error: Exception) -> None:
+    from wids.cli.format import print_errors
+
+    failed = getattr(error, "found", None)
+    if isinstance(failed, dict):
+        print_errors([str(why) for why in failed.values()])
+
+
+def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
+    import msgspec
+
+    from wids.cli.format import count_of, format_size, print_errors, print_json, print_table, printable, shown_path
+
+    print_errors([f"null: {why}" for why in outcome.troubles.values()])
+    if is_json:
+        print_json(msgspec.to_builtins(outcome))
+        return
+    print_table(("column", "type"), [(printable(name), kind) for name, kind in outcome.columns.items()])
+    print(
+        f"{shown_path(outcome.output)}: {count_of(outcome.samples, 'row')}, {count_of(len(outcome.columns), 'column')}"
+    )
+    counts = {"read": outcome.surveyed, "unchanged": outcome.unchanged}
+    words = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count) or "no shards"
+    words += f" in {outcome.seconds:.3g} s"
+    if outcome.requests:
+        words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
+    print(words)
+    if outcome.unparsed:
+        print(f"null, for they cannot be parsed: {count_of(outcome.unparsed, 'member')}")

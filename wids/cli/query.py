@@ -1,0 +1,144 @@
+"""``wids query``: SQL over the columns of a dataset's samples.
+
+This module is light; heavy ones are imported when the command runs, and torch never. The work is done by
+`wids.columns.sql`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wids.cli.options import Index, JsonLines, StorageOptions, with_option_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# So many rows are printed as a table.
+_MAX_ROWS = 200
+
+
+@dataclass(frozen=True)
+class QueryFlags:
+    """What is asked, and how it is answered."""
+
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="FILE",
+            help="The table of columns, a path or URL. Default: beside INDEX.",
+            show_default=False,
+        ),
+    ] = None
+    is_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False
+    is_json: JsonLines = False
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a Parquet file instead.", show_default=False),
+    ] = None
+    storage_options: StorageOptions = None
+
+
+@with_option_groups
+def run_query(
+    index: Index,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the table `samples`.")],
+    flags: QueryFlags,
+) -> None:
+    """Ask the columns of a dataset's samples by SQL, as `wids columns create` wrote them beside the index.
+
+    It is DuckDB's SQL (pip install 'wids[views]'). Nothing but these columns can be read, and nothing is changed.
+
+    `wids query train.json 'select label, count(*) from samples group by label order by 2 desc'`
+
+    `wids query train.json 'select key from samples where width >= 512' --csv > wide.csv`
+    """
+    if flags.is_csv + flags.is_json + (flags.output is not None) > 1:
+        raise typer.BadParameter("--csv, --json and -o exclude each other")
+    from wids.cli.format import count_of, print_table, printable, shown_path, to_json
+    from wids.columns.create import check_output
+
+    path = None if flags.output is None else check_output(flags.output)
+    found = _ask(index, sql, flags)
+    if path is not None:
+        _write(found, path)
+        print(f"{shown_path(path)}: {count_of(found.num_rows, 'row')}, {count_of(found.num_columns, 'column')}")
+    elif flags.is_csv:
+        _print_csv(found)
+    elif flags.is_json:
+        for row in _rows(found):
+            print(to_json({name: _plain(value) for name, value in zip(found.column_names, row, strict=True)}))
+    else:
+        import pyarrow as pa
+
+        numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in found.schema.types]
+        heads = [
+            f"{'>' * is_number}{printable(name)}" for name, is_number in zip(found.column_names, numeric, strict=True)
+        ]
+        print_table(heads, ([_shown(value) for value in row] for row in _rows(found.slice(0, _MAX_ROWS))))
+        if found.num_rows > _MAX_ROWS:
+            print(f"and {found.num_rows - _MAX_ROWS:,} more rows; --csv prints all")
+
+
+def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
+    from wids.cache.placement import default_cache_dir
+    from wids.cli.options import check_index
+    from wids.collection import ShardCollection, load_shards
+    from wids.columns.samples import beside
+    from wids.readers.provider import AutoProvider
+
+    check_index(index)
+    cache_dir = default_cache_dir()
+    _, shards, narrowed = load_shards(index, storage_options=flags.storage_options, cache_dir=cache_dir)
+    provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)
+    collection = ShardCollection(shards, provider)
+    collection.count_unknown(shards)
+    return beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection).query(collection, sql)
+
+
+def _rows(table: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in table.to_batches():
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: dates, bytes and the like as text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _shown(value: Any) -> str:
+    from wids.cli.format import printable
+
+    return "" if value is None else printable(str(value))
+
+
+def _print_csv(table: Any) -> None:
+    import csv
+    import sys
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(table.column_names)
+    writer.writerows(_rows(table))
+
+
+def _write(table: Any, path: str) -> None:
+    import os
+
+    import pyarrow.parquet as pq
+
+    from wids.jobs.journal import unwritten
+    from wids.osfiles import atomic
+
+    try:
+        with atomic.part_file(path) as (part, _):
+            pq.write_table(table, part, compression="zstd")
+            os.replace(part, path)
+    except OSError as error:
+        raise unwritten(path, error) from error

@@ -1,0 +1,304 @@
+"""Making the table of columns of an index: each shard is read once, and unchanged ones not again.
+
+One function for each shard (`wids.columns.extract`), run by `wids.jobs.runner`. The rows depend on the shards and the
+index alone, not on the engine nor on what finishes first. The parts are merged in the index's order, a row group at a
+time, so that memory does not grow with the data; the table appears in one step, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from wids.collection import load_shards
+from wids.columns import kinds
+from wids.columns.extract import ExtractTask, extract_part
+from wids.columns.file import METADATA_KEY, VERSION, TableFacts
+from wids.columns.packages import import_arrow, import_parquet
+from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
+from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
+from wids.errors import InputError, JobError, OutputError
+from wids.events import logger
+from wids.index import urls
+from wids.index.fingerprint import fingerprint_of
+from wids.jobs.journal import unwritten
+from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.runner import RunOptions, run
+from wids.osfiles import atomic
+from wids.osfiles.index_paths import absolute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wids.columns.extract import Part, PartFacts
+    from wids.index.shardlist import ShardList
+
+_REMOTE_JOBS, _RAY_JOBS = 16, 64
+# Processes take half a second to start, in which threads of one interpreter parse the members of so many samples.
+_PROCESSES_PAY_SAMPLES = 100_000
+# Rows of a row group: whole shards as long as they are small.
+_GROUP_ROWS = 1 << 17
+
+
+class ColumnsOutcome(JobOutcome, kw_only=True):
+    """What became of the shards.
+
+    Attributes:
+        output: the table's path. samples: its rows.
+        columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
+        surveyed: shards that were read. unchanged: shards that were known from before.
+        unparsed: members that could not be parsed, and are null.
+        troubles: URL of a shard -> why the first of them could not.
+        requests, read_bytes: to servers, and from them.
+    """
+
+    output: str
+    samples: int = 0
+    columns: dict[str, str] = msgspec.field(default_factory=dict)
+    surveyed: int = 0
+    unchanged: int = 0
+    unparsed: int = 0
+    troubles: dict[str, str] = msgspec.field(default_factory=dict)
+    requests: int = 0
+    read_bytes: int = 0
+
+
+def create_columns(
+    index: Any,
+    output: str,
+    spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
+    *,
+    storage_options: dict[str, Any] | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    show: Callable[[JobProgress], None] = lambda _: None,
+) -> ColumnsOutcome:
+    """Write the table of columns of an index, one row for each sample in the index's order.
+
+    Args:
+        index: as the first argument of a dataset.
+        output: path of the Parquet file. Beside it stands its ``.state``, and until it is done ``.journal`` and
+            ``.parts``.
+        spec: what is read of each sample, beside what member tables say; see `wids.columns.spec.parse_spec`.
+        storage_options: for fsspec.
+        options: what runs it; by default threads, and processes where many local samples are parsed.
+        show: called now and then.
+
+    Raises:
+        JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
+            read are not read again by the next run. The table that was there before stays.
+        OutputError: the table cannot be written. DependencyError: pyarrow is not installed.
+        SpecError, FetchError: the index is malformed, or cannot be read.
+    """
+    import_parquet()
+    output = check_output(output)
+    _, shards, narrowed = load_shards(index, storage_options=storage_options)
+    start = time.monotonic()
+    with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
+        creating.read(narrowed, options)
+        creating.publish()
+    creating.outcome.seconds = time.monotonic() - start
+    return creating.outcome
+
+
+def check_output(output: str) -> str:
+    """The absolute path of a table that is to be written.
+
+    Raises:
+        OutputError: it is a URL, a directory, not called .parquet, or in a directory that does not exist.
+    """
+    if not urls.is_local(output):
+        raise OutputError(f"{output}: a table is written to a local file; copy it there afterwards", url=output)
+    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    if os.path.isdir(path) or not path.endswith(".parquet"):
+        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
+    return path
+
+
+class _Creating:
+    """Shards on their way into one table; to be closed.
+
+    Attributes:
+        outcome: what became of them so far.
+    """
+
+    def __init__(self, shards: ShardList, output: str, spec: ColumnSpec, show: Callable[[JobProgress], None]) -> None:
+        self.outcome = ColumnsOutcome(output=output, shards=len(shards))
+        self._shards, self._output, self._spec, self._show = shards, output, spec, show
+        self._progress = JobProgress(shards=len(shards))
+        self._parts = KnownParts(output, spec.digest())
+        self._done: dict[int, PartFacts] = {}
+
+    def close(self) -> None:
+        """Shards that were read stay known for the next run, if the table is not there."""
+        self._parts.close()
+
+    def read(self, storage_options: dict[str, Any] | None, options: RunOptions) -> None:
+        """Read the shards.
+
+        Raises:
+            JobError: some cannot be read.
+        """
+        shards, known = self._shards, self._parts.facts
+        options = self._resolve(options)
+        tasks = (
+            ExtractTask(
+                shard=shards[k],
+                spec=self._spec,
+                known=known.get(absolute(shards.urls[k])),
+                storage_options=storage_options,
+            )
+            for k in range(len(shards))
+        )
+        self._show(self._progress)
+        with contextlib.closing(run(extract_part, tasks, options, tick=lambda: self._show(self._progress))) as results:
+            for result in results:
+                self._progress.ended += 1
+                if result.error is None:
+                    self._take(result.k, result.get())
+                else:
+                    self._progress.failed += 1
+                    self.outcome.fail(shards.urls[result.k], result.error)
+        self.outcome.sort_failed(shards.urls)
+        if failed := self.outcome.failed:
+            count, total, first = len(failed), len(shards), next(iter(failed.values()))
+            raise JobError(
+                f"{self._output}: not written, for {count:,} of {total:,} shards could not be read; the first: {first}",
+                found=failed,
+                path=self._output,
+            )
+
+    def publish(self) -> None:
+        """Merge the parts into the table.
+
+        Raises:
+            OutputError: it cannot be written; shards that were read stay known.
+        """
+        parts = [self._done[k] for k in range(len(self._shards))]
+        state = self._parts.format_state(parts)
+        layout = _Layout(self._spec, parts)
+        facts = TableFacts(
+            version=VERSION,
+            fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
+            samples=sum(part.nsamples for part in parts),
+            columns=[rule.name for rule in self._spec.rules],
+            kinds=layout.kinds,
+            sizes=layout.sizes,
+            state=digest_state(state),
+        )
+        try:
+            if not self._parts.is_current(facts):
+                with atomic.part_file(self._output) as (path, _):
+                    self._write(path, layout, parts, facts)
+                    atomic.write_atomically(self._output + STATE_SUFFIX, state)
+                    os.replace(path, self._output)
+            self._parts.finish()
+        except OSError as error:
+            raise unwritten(self._output, error) from error
+        self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
+
+    def _write(self, path: str, layout: _Layout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
+        pa, pq = import_arrow(), import_parquet()
+        schema = layout.schema().with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
+        waiting: list[Any] = []
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for table in self._tables(layout, parts):
+                waiting.append(table)
+                if sum(map(len, waiting)) >= _GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
+                    waiting.clear()
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
+
+    def _tables(self, layout: _Layout, parts: Sequence[PartFacts]) -> Iterator[Any]:
+        """The rows of each shard that has some."""
+        first = 0
+        for k, part in enumerate(parts):
+            if part.nsamples:
+                yield layout.rows(k, first, part, *self._parts.load(part))
+            first += part.nsamples
+
+    def _take(self, k: int, part: Part) -> None:
+        outcome, facts = self.outcome, part.facts
+        if part.data is None:
+            outcome.unchanged += 1
+        else:
+            outcome.surveyed += 1
+            try:
+                self._parts.add(part)
+            except OSError as error:
+                raise unwritten(self._output, error) from error
+        self._done[k] = facts
+        outcome.unparsed += facts.unparsed
+        if part.trouble:
+            outcome.troubles[facts.url] = part.trouble
+        outcome.requests += part.requests
+        outcome.read_bytes += part.read_bytes
+        self._progress.bytes += part.read_bytes
+
+    def _resolve(self, options: RunOptions) -> RunOptions:
+        cores = os.cpu_count() or 1
+        if options.is_ray:
+            return options.resolve("threads", _RAY_JOBS)
+        is_remote = not all(map(urls.is_local, self._shards.urls))
+        is_much = bool(self._spec.rules) and sum(self._shards.nsamples) > _PROCESSES_PAY_SAMPLES
+        if options.engine == "processes" or (not is_remote and is_much and min(cores, len(self._shards)) > 1):
+            return options.resolve("processes", cores)
+        return options.resolve("threads", _REMOTE_JOBS if is_remote else cores)
+
+
+class _Layout:
+    """The columns of a whole table.
+
+    Attributes:
+        kinds: what occurs in each column of a rule. sizes: extension -> name of the column of its sizes.
+    """
+
+    def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:
+        self._spec = spec
+        self.kinds = [kinds.join_kinds(part.kinds[k] for part in parts) for k in range(len(spec.rules))]
+        extensions = {extension for part in parts for extension in part.extensions}
+        is_too_much = len(extensions) > MAX_SIZES or any(part.nsamples and not part.extensions for part in parts)
+        if is_too_much:
+            logger.warning("the samples have more than %d different fields: no columns of their sizes", MAX_SIZES)
+        self.sizes = size_names(() if is_too_much else extensions, spec.names)
+
+    def schema(self) -> Any:
+        """The Arrow schema."""
+        pa = import_arrow()
+        own = [("index", pa.int64()), ("shard", pa.int32()), ("row", pa.int32())]
+        own += [("key", pa.string()), ("bytes", pa.int64())]
+        asked = [(rule.name, kinds.arrow_type(of)) for rule, of in zip(self._spec.rules, self.kinds, strict=True)]
+        return pa.schema([*own, *asked, *((name, pa.int64()) for name in self.sizes.values())])
+
+    def types(self) -> dict[str, str]:
+        """Name of each column -> its type in words."""
+        found = {field.name: str(field.type) for field in self.schema()}
+        found.update({rule.name: kinds.type_name(of) for rule, of in zip(self._spec.rules, self.kinds, strict=True)})
+        return found
+
+    def rows(self, shard: int, first: int, part: PartFacts, columns: Any, of: Sequence[int]) -> Any:
+        """The rows of one shard, from its part, whose columns have the types of a whole with the kinds ``of``."""
+        pa = import_arrow()
+        count = part.nsamples
+        if len(columns) != count:
+            raise InputError(f"{part.url}: its part has {len(columns)} rows for {count} samples; delete the parts")
+        arrays = [
+            pa.array(np.arange(first, first + count)),
+            pa.array(np.full(count, shard, np.int32)),
+            pa.array(np.arange(count, dtype=np.int32)),
+            columns["key"],
+            columns["bytes"],
+        ]
+        for k, to in enumerate(self.kinds):
+            arrays.append(kinds.convert(columns[f"rule {k}"], part.kinds[k], of=of[k], to=to))
+        for extension in self.sizes:
+            has = extension in part.extensions
+            arrays.append(columns[f"size {extension}"] if has else pa.nulls(count, pa.int64()))
+        return pa.table(arrays, schema=self.schema())

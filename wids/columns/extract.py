@@ -1,0 +1,351 @@
+"""The columns of one shard, from its member table and the members that are asked for.
+
+A function of the shard and of what is asked for, which any process on any machine can run. A local shard is read in
+place. Of a remote one the members are read by byte ranges, unless downloading it is cheaper (small members, no member
+table beside it): then it is copied into a directory of its own, which is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from wids.codecs.decode import SampleDecoder
+from wids.collection import count_mismatch
+from wids.columns import kinds
+from wids.columns.packages import import_arrow
+from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec
+from wids.errors import DecodeError, WidsError
+from wids.events import Fetched, RangesRead, TableRead
+from wids.index import urls
+from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
+from wids.jobs.discovery import Found, look_local
+from wids.jobs.runner import TaskContext
+from wids.jobs.scan import look_remote, path_of
+from wids.osfiles import tempdirs
+from wids.readers.base import ClosedReaderError
+from wids.readers.provider import AutoProvider
+from wids.transport.failures import CancelledTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wids.events import Event
+    from wids.index.table import MemberTable
+    from wids.readers.base import Sample
+
+# Samples read at a time: one call of a remote reader waits for all its requests together.
+_ROWS = 1024
+# So many members of a shard that cannot be parsed are named.
+_MAX_NAMED = 10
+
+
+class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is kept of the columns of one shard.
+
+    Attributes:
+        url: of the shard. nsamples: in it.
+        size, mark: its version; see `wids.jobs.discovery.Found`.
+        spec: digest of what was asked for.
+        kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
+        extensions: of the members; empty where they are more than there are columns for.
+        unparsed: members that could not be parsed, and are null.
+        first: in the table that was written last, the row of its first sample.
+    """
+
+    url: str
+    nsamples: int
+    size: int | None = None
+    mark: str | None = None
+    spec: str = ""
+    kinds: list[int] = msgspec.field(default_factory=list)
+    extensions: list[str] = msgspec.field(default_factory=list)
+    unparsed: int = 0
+    first: int = -1
+
+    def version(self) -> tuple[int | None, str | None]:
+        """Tells a shard that was read from a later one of its name."""
+        return self.size, self.mark
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """The columns of one shard.
+
+    Attributes:
+        facts: what is kept of it.
+        data: a table with the columns key, bytes, those of the rules, and the sizes of each extension, under its name;
+            an Arrow stream. None: the shard is unchanged.
+        trouble: why the first of its members that could not be parsed could not.
+        requests, read_bytes: to servers, and from them.
+    """
+
+    facts: PartFacts
+    data: bytes | None = None
+    trouble: str = ""
+    requests: int = 0
+    read_bytes: int = 0
+
+
+class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
+    """One shard to be read.
+
+    Attributes:
+        shard: which.
+        spec: what is read of it.
+        known: of an earlier run; if the shard is still the same, it is not read.
+        storage_options, allow_pipe: as of a dataset.
+    """
+
+    shard: Shard
+    spec: ColumnSpec
+    known: PartFacts | None = None
+    storage_options: dict[str, Any] | None = None
+    allow_pipe: bool = False
+
+
+def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Part:  # noqa: B008 - frozen
+    """Read the columns of one shard.
+
+    Raises:
+        FetchError: it cannot be had. ShardError: it is not a readable tar, or not what the index says.
+        DecodeError: members of it cannot be parsed, and are not to be null.
+        CancelledTransferError: it was cancelled.
+    """
+    shard = task.shard
+    version = look_at(shard.url, task.storage_options)
+    known = task.known
+    if known is not None and version.mark and (version.size, version.mark) == known.version():
+        return Part(facts=known)
+    tally = _Tally()
+    with contextlib.ExitStack() as stack:
+        directory = None if urls.is_local(shard.url) else stack.enter_context(tempdirs.directory("columns"))
+        provider = AutoProvider(
+            cache_dir=directory,
+            storage_options=task.storage_options,
+            allow_pipe=task.allow_pipe,
+            access="auto",
+            hooks=[tally],
+        )
+        samples = _Samples(provider, shard)
+        stack.callback(samples.close)
+        table = samples.table
+        if shard.nsamples not in (None, len(table)):
+            raise count_mismatch(shard.url, shard.nsamples or 0, len(table), advice="; write the index again")
+        values = _Values(task.spec, shard.url)
+        if task.spec.rules:
+            for sample in samples.read(task.spec.extensions, context.is_cancelled):
+                values.add(sample)
+        values.check(is_error=not task.spec.has_nulls_for_errors)
+        facts = PartFacts(
+            url=shard.url,
+            nsamples=len(table),
+            size=version.size,
+            mark=version.mark,
+            spec=task.spec.digest(),
+            extensions=list(table.extensions) if len(table.extensions) <= MAX_SIZES else [],
+            unparsed=values.unparsed,
+        )
+        data = _pack(table, values, facts)
+    return Part(facts=facts, data=data, trouble=values.trouble, requests=tally.requests, read_bytes=tally.read_bytes)
+
+
+def look_at(url: str, storage_options: dict[str, Any] | None) -> Found:
+    """What a shard is now; without size and mark where that is not known, or it is not there."""
+    if urls.is_local(url):
+        return look_local(path_of(url))
+    return Found(url) if urls.scheme_of(url) == "pipe" else look_remote(url, storage_options)
+
+
+class _Tally:
+    """Counts what servers were asked for, by the events of readers."""
+
+    def __init__(self) -> None:
+        self.requests = self.read_bytes = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, (Fetched, RangesRead, TableRead)):
+            self.requests += event.requests
+            self.read_bytes += event.size_bytes
+
+
+class _Samples:
+    """The samples of a shard, whose reader may change from byte ranges to a copy on the way."""
+
+    def __init__(self, provider: AutoProvider, shard: Shard) -> None:
+        self._provider, self._shard = provider, shard
+        self._reader = provider.open(shard)
+        self.table: MemberTable = self._reader.table
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def read(self, extensions: tuple[str, ...], is_cancelled: Callable[[], bool]) -> Iterator[Sample]:
+        """All samples, in their order, with these members only.
+
+        Raises:
+            CancelledTransferError: it was cancelled.
+        """
+        for first in range(0, len(self.table), _ROWS):
+            if is_cancelled():
+                raise CancelledTransferError(f"{self._shard.url}: cancelled")
+            yield from self._read_rows(range(first, min(first + _ROWS, len(self.table))), extensions)
+
+    def _read_rows(self, rows: range, extensions: tuple[str, ...]) -> list[Sample]:
+        while True:
+            try:
+                return self._reader.read_rows(rows, extensions)
+            except ClosedReaderError:  # from here on, a copy is cheaper
+                self._reader.close()
+            self._reader = self._provider.open(self._shard)
+
+
+class _Values:
+    """The values of the rules' columns, sample by sample.
+
+    Attributes:
+        columns: of each rule, the values so far.
+        unparsed: members that could not be parsed. trouble: why the first of them could not.
+    """
+
+    def __init__(self, spec: ColumnSpec, url: str) -> None:
+        self.columns: list[list[Any]] = [[] for _ in spec.rules]
+        self.unparsed, self.trouble = 0, ""
+        self._url = url
+        self._errors: list[DecodeError] = []
+        decoder = SampleDecoder("numpy")
+        self._parsers = [
+            (
+                extension,
+                how,
+                [(k, rule) for k, rule in enumerate(spec.rules) if (rule.extension, rule.how) == (extension, how)],
+            )
+            for extension, how in dict.fromkeys((rule.extension, rule.how) for rule in spec.rules)
+        ]
+        self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
+            "json": _parse_json,
+            "text": _parse_text,
+            "field": partial(_decode, decoder, url),
+        }
+
+    def add(self, sample: Sample) -> None:
+        """The next sample."""
+        for extension, how, rules in self._parsers:
+            member = sample.get(extension)
+            value = None
+            if member is not None:
+                try:
+                    value = self._parse[how](member.getvalue(), sample["__key__"], extension)
+                except (WidsError, ValueError, RecursionError) as error:
+                    self._note(error, sample["__key__"], extension, how)
+            for k, rule in rules:
+                self.columns[k].append(_find(value, rule))
+
+    def check(self, *, is_error: bool) -> None:
+        """See that all members could be parsed.
+
+        Raises:
+            DecodeError: some could not; names the first ones.
+        """
+        if self._errors and is_error:
+            first = self._errors[0]
+            others = [f"{error.key!r} {error.field}" for error in self._errors[1:]]
+            more = self.unparsed - len(self._errors)
+            words = f"; nor can {', '.join(others)}" if others else ""
+            words += f" and {more:,} more" if more else ""
+            raise DecodeError(f"{first}{words}", shard=self._url, key=first.key, field=first.field)
+
+    def _note(self, error: Exception, key: str, extension: str, how: str) -> None:
+        self.unparsed += 1
+        if len(self._errors) < _MAX_NAMED:
+            cause = error.__cause__ if isinstance(error, DecodeError) and error.__cause__ is not None else error
+            what = {"json": "JSON object", "text": "UTF-8 text"}.get(how, "value of a column")
+            story = f"{self._url}: sample {key!r}: {extension} is no {what} that can be read ({cause})"
+            self._errors.append(DecodeError(story, shard=self._url, key=key, field=extension))
+            self.trouble = self.trouble or story
+
+
+def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it is a JSON {type(value).__name__}")  # noqa: TRY004 - as of a text that is no JSON
+    return value
+
+
+def _parse_text(data: bytes, _key: str, _extension: str) -> str:
+    return data.decode("utf-8")
+
+
+def _decode(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
+    """A member's value as JSON has it."""
+    value = decoder({"__key__": key, "__shard__": url, extension: data})[extension]
+    if isinstance(value, (np.generic, np.ndarray)):
+        if value.ndim > 1:
+            raise ValueError(f"it is an array of shape {value.shape}")
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"it is a {type(value).__name__}") from error
+    return value
+
+
+def _find(value: Any, rule: ColumnRule) -> Any:
+    """The value of a rule's column; None: there is none."""
+    if rule.keys and isinstance(value, Mapping):
+        name = ".".join(rule.keys)
+        if name in value:
+            return value[name]
+    for key in rule.keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
+    """The columns as an Arrow stream; notes their kinds."""
+    pa = import_arrow()
+    names, arrays = ["key", "bytes"], [_key_array(table), pa.array(_sample_bytes(table))]
+    for k, column in enumerate(values.columns):
+        array, occurring = kinds.make_array(column)
+        facts.kinds.append(occurring)
+        names.append(f"rule {k}")
+        arrays.append(array)
+    starts = np.asarray(table.starts).astype(np.int64)
+    owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
+    ids, sizes = np.asarray(table.extension_ids), np.asarray(table.sizes).astype(np.int64)
+    for k, extension in enumerate(facts.extensions):
+        mine = ids == k
+        found, is_missing = np.zeros(len(table), np.int64), np.ones(len(table), bool)
+        found[owners[mine]], is_missing[owners[mine]] = sizes[mine], False
+        names.append(f"size {extension}")
+        arrays.append(pa.array(found, mask=is_missing))
+    batch = pa.record_batch(arrays, names=[kinds.writable(name) for name in names])
+    facts.extensions = [str(kinds.writable(extension)) for extension in facts.extensions]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _key_array(table: MemberTable) -> Any:
+    pa = import_arrow()
+    text = table.key_text
+    if isinstance(text, str) and len(text) < 1 << 31:
+        ends = np.asarray(table.key_ends).astype(np.int32)
+        return pa.StringArray.from_buffers(len(table), pa.py_buffer(ends), pa.py_buffer(text.encode("ascii")))
+    return pa.array(map(kinds.writable, table.keys()), pa.string())
+
+
+def _sample_bytes(table: MemberTable) -> np.ndarray[Any, np.dtype[np.int64]]:
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(table.sizes).astype(np.int64))])
+    starts = np.asarray(table.starts, np.int64)
+    found: np.ndarray[Any, np.dtype[np.int64]] = ends[starts[1:]] - ends[starts[:-1]]
+    return found

@@ -1,0 +1,131 @@
+"""What a dataset says of its columns: the methods that `wids.ShardListDataset` has from here."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from wids.columns.join import JoinRequest
+from wids.columns.samples import SampleColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from typing_extensions import Self
+
+    from wids.collection import ShardCollection
+    from wids.columns.join import Missing, On
+    from wids.columns.samples import Fields
+    from wids.substitutes import Substitutes
+
+
+class WithColumns:
+    """A dataset with columns: values for each sample that are known without reading it."""
+
+    _collection: ShardCollection
+    _columns: SampleColumns = SampleColumns()
+    _transformations: list[Any]
+    _is_transforming: bool
+    _substitutes: Substitutes | None = None
+
+    def query(self, sql: str) -> Any:
+        """What one SELECT statement over the table ``samples`` gives; it has one row for each sample.
+
+        ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The columns are those
+        of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least ``index``
+        (int64). It is DuckDB's SQL. No other file, no network and no variable of the program can be read, and nothing
+        is written.
+
+        Args:
+            sql: the statement.
+
+        Returns:
+            A ``pyarrow.Table``; its rows are in no order unless the statement says one.
+
+        Raises:
+            QueryError: it is not one SELECT, names what is not there, or takes more than 512 MiB and the temporary
+                directory. ColumnsError: there are no columns, or of another index; how to make them.
+            DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).
+        """
+        return self._columns.query(self._collection, sql)
+
+    def find_rows(self, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The indices of the samples for which an SQL expression is true, like ``"width >= 512 and label in (3, 7)"``.
+
+        Args:
+            predicate: what would stand after WHERE, over the columns that `query` sees.
+
+        Returns:
+            int64, ascending, each once.
+
+        Raises:
+            QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
+        """
+        return self._columns.find_rows(self._collection, predicate)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns that `query` sees, in their order.
+
+        Raises:
+            ColumnsError: the table beside the index cannot be used.
+        """
+        return self._columns.names(self._collection)
+
+    def with_table(
+        self,
+        table: Any,
+        *,
+        on: On,
+        columns: Sequence[str] | None = None,
+        missing: Missing = "null",
+        fields: Fields = False,
+    ) -> Self:
+        """The same dataset with more columns, joined from a table of yours; nothing else of it is read or written.
+
+        It shares the open shards, the cache and the settings with this one, and begins with its transformations. The
+        joined columns lie in a temporary file ($TMPDIR) of this process, which its workers map.
+
+        Args:
+            table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
+            on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
+                (integers) their ``__index__``.
+            columns: which of its columns; default: all but ``key`` and ``index``.
+            missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
+                ``"error"``. Rows of the table that are no sample's are left out when joined by key.
+            fields: columns that come into the samples, under their names, before the transformations: ``True`` (all of
+                the table), or names. Their values are Python's; null is None.
+
+        Raises:
+            ColumnsError: the table cannot be read; keys repeat, in it or among the samples; an index is out of range;
+                a sample has no row and ``missing="error"``. InputError: it lacks a column, or has it of the wrong type;
+                two columns would have one name. DependencyError: see `query`.
+        """
+        request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
+        return self._with(self._columns.join(request, fields, self._collection))
+
+    def with_columns(self, fields: Fields = True, *, place: str | None = None) -> Self:  # noqa: FBT002 - or names
+        """The same dataset with columns of the index's own table in its samples, before the transformations.
+
+        Args:
+            fields: which: ``True`` (all), or names; False: none, to name only the ``place``.
+            place: path or URL of the table; default: beside the index, as ``wids columns create`` puts it.
+
+        Raises:
+            ColumnsError: there is no such table, or it is of another index. InputError: it has no such column.
+            DependencyError: see `query`.
+        """
+        columns = self._columns.at(place, self._collection)
+        return self._with(columns.show(fields, self._collection) if fields else columns)
+
+    def _with(self, columns: SampleColumns) -> Self:
+        found = copy.copy(self)
+        found._columns = columns  # noqa: SLF001 - one of our own
+        found._transformations = list(self._transformations)  # noqa: SLF001
+        found._note_work()  # noqa: SLF001
+        return found
+
+    def _note_work(self) -> None:
+        """Note whether anything is done to samples after they are read."""
+        self._is_transforming = bool(self._transformations or self._columns.shown) or self._substitutes is not None

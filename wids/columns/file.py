@@ -1,0 +1,175 @@
+"""A table of columns as a file: Parquet, one row for each sample in index order, with what it was made from.
+
+Beside an index ``train.json`` lies ``train.columns.parquet``. What is under ``wids`` in the metadata of the Parquet is
+a `TableFacts` as JSON; a file without it was not made by ``wids columns create`` and is not taken for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
+from wids.cache.placement import default_cache_dir
+from wids.columns.packages import import_arrow, import_parquet
+from wids.errors import CacheError, ColumnsError, ShardNotFoundError
+from wids.index import urls
+from wids.transport import retrying
+from wids.transport.download import download_to
+from wids.transport.stores import open_source
+
+if TYPE_CHECKING:
+    from wids.index.shardlist import ShardList
+    from wids.transport.source import Stat
+
+SUFFIX = ".columns.parquet"
+METADATA_KEY = b"wids"
+VERSION = 1
+_MAKE, _CREATE = "make it: wids columns create", "make it again: wids columns create"
+
+
+class MissingTableError(ColumnsError):
+    """There is no such file."""
+
+
+class TableFacts(msgspec.Struct, kw_only=True):
+    """What a table says of itself.
+
+    Attributes:
+        version: of this format.
+        fingerprint: of the index; see `wids.index.fingerprint`. samples: in it.
+        columns: names of the columns that were asked for. kinds: what occurs in each; see `wids.columns.kinds`.
+        sizes: extension -> name of the column of its sizes.
+        state: digest of the state beside it.
+    """
+
+    version: int
+    fingerprint: str
+    samples: int
+    columns: list[str]
+    kinds: list[int]
+    sizes: dict[str, str]
+    state: str
+
+
+class TableFile(msgspec.Struct, frozen=True):
+    """An open table.
+
+    Attributes:
+        path: of the file. file: a ``pyarrow.parquet.ParquetFile``. facts: what it says of itself.
+    """
+
+    path: str
+    file: Any
+    facts: TableFacts
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of its columns."""
+        return self.file.schema_arrow
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def place_beside(index: str) -> str | None:
+    """Where the columns of an index are, by its path or URL; None: nowhere, for a signature is for one object alone."""
+    if not urls.is_local(index) and urls.without_query(index) != index:
+        return None
+    home, name = posixpath.split(index)
+    return posixpath.join(home, posixpath.splitext(name)[0] + SUFFIX)
+
+
+def open_table(path: str) -> TableFile:
+    """A table that was made by ``wids columns create``.
+
+    Raises:
+        ColumnsError: there is none, it is damaged, or it was made in another way.
+    """
+    pq = import_parquet()
+    try:
+        file = pq.ParquetFile(path, memory_map=False)
+    except FileNotFoundError as error:
+        raise ColumnsError(f"{path}: there is no such file; {_CREATE}", path=path) from error
+    except Exception as error:
+        raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {_CREATE}", path=path) from error
+    try:
+        data = (file.schema_arrow.metadata or {})[METADATA_KEY]
+        facts = msgspec.json.decode(data, type=TableFacts)
+        names = file.schema_arrow.names
+        needed = ["index", "shard", "row", "key", "bytes", *facts.columns, *facts.sizes.values()]
+        if facts.version != VERSION or names != needed or len(facts.kinds) != len(facts.columns):
+            raise ValueError("it is of another version, or contradicts itself")  # noqa: TRY301
+        if file.metadata.num_rows != facts.samples:
+            raise ValueError(f"it has {file.metadata.num_rows} rows and says {facts.samples}")  # noqa: TRY301
+    except Exception as error:
+        file.close()
+        why = "it does not say of which index" if isinstance(error, KeyError) else error
+        raise ColumnsError(
+            f"{path}: was not made by `wids columns create`, or is damaged ({why}); {_CREATE}, "
+            "or attach any other table by with_table",
+            path=path,
+        ) from error
+    return TableFile(path, file, facts)
+
+
+def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> None:
+    """See that a table is that of an index.
+
+    Raises:
+        ColumnsError: it is of another one, and says so.
+    """
+    total, facts = sum(shards.nsamples), table.facts
+    if facts.samples != total:
+        what = f"has {facts.samples:,} rows, and the index {total:,} samples"
+    elif facts.fingerprint != fingerprint:
+        what = "is of an index with other shards, or other counts"
+    else:
+        return
+    raise ColumnsError(f"{table.path}: {what}; {_CREATE}", path=table.path, expected=total, found=facts.samples)
+
+
+def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> str:
+    """The local path of a Parquet file; a remote one is downloaded into the cache directory, once for each version.
+
+    Raises:
+        ColumnsError: there is none. FetchError, CacheError: it cannot be had, or kept.
+    """
+    if urls.is_local(place):
+        path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+        if not os.path.isfile(path):
+            raise MissingTableError(f"{place}: there is no such file; {_MAKE}", path=path)
+        return path
+    options = storage_options
+
+    def once() -> Stat:
+        with open_source(place, options) as source:
+            return source.stat()
+
+    def download(path: str, _: int) -> None:
+        def check() -> None:
+            try:
+                import_parquet().ParquetFile(path).close()
+            except (import_arrow().ArrowException, OSError) as error:
+                raise ColumnsError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
+
+        download_to(place, path, check=check, storage_options=options)
+
+    copies = CompiledIndexes(cache_dir or default_cache_dir(), suffix=COPY_SUFFIX)
+    try:
+        stat = retrying.try_repeatedly(once, url=place, path=None, hooks=())
+        version = "" if stat.version is None else repr((stat.size, stat.version))
+        digest = hashlib.blake2b(f"{place}\0{version}".encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+        with copies.writing(digest):
+            if not (version and copies.map(digest) is not None) and not copies.publish(digest, download):
+                raise CacheError(
+                    f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place
+                )
+    except ShardNotFoundError as error:
+        raise MissingTableError(f"{place}: there is no such file; {_MAKE}", url=place) from error
+    return copies.path(digest)

@@ -1,0 +1,253 @@
+"""A table of a user's, brought into the order of a dataset's samples: row i is of sample i, null where there is none.
+
+Joined by the sample's index, or by its key (by DuckDB, which sorts and hashes within its limit of memory). Keys that
+repeat, in the table or among the samples, would make the join a matter of chance, and are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from wids.columns import mapped
+from wids.columns.packages import import_arrow, import_parquet
+from wids.columns.spec import check_names
+from wids.columns.sql import SampleTable, run_join
+from wids.errors import ColumnsError, InputError
+from wids.events import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+On: TypeAlias = Literal["key", "index"]
+Missing: TypeAlias = Literal["null", "error"]
+_SHOWN = 5
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, and how it is joined.
+
+    Attributes:
+        table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
+        on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is.
+        columns: which columns of it; None: all but key and index.
+        missing: what is done where samples have no row in it: null, or an error.
+    """
+
+    table: Any
+    on: On
+    columns: Sequence[str] | None
+    missing: Missing
+
+
+def join_table(
+    request: JoinRequest, samples: SampleTable, keys: Iterable[Sequence[str]] | None = None
+) -> mapped.MappedTable:
+    """The columns of a table, one row for each sample, in a file of this process.
+
+    Args:
+        request: which table, and how.
+        samples: the dataset's own columns; those with ``key`` where there are some.
+        keys: the keys of all samples, shard by shard, where they have no column; asked for only if they are needed.
+
+    Raises:
+        InputError: the arguments do not fit each other, or the table.
+        ColumnsError: it cannot be read; its keys or indices repeat, or are no samples'; or samples have no row in it.
+    """
+    if request.on not in ("key", "index") or request.missing not in ("null", "error"):
+        raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
+    given = _Given(request)
+    rows = _find_rows(given, request.on, samples, keys)
+    _check_missing(rows, request)
+    table = given.read(given.names)
+    return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
+
+
+def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
+    """Columns of the index's own table, as a file that is mapped: Parquet has no quick way to one row."""
+    file = import_parquet().ParquetFile(path)
+    with file:
+        schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
+        return mapped.write_mapped(schema, _rebatch(file.iter_batches(mapped.BATCH_ROWS, columns=list(names)), schema))
+
+
+def _rebatch(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    """The same rows in batches of equal length, which those of row groups are not."""
+    pa = import_arrow()
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch.select(schema.names))
+        while sum(map(len, waiting)) >= mapped.BATCH_ROWS:
+            table = pa.Table.from_batches(waiting)
+            yield _one_batch(table.slice(0, mapped.BATCH_ROWS), schema)
+            waiting = table.slice(mapped.BATCH_ROWS).to_batches()
+    if sum(map(len, waiting)):
+        yield _one_batch(pa.Table.from_batches(waiting), schema)
+
+
+def _one_batch(table: Any, schema: Any) -> Any:
+    pa = import_arrow()
+    return pa.record_batch([_one_array(column) for column in table.columns], schema=schema)
+
+
+def _one_array(column: Any) -> Any:
+    found = column.combine_chunks()
+    return found.combine_chunks() if hasattr(found, "combine_chunks") else found
+
+
+class _Given:
+    """A table of a user's: columns are read when they are needed, of a file only those.
+
+    Attributes:
+        names: of the columns that are to be joined.
+    """
+
+    def __init__(self, request: JoinRequest) -> None:
+        self._source = source = _open(request.table)
+        there = source.schema_arrow.names if hasattr(source, "schema_arrow") else source.column_names
+        if isinstance(request.columns, str):
+            raise InputError(f"columns is {request.columns!r}; give a list of names")
+        if request.columns is None:
+            self.names = [name for name in there if name not in ("key", "index")]
+        else:
+            self.names = [name for name in request.columns if name != request.on]
+        for name in (request.on, *self.names):
+            if there.count(name) != 1:
+                found = "no column" if name not in there else "several columns"
+                raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
+        check_names(self.names)
+
+    def read(self, names: Sequence[str]) -> Any:
+        """An Arrow table of some columns.
+
+        Raises:
+            ColumnsError: they cannot be read.
+        """
+        if not hasattr(self._source, "schema_arrow"):
+            return self._source.select(list(names))
+        pa = import_arrow()
+        try:
+            return self._source.read(columns=list(names)).select(list(names))
+        except (OSError, pa.ArrowException) as error:
+            raise ColumnsError(f"the table is damaged, or no Parquet that can be read ({error})") from error
+
+
+def _open(table: Any) -> Any:
+    """An open Parquet file, or an Arrow table."""
+    pa = import_arrow()
+    if isinstance(table, pa.Table):
+        return table
+    try:
+        if isinstance(table, (str, os.PathLike)):
+            return import_parquet().ParquetFile(os.fspath(table))
+        return pa.Table.from_pandas(table, preserve_index=False)
+    except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+        if isinstance(table, (str, os.PathLike)):
+            raise ColumnsError(f"{table}: is no Parquet that can be read ({error})", path=os.fspath(table)) from error
+        raise InputError(
+            f"table is a {type(table).__name__} ({error}); give a Parquet file, a pyarrow.Table or a DataFrame"
+        ) from error
+
+
+def _find_rows(
+    given: _Given, on: On, samples: SampleTable, keys: Iterable[Sequence[str]] | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The table's row of each sample; -1: none."""
+    column = given.read([on]).column(on)
+    rows = _rows_by_index(column, samples.samples) if on == "index" else _rows_by_key(column, samples, keys)
+    del column  # before the other columns are read
+    import_arrow().default_memory_pool().release_unused()
+    return rows
+
+
+def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """See `_find_rows`."""
+    pa = import_arrow()
+    if not pa.types.is_integer(column.type):
+        raise InputError(f"the table's index is of type {column.type}; it has to be of integers")
+    if column.null_count:
+        raise ColumnsError(f"the table's index is null in {column.null_count:,} rows")
+    index = column.cast(pa.int64(), safe=False).to_numpy()
+    outside = index[(index < 0) | (index >= samples)]
+    if len(outside):
+        some = _some(outside[:_SHOWN].tolist(), len(outside))
+        raise ColumnsError(
+            f"the table's index names {len(outside):,} samples that are not there: {some}; the dataset has "
+            f"{samples:,}, from 0 on"
+        )
+    rows = np.full(samples, -1, np.int64)
+    rows[index] = np.arange(len(index))
+    if np.count_nonzero(rows >= 0) < len(index):
+        repeated = np.unique(index[rows[index] != np.arange(len(index))])
+        some = _some(repeated[:_SHOWN].tolist(), len(repeated))
+        raise ColumnsError(f"the table has several rows for {len(repeated):,} samples: {some}")
+    return rows
+
+
+def _rows_by_key(
+    column: Any, samples: SampleTable, keys: Iterable[Sequence[str]] | None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """See `_find_rows`."""
+    pa = import_arrow()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise InputError(f"the table's key is of type {column.type}; it has to be of strings")
+    if column.null_count:
+        raise ColumnsError(f"the table's key is null in {column.null_count:,} rows")
+    chunks = [] if keys is None else [pa.array(part, pa.string()) for part in keys]
+    own = None if keys is None else pa.table({"key": pa.chunked_array(chunks, pa.string())})
+    found = run_join(samples, pa.table({"key": column}), own)
+    for whose, (count, some) in (("the table", found.repeated), ("the dataset", found.repeated_samples)):
+        if count:
+            what = "keys in several rows" if whose == "the table" else "keys of several samples; join on='index'"
+            raise ColumnsError(f"{whose} has {count:,} {what}: {_some(some, count)}")
+    return found.rows
+
+
+def _some(values: Sequence[Any], count: int) -> str:
+    shown = ", ".join(repr(value) for value in values[:_SHOWN])
+    return shown + (", ..." if count > _SHOWN else "")
+
+
+def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinRequest) -> None:
+    """Say that samples have no row in the table, if there are any."""
+    absent = np.flatnonzero(rows < 0)
+    if not len(absent):
+        return
+    some = _some(absent[:_SHOWN].tolist(), len(absent))
+    what = f"{len(absent):,} of {len(rows):,} samples have no row in the table: index {some}"
+    if request.missing == "error":
+        raise ColumnsError(f"{what}; with missing='null' their columns are null")
+    logger.warning("%s; their columns are null", what)
+
+
+def _schema_of(table: Any) -> Any:
+    """Without dictionaries, of which each batch would have its own."""
+    pa = import_arrow()
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
+    return pa.schema(list(zip(table.column_names, kinds, strict=True)))
+
+
+def _aligned(table: Any, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Any]:
+    """The rows of a table in the order of samples, a batch at a time."""
+    pa, schema = import_arrow(), _schema_of(table)
+    whole = pa.record_batch(
+        [_whole(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)], names=schema.names
+    )
+    for first in range(0, len(rows), mapped.BATCH_ROWS):
+        part = rows[first : first + mapped.BATCH_ROWS]
+        taken = whole.take(pa.array(part, mask=part < 0))
+        yield pa.record_batch(
+            [array.cast(kind) for array, kind in zip(taken.columns, schema.types, strict=True)], schema=schema
+        )
+
+
+def _whole(column: Any, kind: Any) -> Any:
+    """A column in one piece; texts of more than 2 GB do not fit the plain type."""
+    pa = import_arrow()
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return _one_array(column.cast(wide.get(kind, kind)))

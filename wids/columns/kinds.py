@@ -1,0 +1,110 @@
+"""From values of samples to typed columns, the same whatever the shards are read together with.
+
+A column is of the narrowest of these types that holds all values of all shards: bool, int64, float64 (integers too, up
+to 2**53), string; else each value is its JSON text. A part of a column, of one shard, is typed by the same rule, and
+brought to the type of the whole when all shards are known: JSON text of a part is the text that the whole would have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from wids.columns.packages import import_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# What occurs in a column, as bits.
+BOOL, INT, LONG, FLOAT, TEXT, OTHER = 1, 2, 4, 8, 16, 32
+_EXACT = 1 << 53  # beyond, not all integers are floats
+_INT64 = 1 << 63
+
+
+def kind_of(value: Any) -> int:
+    """The bit of a value; 0: None."""
+    if value is None:
+        return 0
+    kind = type(value)
+    if kind is bool:
+        return BOOL
+    if kind is int:
+        return INT if -_EXACT <= value <= _EXACT else LONG if -_INT64 <= value < _INT64 else OTHER
+    if kind is float:
+        return FLOAT
+    return TEXT if kind is str else OTHER
+
+
+def type_name(kinds: int) -> str:
+    """The type of a column in which these kinds occur: ``bool``, ``int64``, ``double``, ``string`` or ``json``."""
+    if kinds in (0, TEXT):
+        return "string"
+    if kinds == BOOL:
+        return "bool"
+    if not kinds & ~(INT | LONG):
+        return "int64"
+    return "double" if not kinds & ~(INT | FLOAT) else "json"
+
+
+def arrow_type(kinds: int) -> Any:
+    """The Arrow type of such a column."""
+    pa = import_arrow()
+    return {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64()}.get(type_name(kinds), pa.string())
+
+
+def make_array(values: list[Any]) -> tuple[Any, int]:
+    """(Arrow array, kinds) of the values of one shard, as JSON has them; None is null."""
+    kinds = 0
+    for value in values:
+        kinds |= kind_of(value)
+    return _typed(values, kinds), kinds
+
+
+def convert(array: Any, kinds: int, *, of: int, to: int) -> Any:
+    """A part of a column as part of another whole.
+
+    Args:
+        array: as `make_array` made it, or converted since.
+        kinds: of the part itself.
+        of: kinds of the whole that it is part of now; ``kinds`` if of none.
+        to: kinds of the whole that it shall be part of.
+    """
+    if type_name(of) == type_name(to):
+        return array
+    values = array.to_pylist()
+    if type_name(of) == "json":
+        values = [None if value is None else json.loads(value) for value in values]
+    elif type_name(of) == "double" and not kinds & FLOAT:
+        values = [None if value is None else int(value) for value in values]
+    return _typed(values, to)
+
+
+def _typed(values: list[Any], kinds: int) -> Any:
+    pa = import_arrow()
+    name = type_name(kinds)
+    if name == "json":
+        values = [None if value is None else to_json(value) for value in values]
+    elif name == "double":
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(map(writable, values) if name in ("string", "json") else values, arrow_type(kinds))
+
+
+def to_json(value: Any) -> str:
+    """The JSON text of a value in a column of mixed ones; 1.0 is written as 1, which it may have been."""
+    if type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT:
+        value = int(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def writable(text: str | None) -> str | None:
+    """A text as columns can hold it: half characters, which UTF-8 lacks, are escaped."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def join_kinds(parts: Iterable[int]) -> int:
+    """The kinds that occur in any of the parts."""
+    found = 0
+    for kinds in parts:
+        found |= kinds
+    return found

@@ -1,0 +1,131 @@
+"""Columns in an Arrow file that every process maps: one row for each sample, in batches of 65,536 rows.
+
+Rules: a file lies in a temporary directory of the process that wrote it, and goes when the last object of that process
+that stands for it goes. A copy in another process (a pickle, a fork) maps the same file, and removes nothing. A pickle
+holds a path and no rows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from wids.columns.packages import import_arrow
+from wids.errors import ColumnsError
+from wids.osfiles import tempdirs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BATCH_BITS = 16
+BATCH_ROWS = 1 << BATCH_BITS
+
+
+class MappedTable:
+    """Columns that are mapped.
+
+    Args:
+        path: of the Arrow file.
+        is_owned: the file goes with this object.
+
+    Attributes:
+        names: of the columns. nrows: one for each sample.
+        table: a ``pyarrow.Table`` over the map.
+
+    Raises:
+        ColumnsError: the file is gone.
+    """
+
+    __slots__ = ("__weakref__", "_chunks", "names", "nrows", "path", "table")
+
+    def __init__(self, path: str, *, is_owned: bool = False) -> None:
+        self.path = path
+        self._open()
+        if is_owned:
+            weakref.finalize(self, _remove, path, os.getpid()).atexit = False  # the whole directory goes then
+
+    def _open(self) -> None:
+        pa = import_arrow()
+        try:
+            self.table = pa.ipc.open_file(pa.memory_map(self.path)).read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise ColumnsError(
+                f"{self.path}: the columns that were attached to this dataset cannot be mapped ({error}); they live as "
+                "long as the process that attached them, on its machine: attach them again",
+                path=self.path,
+            ) from error
+        self.names: list[str] = self.table.column_names
+        self.nrows: int = self.table.num_rows
+        self._chunks: dict[str, list[Any]] = {}
+
+    def __getstate__(self) -> str:
+        return self.path
+
+    def __setstate__(self, state: str) -> None:
+        self.path = state
+        self._open()
+
+    def value(self, name: str, row: int) -> Any:
+        """One value (0 <= row < nrows) as Python has it; None is null."""
+        chunks = self._chunks.get(name)
+        if chunks is None:
+            chunks = self._chunks[name] = self.table.column(name).chunks
+        return chunks[row >> BATCH_BITS][row & (BATCH_ROWS - 1)].as_py()
+
+
+def write_mapped(schema: Any, batches: Iterable[Any]) -> MappedTable:
+    """Write columns to a file of this process, and map them.
+
+    Args:
+        schema: an Arrow schema.
+        batches: record batches of `BATCH_ROWS` rows each; the last one may have fewer.
+
+    Raises:
+        ColumnsError: there is no room for it. CacheError: there is no temporary directory.
+    """
+    pa = import_arrow()
+    path = os.path.join(_home.directory(), f"{secrets.token_hex(8)}.arrow")
+    try:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    except BaseException as error:
+        _remove(path, os.getpid())
+        if isinstance(error, OSError):
+            raise ColumnsError(
+                f"{path}: cannot be written ({error}); set $TMPDIR to a place that has room", path=path
+            ) from error
+        raise
+    return MappedTable(path, is_owned=True)
+
+
+class _Home:
+    """The temporary directory of this process's files, made with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner, self._path = threading.Lock(), -1, ""
+
+    def directory(self) -> str:
+        """Its path."""
+        if self._owner != os.getpid():  # none yet, or that of the process this one was forked from
+            with self._lock:
+                if self._owner != os.getpid():
+                    stack = contextlib.ExitStack()
+                    self._path = stack.enter_context(tempdirs.directory("columns"))
+                    self._owner = os.getpid()
+                    atexit.register(stack.close)
+        return self._path
+
+
+_home = _Home()
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

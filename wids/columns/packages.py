@@ -1,0 +1,43 @@
+"""The packages that columns take: pyarrow, and duckdb for SQL. Imported here, when columns are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from wids.errors import DependencyError
+
+
+def import_arrow() -> Any:
+    """The package pyarrow.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    return _import("pyarrow", "columns take")
+
+
+def import_parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        DependencyError: pyarrow is not installed.
+    """
+    return _import("pyarrow.parquet", "columns take")
+
+
+def import_duckdb() -> Any:
+    """The package duckdb.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    return _import("duckdb", "SQL takes")
+
+
+def _import(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise DependencyError(f"{what} {package}; install it: pip install 'wids[views]'") from error

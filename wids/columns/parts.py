@@ -1,0 +1,170 @@
+"""What is known of a table that is being made: the columns of shards, of the last table or of a run that was killed.
+
+    OUTPUT             the table
+    OUTPUT.state       a line for each shard of it, in order: its version, and where its rows are
+    OUTPUT.journal     a line for each shard that was read since, while a run is under way or was killed
+    OUTPUT.parts/      their columns
+
+Neither is needed: without them, shards are read again. A state is used if the table names its digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.columns.extract import PartFacts
+from wids.columns.file import open_table
+from wids.columns.packages import import_arrow
+from wids.errors import ColumnsError
+from wids.index import writing
+from wids.jobs.journal import JobJournal, format_record, parse_records
+from wids.osfiles import atomic
+from wids.osfiles.index_paths import absolute
+from wids.transport.upload import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wids.columns.extract import Part
+    from wids.columns.file import TableFacts, TableFile
+
+STATE_SUFFIX, JOURNAL_SUFFIX, PARTS_SUFFIX = ".state", ".journal", ".parts"
+
+
+class KnownParts:
+    """The parts that are known; to be closed.
+
+    Args:
+        output: path of the table.
+        spec: digest of what is asked for; parts of another one are not known.
+
+    Attributes:
+        facts: URL of a shard -> what is known of it, to be compared with the shard of now.
+
+    Raises:
+        OutputError: its directory cannot be written. OutputExistsError: another process is making it.
+    """
+
+    def __init__(self, output: str, spec: str) -> None:
+        self._output, self._folder, self._home = output, output + PARTS_SUFFIX, os.path.dirname(output)
+        self._spec = spec
+        self._journal = JobJournal(output, JOURNAL_SUFFIX, PartFacts, writer="wids columns create", target=Target())
+        self.facts: dict[str, PartFacts] = {}
+        self._before = self._load_before()
+        self._learn(facts for facts in self._journal.before if os.path.isfile(self._path(facts.url)))
+
+    def add(self, part: Part) -> None:
+        """Keep a part that was read.
+
+        Raises:
+            OSError: it cannot be written down.
+        """
+        os.makedirs(self._folder, exist_ok=True)
+        facts = self._record(part.facts)
+        atomic.write_atomically(self._path(facts.url), part.data or b"")
+        self._journal.add(facts)
+
+    def load(self, facts: PartFacts) -> tuple[Any, list[int]]:
+        """(columns of a part, named as in `wids.columns.extract.Part`; the kinds of the whole that it was part of)."""
+        if facts.first >= 0 and self._before is not None:
+            return self._before.read(facts)
+        pa = import_arrow()
+        with pa.OSFile(self._path(self._record(facts).url)) as file, pa.ipc.open_stream(file) as stream:
+            return stream.read_all(), facts.kinds
+
+    def is_current(self, facts: TableFacts) -> bool:
+        """Whether the table that is there is the one that these facts are of."""
+        return self._before is not None and self._before.facts == facts
+
+    def format_state(self, parts: Sequence[PartFacts]) -> bytes:
+        """The state of a table with these parts, in this order."""
+        first, lines = 0, []
+        for part in parts:
+            lines.append(format_record(msgspec.structs.replace(self._record(part), first=first)) + b"\n")
+            first += part.nsamples
+        return b"".join(lines)
+
+    def finish(self) -> None:
+        """The table is there."""
+        if self._before is not None:
+            self._before.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._journal.remove()
+
+    def close(self) -> None:
+        """Leave what was read for the next run, if there is anything."""
+        if self._before is not None:
+            self._before.close()
+        self._journal.close()
+
+    def _path(self, url: str) -> str:
+        name = hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return os.path.join(self._folder, name + ".arrow")
+
+    def _record(self, facts: PartFacts) -> PartFacts:
+        """A line of a file. Its place is relative to the table's directory where it lies below it: both may move."""
+        return msgspec.structs.replace(facts, url=writing.relative_to(absolute(facts.url), self._home))
+
+    def _learn(self, records: Iterable[PartFacts]) -> None:
+        for record in records:
+            if record.spec == self._spec:
+                place = record.url if "://" in record.url else os.path.join(self._home, record.url)
+                self.facts[place] = msgspec.structs.replace(record, url=place)
+
+    def _load_before(self) -> _Before | None:
+        with contextlib.suppress(OSError, ColumnsError):
+            with open(self._output + STATE_SUFFIX, "rb") as file:
+                lines = file.read()
+            table = open_table(self._output)
+            if table.facts.state == digest_state(lines):
+                self._learn(parse_records(lines.splitlines(), PartFacts))
+                return _Before(table)
+            table.close()
+        return None
+
+
+class _Before:
+    """Parts of the table of an earlier run."""
+
+    def __init__(self, table: TableFile) -> None:
+        self._table, self.facts = table, table.facts
+        meta = table.file.metadata
+        self._starts = [0]
+        for group in range(meta.num_row_groups):
+            self._starts.append(self._starts[-1] + meta.row_group(group).num_rows)
+        self._loaded: tuple[int, Any] = (-1, None)
+
+    def read(self, facts: PartFacts) -> tuple[Any, list[int]]:
+        """See `KnownParts.load`."""
+        pa = import_arrow()
+        first, end, parts = facts.first, facts.first + facts.nsamples, []
+        while first < end:
+            group = bisect_right(self._starts, first) - 1
+            if self._loaded[0] != group:
+                self._loaded = group, self._table.file.read_row_group(group)
+            stop = min(end, self._starts[group + 1])
+            parts.append(self._loaded[1].slice(first - self._starts[group], stop - first))
+            first = stop
+        rows = pa.concat_tables(parts)
+        meta = self._table.facts
+        names = {"key": "key", "bytes": "bytes"}
+        names.update({name: f"rule {k}" for k, name in enumerate(meta.columns)})
+        names.update(
+            {name: f"size {extension}" for extension, name in meta.sizes.items() if extension in facts.extensions}
+        )
+        return rows.select(list(names)).rename_columns(list(names.values())), meta.kinds
+
+    def close(self) -> None:
+        self._table.close()
+
+
+def digest_state(lines: bytes) -> str:
+    """What a table names its state by."""
+    return hashlib.blake2b(lines, digest_size=16).hexdigest()

@@ -1,0 +1,241 @@
+"""The columns of one dataset: its index's own table, the tables joined to it, and which of them come into the samples.
+
+A value that is never changed: `join` and `show` give another one. Nothing is read before it is asked for. A pickle
+holds paths: the files are mapped again where it goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from wids.collection import ARCHIVES
+from wids.columns import join, sql
+from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
+from wids.columns.spec import check_names
+from wids.errors import ColumnsError, InputError
+from wids.index import urls
+from wids.index.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from wids.collection import ShardCollection
+    from wids.columns.mapped import MappedTable
+
+# Which columns come into the samples: all, none, or these.
+Fields: TypeAlias = "bool | str | Sequence[str]"
+
+
+class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a dataset.
+
+    Attributes:
+        place: path or URL of the index's own table; None: there is none to be looked for.
+        cache_dir, storage_options: for a remote one.
+        joined: tables with one row for each sample.
+        shown: (column, its table) of those that come into the samples.
+    """
+
+    place: str | None = None
+    cache_dir: str | None = None
+    storage_options: dict[str, Any] | None = None
+    joined: tuple[Any, ...] = ()
+    shown: tuple[tuple[str, Any], ...] = ()
+
+    def add_to(self, sample: Any, collection: ShardCollection) -> None:
+        """Put the values of the shown columns into a sample, by its ``__index__``."""
+        index = collection.whole_index(sample["__index__"])
+        for name, table in self.shown:
+            sample[name] = table.value(name, index)
+
+    def at(self, place: str | None, collection: ShardCollection) -> SampleColumns:
+        """These, the index's own table at ``place``; None: where it was looked for.
+
+        Raises:
+            ColumnsError: there is none, or it cannot be used. FetchError: it cannot be had.
+        """
+        if place is None:
+            return self
+        found = msgspec.structs.replace(self, place=place)
+        if found.own_path(collection) is None:
+            raise ColumnsError(f"{place}: there is no such file; make it: wids columns create")
+        return found
+
+    def names(self, collection: ShardCollection) -> list[str]:
+        """The columns that SQL sees, in their order.
+
+        Raises:
+            ColumnsError: the index's own table cannot be used.
+        """
+        path = self.own_path(collection)
+        own = ["index"] if path is None else _names_of(path)
+        return [*own, *itertools.chain.from_iterable(table.names for table in self.joined)]
+
+    def own_path(self, collection: ShardCollection) -> str | None:
+        """The local path of the index's own table, checked; None: it has none.
+
+        Raises:
+            ColumnsError: it is damaged, or of another index. FetchError: it cannot be had.
+        """
+        if self.place is None:
+            return None
+        try:
+            path = fetch_table(self.place, cache_dir=self.cache_dir, storage_options=self.storage_options)
+        except MissingTableError:
+            return None
+        table = open_table(path)
+        try:
+            check_of_index(table, collection.shards, fingerprint(collection.shards))
+        finally:
+            table.close()
+        return path
+
+    def table(self, collection: ShardCollection) -> sql.SampleTable:
+        """What SQL is asked of.
+
+        Raises:
+            ColumnsError: there are no columns; or those that there are, are not of these samples.
+        """
+        path = self.own_path(collection)
+        if path is None and not self.joined:
+            raise ColumnsError(
+                f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; make them: "
+                "wids columns create, or attach a table by with_table"
+            )
+        self.check_rows(collection)
+        return sql.SampleTable(
+            samples=collection.whole_length,
+            path=path,
+            joined=[table.table for table in self.joined],
+            chosen=collection.whole_indices(),
+        )
+
+    def check_rows(self, collection: ShardCollection) -> None:
+        """See that the joined tables have a row for each sample.
+
+        Raises:
+            ColumnsError: the shards were replaced since.
+        """
+        count = collection.whole_length
+        for table in (*self.joined, *(table for _, table in self.shown)):
+            if table.nrows != count:
+                raise ColumnsError(
+                    f"a table was joined to {table.nrows:,} samples, and the dataset has {count:,} now; "
+                    "attach tables after its shards were changed"
+                )
+
+    def check_unused(self) -> None:
+        """See that no table is tied to the samples, which are to become others.
+
+        Raises:
+            ColumnsError: some are.
+        """
+        if self.joined or self.shown:
+            raise ColumnsError("tables are joined to the samples of these shards; assign shards before they are")
+
+    def find_rows(self, collection: ShardCollection, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """See `wids.columns.sql.find_rows`."""
+        return sql.find_rows(self.table(collection), predicate)
+
+    def query(self, collection: ShardCollection, text: str) -> Any:
+        """See `wids.columns.sql.run_query`."""
+        return sql.run_query(self.table(collection), text)
+
+    def join(self, request: join.JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
+        """These, and the columns of a table.
+
+        Raises:
+            WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
+        """
+        if collection.shards.selection is not None:
+            raise InputError("a table is joined to a whole dataset, and this is a view; join it, and then select")
+        self.check_rows(collection)
+        path = self.own_path(collection)
+        source = sql.SampleTable(samples=len(collection), path=path)
+        if isinstance(request.table, (str, os.PathLike)):
+            place = os.fspath(request.table)
+            local = fetch_table(place, cache_dir=self.cache_dir, storage_options=self.storage_options)
+            request = msgspec.structs.replace(request, table=local)
+        keys = None if path is not None else _keys_of(collection)
+        table = join.join_table(request, source, keys)
+        check_names([*self.names(collection), *table.names])
+        shown = _choose(fields, table.names)
+        return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
+
+    def show(self, fields: Fields, collection: ShardCollection) -> SampleColumns:
+        """These, with columns of the index's own table in the samples.
+
+        Raises:
+            ColumnsError: there is no such table, or it cannot be used. InputError: it has no such column.
+        """
+        path = self.own_path(collection)
+        if path is None:
+            self.table(collection)  # which says what to do
+            raise ColumnsError(f"{self.place or 'the index'}: there are no columns; make them: wids columns create")
+        names = _choose(fields, _names_of(path))
+        if not names:
+            return self
+        return msgspec.structs.replace(self, shown=self._shown_with(names, join.copy_columns(path, names)))
+
+    def _shown_with(self, names: list[str], table: MappedTable) -> tuple[tuple[str, Any], ...]:
+        there = {name for name, _ in self.shown}
+        if repeated := there.intersection(names):
+            raise InputError(f"the samples have a column {min(repeated)!r} already")
+        return (*self.shown, *((name, table) for name in names))
+
+
+def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
+    """The columns of a dataset that was made of ``shards``; nothing is looked at yet.
+
+    Those of a view are those of the index that it is a view of.
+    """
+    place = None
+    if collection.shards.selection is not None:
+        shards = collection.shards.header.get("view_of")
+    if isinstance(shards, (str, os.PathLike)):
+        name = os.fspath(shards)
+        if isinstance(name, str) and not urls.basename_of(name).endswith(ARCHIVES):
+            place = place_beside(name)
+    return SampleColumns(place=place, cache_dir=cache_dir, storage_options=collection.provider.storage_options)
+
+
+def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
+    if isinstance(fields, bool):
+        return list(names) if fields else []
+    wanted = [fields] if isinstance(fields, str) else list(fields)
+    for name in wanted:
+        if name not in names:
+            raise InputError(f"fields: there is no column {name!r}; there are {', '.join(names)}")
+    return list(dict.fromkeys(wanted))
+
+
+def _names_of(path: str) -> list[str]:
+    table = open_table(path)
+    try:
+        return list(table.schema.names)
+    finally:
+        table.close()
+
+
+def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
+    """The keys of all samples, shard by shard, from member tables of local shards.
+
+    Raises:
+        ColumnsError: shards are remote.
+    """
+    if collection.has_remote():
+        raise ColumnsError(
+            "the keys of remote shards are not known; make the columns of the index: wids columns create, or join "
+            "on='index'"
+        )
+    for k, count in enumerate(collection.lengths):
+        if count:
+            keys = list(collection.open(k).table.keys())
+            yield [keys[row % len(keys)] for row in range(count)]

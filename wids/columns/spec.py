@@ -1,0 +1,157 @@
+"""Which members become which columns, as a user writes it: ``.cls=label``, ``.json:width,meta.size=s``, ``.txt``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from wids.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# What every table of columns begins with.
+OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
+# Beyond so many extensions (file names with many dots make one of each member) there are no columns of sizes.
+MAX_SIZES = 256
+
+_NOT_WORD = re.compile(r"\W+")
+
+
+class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One column.
+
+    Attributes:
+        name: of the column.
+        extension: of the member, with its dot.
+        how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
+            ``"text"``: the member as text, UTF-8.
+        keys: where in the JSON object: a key, and keys of objects within.
+    """
+
+    name: str
+    extension: str
+    how: Literal["field", "json", "text"]
+    keys: tuple[str, ...] = ()
+
+
+class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of each sample.
+
+    Attributes:
+        rules: the columns, in their order.
+        has_nulls_for_errors: what cannot be parsed is null, and listed; else it is an error of its shard.
+    """
+
+    rules: tuple[ColumnRule, ...] = ()
+    has_nulls_for_errors: bool = False
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The members that are read, each once."""
+        return tuple(dict.fromkeys(rule.extension for rule in self.rules))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns, but the sizes of fields, which are known when all shards are read."""
+        return [*OWN_COLUMNS, *(rule.name for rule in self.rules)]
+
+    def digest(self) -> str:
+        """The same for the same columns."""
+        return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
+
+
+def parse_spec(
+    *,
+    fields: Iterable[str] = (),
+    jsons: Iterable[str] = (),
+    texts: Iterable[str] = (),
+    missing: Literal["error", "null"] = "error",
+) -> ColumnSpec:
+    """What is to be read.
+
+    Args:
+        fields: each ``.cls=label`` or ``.cls`` (a column ``cls``).
+        jsons: each ``.json:width,meta.size=size``: keys of the object, with dots keys of an object within it; the last
+            key names the column unless a name is given.
+        texts: each ``.txt=caption`` or ``.txt``.
+        missing: ``"null"``: what cannot be parsed is null; ``"error"``: it fails its shard.
+
+    Raises:
+        InputError: one of them is written otherwise, or two columns would have one name.
+    """
+    if missing not in ("error", "null"):
+        raise InputError(f"missing is {missing!r}; it is 'error' or 'null'")
+    rules = [_parse_whole(text, "field") for text in fields]
+    for text in jsons:
+        rules += _parse_json(text)
+    rules += [_parse_whole(text, "text") for text in texts]
+    check_names([*OWN_COLUMNS, *(rule.name for rule in rules)])
+    return ColumnSpec(rules=tuple(rules), has_nulls_for_errors=missing == "null")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """See that columns are told apart, also by SQL, where case does not matter.
+
+    Raises:
+        InputError: two have one name, or one has none.
+    """
+    if not all(names):
+        raise InputError("a column has an empty name")
+    counts = Counter(name.casefold() for name in names)
+    repeated = [name for name in names if counts[name.casefold()] > 1]
+    if repeated:
+        raise InputError(
+            f"two columns would be called {repeated[-1]!r} (case does not matter, and {', '.join(OWN_COLUMNS)} are "
+            "always there); give one of them another name"
+        )
+
+
+def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """The columns of the sizes of fields: extension -> name; ``.seg.png`` -> ``seg_png_bytes``.
+
+    Args:
+        extensions: of the members of all shards.
+        taken: names that other columns have.
+    """
+    found: dict[str, str] = {}
+    used = {name.casefold() for name in taken}
+    for extension in sorted(set(extensions)):
+        stem = _NOT_WORD.sub("_", extension).strip("_") or "field"
+        name, number = f"{stem}_bytes", 1
+        while name.casefold() in used:
+            number += 1
+            name = f"{stem}_bytes_{number}"
+        used.add(name.casefold())
+        found[extension] = name
+    return found
+
+
+def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
+    extension, _, name = (part.strip() for part in text.partition("="))
+    extension = _dotted(extension, text, "write it like .cls=label")
+    return ColumnRule(name=name or _NOT_WORD.sub("_", extension).strip("_"), extension=extension, how=how)
+
+
+def _parse_json(text: str) -> list[ColumnRule]:
+    advice = "write it like .json:width,height or .json:meta.width=w"
+    extension, colon, keys = (part.strip() for part in text.partition(":"))
+    extension = _dotted(extension, text, advice)
+    rules = []
+    for part in keys.split(","):
+        path, _, name = (word.strip() for word in part.partition("="))
+        names = tuple(path.split("."))
+        if not colon or not all(names):
+            raise InputError(f"{text!r} names no keys of a JSON object; {advice}")
+        rules.append(ColumnRule(name=name or names[-1], extension=extension, how="json", keys=names))
+    return rules
+
+
+def _dotted(extension: str, text: str, advice: str) -> str:
+    if not extension.strip("."):
+        raise InputError(f"{text!r} names no field; {advice}")
+    return extension if extension.startswith(".") else f".{extension}"

@@ -1,0 +1,272 @@
+"""SQL over the columns of a dataset, by DuckDB: one table, ``samples``, one row for each sample in index order.
+
+Rules: what is asked can read these columns and nothing else. Of statements only a single SELECT is run; files, the
+network, extensions, other databases and the program's variables are out of reach, and no setting can be changed
+(``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
+a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
+directory while the query runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from wids.columns.packages import import_arrow, import_duckdb
+from wids.errors import QueryError
+from wids.osfiles import tempdirs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DEFAULT_MEMORY_BYTES = 512 << 20
+_FIND = 'SELECT "index" FROM samples WHERE\n'
+_BATCH_ROWS = 1 << 17
+_GLOB = frozenset("*?[")
+_MAX_NAMES = 100
+# A join has the keys in memory besides.
+_JOIN_MEMORY_BYTES = 128 << 20
+# Keys that repeat, named in errors.
+_SOME = 5
+
+
+class _RefusedError(Exception):
+    """What DuckDB says of SQL that it was asked to parse, or what we say."""
+
+
+class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that SQL is asked of.
+
+    Attributes:
+        samples: rows.
+        path: of the Parquet file with the index's own columns; None: it has none but ``index``.
+        joined: Arrow tables of as many rows, whose columns come after those.
+        chosen: the rows that a view has: int64, ascending; None: all. They are counted anew from 0 on.
+    """
+
+    samples: int
+    path: str | None = None
+    joined: Sequence[Any] = ()
+    chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+
+def find_rows(
+    table: SampleTable, predicate: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The indices of the samples for which a predicate is true.
+
+    Args:
+        table: of which columns.
+        predicate: an SQL expression, what stands after WHERE: ``width >= 512 and caption ilike '%cat%'``. A name that
+            is a keyword of SQL stands in double quotes.
+        memory_bytes: that DuckDB may use; the result takes 8 for each index.
+
+    Returns:
+        int64, ascending, each once.
+
+    Raises:
+        QueryError: it is no such expression, names a column that is not there, or needs too much.
+        DependencyError: duckdb or pyarrow is not installed.
+    """
+    if not isinstance(predicate, str):
+        raise QueryError(
+            f"{predicate!r:.50} is not a predicate: write one as text, like 'width >= 512'", found=predicate
+        )
+    with _connected(table, predicate, memory_bytes) as connection:
+        _check_predicate(connection, predicate)
+        reader = _reader_of(connection.sql(_FIND + predicate))
+        parts = [batch.column(0).to_numpy(zero_copy_only=False) for batch in reader]
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.zeros(0, np.int64), *parts]).astype(
+        np.int64, copy=False
+    )
+    if (found[1:] <= found[:-1]).any():
+        found = np.unique(found)
+    if len(found) and not 0 <= found[0] <= found[-1] < table.samples:
+        raise QueryError(
+            f"{table.path}: its column index has numbers that no sample has; make it again", found=predicate
+        )
+    return found
+
+
+def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
+    """What a SELECT over ``samples`` gives, as a ``pyarrow.Table``; the rows are in no order unless it says one.
+
+    Args:
+        table: the columns.
+        sql: one SELECT statement.
+        memory_bytes: that DuckDB may use; the result comes on top.
+
+    Raises:
+        QueryError: it is no such statement, names what is not there, or needs too much.
+        DependencyError: duckdb or pyarrow is not installed.
+    """
+    if not isinstance(sql, str):
+        raise QueryError(f"{sql!r:.50} is not SQL: write a SELECT statement as text", found=sql)
+    with _connected(table, sql, memory_bytes) as connection:
+        statements = connection.extract_statements(sql)
+        kinds = [_kind_of(statement) for statement in statements]
+        if kinds != ["SELECT"]:
+            words = " and ".join(kinds) or "nothing"
+            raise _RefusedError(f"one SELECT statement is run, and this is {words}")
+        return _reader_of(connection.sql(sql)).read_all()
+
+
+def _kind_of(statement: Any) -> str:
+    try:
+        name: str = statement.type.name
+    except ValueError:  # DuckDB's own list of them has gaps
+        name = "another statement"
+    return name
+
+
+class KeyJoin(NamedTuple):
+    """A table joined to samples by their keys.
+
+    Attributes:
+        rows: of each sample the row of the table, int32 or int64; -1: none.
+        repeated: (how many keys the table has several times, some of them). repeated_samples: likewise of samples.
+    """
+
+    rows: np.ndarray[Any, Any]
+    repeated: tuple[int, list[str]]
+    repeated_samples: tuple[int, list[str]]
+
+
+def run_join(table: SampleTable, given: Any, own: Any = None, *, memory_bytes: int = _JOIN_MEMORY_BYTES) -> KeyJoin:
+    """Find the row of each sample in a table by its key.
+
+    Args:
+        table: the samples, with a column ``key``.
+        given: an Arrow table with a column ``key`` of strings.
+        own: likewise the keys of all samples in their order, where ``table`` has none.
+        memory_bytes: that DuckDB may use.
+
+    Raises:
+        QueryError: it takes more, and the temporary directory. DependencyError: duckdb or pyarrow is not installed.
+    """
+    pa = import_arrow()
+    kind = np.int32 if max(len(given), table.samples) < 1 << 31 else np.int64
+    numbered = given.append_column("row", pa.array(np.arange(len(given), dtype=kind)))
+    joined = table.joined if own is None else (own,)
+    source = SampleTable(samples=table.samples, path=table.path if own is None else None, joined=joined)
+    rows = np.full(table.samples, -1, kind)
+    with _connected(source, "a join by key", memory_bytes, given=numbered) as connection:
+
+        def repeated(name: str) -> tuple[int, list[str]]:
+            groups = f"SELECT key FROM {name} GROUP BY key HAVING count(*) > 1"  # noqa: S608 - ours
+            sql = f"SELECT count(*), min(key, {_SOME}) FROM ({groups})"  # noqa: S608
+            count, some = connection.execute(sql).fetchall()[0]
+            return count, some or []
+
+        sql = 'SELECT s."index", g.row FROM samples s JOIN given g ON s.key = g.key'
+        in_table, in_samples = repeated("given"), repeated("samples")
+        if not (in_table[0] or in_samples[0]):
+            for batch in _reader_of(connection.sql(sql)):
+                rows[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
+        return KeyJoin(rows, in_table, in_samples)
+
+
+def _reader_of(relation: Any) -> Any:
+    """The rows of a relation as Arrow batches; older releases of DuckDB have another name for it."""
+    make = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+    return make(_BATCH_ROWS)
+
+
+@contextlib.contextmanager
+def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = None) -> Iterator[Any]:
+    """A connection to nothing but the view ``samples``; errors of DuckDB in the block become ours.
+
+    Raises:
+        QueryError: see above.
+    """
+    duckdb, pa = import_duckdb(), import_arrow()
+    names: list[str] = []
+    with tempdirs.directory("sql") as scratch:
+        connection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{max(memory_bytes, 1 << 24) >> 10}KiB",
+                "temp_directory": os.path.join(scratch, "spilled"),
+                "python_enable_replacements": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "allow_community_extensions": False,
+            },
+        )
+        try:
+            if given is not None:
+                connection.register("given", given)
+            _make_view(connection, table, scratch)
+            names += [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
+            yield connection
+        except (duckdb.Error, pa.ArrowException, _RefusedError) as error:
+            story = " ".join(str(error).split("\n\n")[0].split())
+            there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+            raise QueryError(f"{story}; in: {sql}; the columns of samples are {there}", found=sql) from error
+        finally:
+            connection.close()
+
+
+def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
+    parts = [f'(SELECT range AS "index" FROM range({table.samples:d}))']  # noqa: S608 - a number
+    allowed = ""
+    if table.path is not None:
+        path = table.path
+        if not _GLOB.isdisjoint(path):  # it would be taken for a pattern
+            path = os.path.join(scratch, "samples.parquet")
+            os.symlink(table.path, path)
+        allowed = "'" + path.replace("'", "''") + "'"
+        parts = [f"read_parquet({allowed}, hive_partitioning = false)"]
+    for k, joined in enumerate(table.joined):
+        connection.register(f"joined_{k}", joined)
+        parts.append(f"joined_{k}")
+    whole = f"SELECT * FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
+    if table.chosen is not None:
+        pa = import_arrow()
+        numbers = np.arange(len(table.chosen), dtype=np.int64)
+        connection.register("chosen", pa.table({"place": table.chosen, "number": numbers}))
+        whole = (
+            'SELECT w.* REPLACE (c.number AS "index") '  # noqa: S608
+            f'FROM ({whole}) w JOIN chosen c ON w."index" = c.place'
+        )
+    connection.execute(f"CREATE VIEW samples AS {whole}")
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _check_predicate(connection: Any, predicate: str) -> None:
+    """See that a text is one expression and nothing else.
+
+    Raises:
+        _RefusedError: it is not.
+    """
+    given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
+    if "error_message" in given:
+        raise _RefusedError(given["error_message"])
+    if _without_where(given) != _without_where(plain):
+        raise _RefusedError("a predicate is one expression, what stands after WHERE, and this is more")
+
+
+def _parse(connection: Any, sql: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    return found
+
+
+def _without_where(tree: Any) -> Any:
+    """A statement as it was parsed, without its outermost WHERE, nor where in the text each part is."""
+    statements = tree["statements"]
+    for statement in statements:
+        statement["node"].pop("where_clause", None)
+    return _without_places(statements)
+
+
+def _without_places(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _without_places(value) for key, value in tree.items() if not key.startswith("query_location")}
+    return [_without_places(value) for value in tree] if isinstance(tree, list) else tree
