@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from wids.errors import InputError, OutputExistsError, SpecError
+from wids.errors import InputError, OutputError, OutputExistsError, SpecError
 from wids.events import logger
 from wids.index import view_file, writing
 from wids.index.fingerprint import fingerprint, portable_names
@@ -157,6 +157,8 @@ def save(collection: ShardCollection, path: str, *, place: str | None, made_by: 
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
     """
     path, shards = check_output(path), collection.shards
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
     if place == path:
         raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
     selection = shards.selection or select(collection, np.arange(len(collection), dtype=np.int64))
@@ -190,7 +192,8 @@ def save(collection: ShardCollection, path: str, *, place: str | None, made_by: 
 def _rows_at(path: str) -> str | None:
     """The rows of the view that is at a path, if this module wrote them."""
     try:
-        with open(path, "rb") as file:
+        fd, _ = atomic.open_file(path)
+        with open(fd, "rb") as file:
             found = view_file.parse_view(parse_json(file.read(), path), path)
     except (OSError, SpecError):
         return None

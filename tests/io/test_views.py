@@ -304,7 +304,8 @@ def test_where_views_are_not_saved(dataset, tmp_path):
     view = dataset.select([0])
     with pytest.raises(OutputExistsError):
         view.save(tmp_path / "data" / "index.json")
-    for path in ("http://host/x.json", tmp_path / "no" / "x.json", tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("http://host/x.json", tmp_path / "no" / "x.json", tmp_path, tmp_path / "pipe"):
         with pytest.raises(OutputError):
             view.save(path)
 

@@ -132,7 +132,8 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
     As after an update, a pack then lacks what is new, and no reader takes a table of what has changed.
     """
     try:
-        with open(output, "rb") as file:
+        fd, _ = atomic.open_file(output)  # a FIFO would be waited for
+        with open(fd, "rb") as file:
             data = file.read()
         if PACKS.encode() not in data:
             return {}
