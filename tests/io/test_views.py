@@ -1,6 +1,8 @@
 """Parts of a dataset: against lists of Python, saved and opened, in samplers and workers, and what is refused."""
 
+import gc
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -134,6 +136,22 @@ def test_workers(dataset, context):
     loader = DataLoader(view, batch_size=2, num_workers=2, multiprocessing_context=context)
     assert torch.cat(list(loader)).tolist() == [1, 4, 5, 11, 17]
     assert dataset.transformations == []
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_view_that_is_gone_before_its_worker_reads_it(dataset, context):
+    """A process that is being started has the rows, also if nothing else has."""
+    process = multiprocessing.get_context(context).Process(target=check_rows, args=(dataset.select([1, 4, 17]),))
+    process.start()
+    gc.collect()
+    process.join()
+    assert process.exitcode == 0
+
+
+def check_rows(view):
+    """In a process of its own."""
+    assert [read_number(each) for each in view] == [1, 4, 17]
+    assert not view._collection.shards.selection.arrays[1].flags.owndata or not os.path.isdir("/proc/self/fd")
 
 
 def read_number(sample):
