@@ -287,6 +287,8 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         try:
             rows = atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
         except OSError as error:
+            if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
+                return _load_view(request, now)  # it was saved again, and its rows of before are gone
             raise SpecError(
                 f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place
             ) from error

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import wids
 from tests.support.examples import examples
 from tests.support.shards import serve, write_index, write_shards
+from wids import indexes
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
 from wids.index.selection import Selection
 from wids.index.view_file import pack_rows, unpack_rows
@@ -480,3 +481,18 @@ def test_keys_to_leave_out(dataset, tmp_path):
     assert len(dataset.exclude(tmp_path / "out.txt")) == 17
     assert len(dataset.exclude(np.array(["s0-000", "s0-001"]))) == 17
     assert len(dataset.exclude(np.array(["s0-000", "s0-001"], object))) == 17
+
+
+def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkeypatch):
+    """The opener has read which rows it has, and these are gone by then: it takes the new ones."""
+    path, read = tmp_path / "view.json", indexes.read_bytes
+    dataset.select([0]).save(path)
+
+    def read_once(*arguments, **options):
+        monkeypatch.setattr(indexes, "read_bytes", read)
+        data = read(*arguments, **options)
+        dataset.select([4]).save(path)
+        return data
+
+    monkeypatch.setattr(indexes, "read_bytes", read_once)
+    assert keys(wids.ShardListDataset(path, transformations=[])) == ["s2-001"]
