@@ -89,8 +89,10 @@ def parse_on_error(
     return Substitutes(max_errors=max_errors, error_log=log, hooks=hooks)
 
 
-def place_of(shards: Any, base: Any, options: Any) -> str | None:
-    """The URL or path of the index that ``shards`` is; None: it lists its shards itself, or is read in another way."""
+def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:
+    """The URL or path of the index that lists the shards as they are; None: there is none."""
+    if found.selection is not None and base is None and not options:
+        return found.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
     place = os.fspath(shards)

@@ -128,6 +128,7 @@ class ShardCollection:
         shards: the shard list. lengths: samples of each. ends: where each shard's samples end.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
+        place: the URL or path of the index that lists the shards as they are; None: there is none.
     """
 
     here: Stretch
@@ -173,6 +174,7 @@ class ShardCollection:
     def adopt(self, shards: ShardList) -> None:
         """Make these the collection's shards."""
         self.pool.clear()
+        self.place: str | None = None
         self.shards, self.pool.find = shards, shards.find
         self.sum_lengths()
 
@@ -180,7 +182,7 @@ class ShardCollection:
         """Make shard ``k`` the one shard of ``row``."""
         del self.pool.lru[self.shards.urls[k]]
         self.shards.replace(k, row)
-        self.here, self._is_remote = NOWHERE, None
+        self.here, self._is_remote, self.place = NOWHERE, None, None
         if self.shards.nsamples is not self.lengths:
             self.sum_lengths()
 

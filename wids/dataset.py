@@ -278,12 +278,13 @@ class ShardListDataset(Dataset[T_co], WithColumns):
             advice=arguments.advise,
         )
         self._index = LiveIndex(self._collection)
-        self._place, self._steps = arguments.place_of(shards, base, options), ()
+        self._steps = () if found.selection is None else tuple(found.header["made_by"])
         self.cache: OpenShards = self._collection.pool
         self.transformations = transformations
         self._collection.count_unknown(found)
         self._collection.adopt(found)
         self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
+        self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
@@ -394,8 +395,9 @@ class ShardListDataset(Dataset[T_co], WithColumns):
         Raises:
             InputError: they are neither. IndexError: one is out of range.
         """
-        indices = parse_indices(samples, len(self))
-        return self._view(indices, f"select: {len(indices):,} of {len(self):,}")
+        total = len(self._collection)
+        indices = parse_indices(samples, total)
+        return self._view(indices, f"select: {len(indices):,} of {total:,}")
 
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
@@ -424,7 +426,8 @@ class ShardListDataset(Dataset[T_co], WithColumns):
         """
         kept = np.flatnonzero(~views.find_excluded(samples, self.keys, self._collection))
         what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
-        return self._view(kept, f"exclude{what}: {len(self) - len(kept):,} of {len(self):,}")
+        total = len(self._collection)
+        return self._view(kept, f"exclude{what}: {total - len(kept):,} of {total:,}")
 
     def split(self, *shares: float, by: views.SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
@@ -434,14 +437,15 @@ class ShardListDataset(Dataset[T_co], WithColumns):
             by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
                 added, and equal keys are in one part (reads all member tables); ``"shard"``, likewise of the shard's
                 name; ``"index"``: nothing is read, and parts change when shards are added.
-            seed: another one gives other parts.
+            seed: another one gives other parts. A part that is split again is split by other numbers.
 
         Raises:
             InputError: bad shares.
         """
-        parts = views.split(self._collection, self.keys, shares, by=by, seed=seed)
+        parts = views.split(self._collection, self.keys, shares, by=by, seed=seed, made_by=self._steps)
         how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
-        return [self._view(part, f"part {k} {how}: {len(part):,} of {len(self):,}") for k, part in enumerate(parts)]
+        whole = f"{len(self._collection):,}"
+        return [self._view(part, f"{views.PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this dataset as an index: which samples of which shards, and no data.
@@ -455,10 +459,7 @@ class ShardListDataset(Dataset[T_co], WithColumns):
         Raises:
             OutputError: it is no name of a local file. OSError: it cannot be written.
         """
-        header = self._collection.shards.header
-        made_by = [*header.get("made_by", ()), *self._steps]
-        place = header.get("view_of", self._place)
-        views.save(self._collection, os.fspath(path), place=place, made_by=made_by)
+        views.save(self._collection, os.fspath(path), made_by=self._steps)
 
     def _view(self, indices: np.ndarray[Any, np.dtype[np.int64]], step: str) -> Self:
         view = copy.copy(self)
@@ -467,6 +468,8 @@ class ShardListDataset(Dataset[T_co], WithColumns):
 
     def _show(self, selection: Selection, step: str) -> None:
         """Have these samples of the shards alone."""
+        for name in ("lengths", "cum_lengths", "total_length"):  # that a program has set, of the whole
+            self.__dict__.pop(name, None)
         self._steps = (*self._steps, step)
         self._collection = self._collection.select(selection)
         self._index = LiveIndex(self._collection)

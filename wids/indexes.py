@@ -56,6 +56,7 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         place: its URL or path; None: its text was passed.
         base, options, allow_local, storage_options, cache_dir: see `wids.collection.load_shards`.
+        may_be_view: it is not what a view is of.
     """
 
     place: str | None
@@ -64,6 +65,7 @@ class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
     allow_local: bool = False
     storage_options: dict[str, Any] | None = None
     cache_dir: str | None = None
+    may_be_view: bool = True
 
 
 class LoadedIndex(NamedTuple):
@@ -266,13 +268,17 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     view = view_file.parse_view(raw, place)
     if view is None:  # a name that has the mark in it
         return _parse(data, request, named=None if request.storage_options is None else set())[0]
+    if not request.may_be_view:
+        what = f"view_of: {place} is a view itself; open it and save a view of it"
+        raise SpecError(what, path="view_of", url=place)
     home = None if place is None else urls.directory_of(place)
+    raw["made_by"] = view.made_by
     if view.view_of is None:
         found = _parse(data, request, named=None if request.storage_options is None else set())[0]
     else:
         parent = _guarded(request, checks.resolve(home, view.view_of, "view_of", place), "view_of")
         options = _narrowed(request)
-        inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options)
+        inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
         found = load_index(inner)
         _check_parent(found.shards, view, place=place, parent=parent)
         raw["view_of"] = parent
@@ -281,6 +287,8 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         try:
             rows = atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
         except OSError as error:
+            if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
+                return _load_view(request, now)  # it was saved again, and its rows of before are gone
             raise SpecError(
                 f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place
             ) from error
@@ -318,12 +326,6 @@ def _narrowed(request: IndexRequest) -> dict[str, Any] | None:
 
 
 def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
-    if shards.selection is not None:
-        raise SpecError(
-            f"{checks.where(place)}view_of: {parent} is a view itself; open it and save a view of it",
-            path="view_of",
-            url=place,
-        )
     if fingerprint(shards) == view.view_of_fingerprint:
         return
     then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))

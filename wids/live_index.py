@@ -122,5 +122,6 @@ class LiveIndex:
     def _refuse_view(self) -> None:
         if self._collection.shards.selection is not None:
             raise SpecError(
-                "the shards of a view are those of the dataset that it is a part of; change them there", path=""
+                "the shards of a view are those that its dataset had; change them there, and make the view anew",
+                path="",
             )

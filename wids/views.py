@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
-_OWN_ROWS = re.compile(r"[^/]+\.[0-9a-f]{16}\.rows")
+# How a step begins that made a part of a split.
+PART = "part "
+_OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 
 
 def select(collection: ShardCollection, indices: Integers) -> SharedSelection:
@@ -59,6 +61,8 @@ def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDA
         what = read_samples(os.fspath(what))
     elif not hasattr(what, "__array__") and not isinstance(what, range):
         what = list(what)
+    elif getattr(getattr(what, "dtype", None), "kind", "") in ("U", "O"):  # keys
+        what = np.asarray(what).tolist()
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
         return _with_keys(keys, set(what))
     found[parse_indices(what, n)] = True
@@ -113,14 +117,14 @@ def read_samples(path: str) -> Any:
     try:
         if path.endswith(".npy"):
             return np.load(path, allow_pickle=False)
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return [line for text in file if (line := text.rstrip("\r\n"))]
     except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
         raise InputError(f"{path}: cannot be read as indices or keys ({error})") from error
 
 
 def split(
-    collection: ShardCollection, keys: Keys, shares: Sequence[float], *, by: SplitBy, seed: int
+    collection: ShardCollection, keys: Keys, shares: Sequence[float], *, by: SplitBy, seed: int, made_by: Sequence[str]
 ) -> list[Integers]:
     """The indices of each part of a split.
 
@@ -130,33 +134,34 @@ def split(
         shares: of the parts; they are scaled to add up to 1.
         by: what decides where a sample goes: its key, its shard's name, or its index alone.
         seed: another one gives another split.
+        made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
     """
     parts, total = parse_shares(shares), len(collection)
+    depth = sum(step.startswith(PART) for step in made_by)
     if by == "index":
         draws = random_words(total, seed=seed, epoch=0, stream=SPLIT)
     elif by == "shard":
-        names = hash_texts(portable_names(collection.shards.urls), seed)
+        names = hash_texts(portable_names(collection.shards.urls), seed, depth)
         draws = np.repeat(names, np.asarray(collection.lengths, np.int64))
     elif by == "key":
-        draws = hash_texts(keys, seed)
+        draws = hash_texts(keys, seed, depth)
     else:
         raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
     return deal(parts, draws)
 
 
-def save(collection: ShardCollection, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
+def save(collection: ShardCollection, path: str, *, made_by: Sequence[str]) -> None:
     """Write a view: its index at ``path``, and its rows beside it.
 
     Args:
         collection: the view, or a whole dataset.
         path: a local path.
-        place: the URL or path of the index that lists the shards; None: the view lists them itself.
         made_by: how it was made, a step each.
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
     """
-    path, shards = check_output(path), collection.shards
+    path, shards, place = check_output(path), collection.shards, collection.place
     if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
     if place == path:
@@ -184,19 +189,20 @@ def save(collection: ShardCollection, path: str, *, place: str | None, made_by: 
         os.replace(part, rows)
     before = _rows_at(path)
     atomic.write_atomically(path, writing.dump_index({key: value for key, value in index.items() if value is not None}))
-    if before is not None and before != rows:
+    if before is not None and before not in (rows, _rows_at(path)):  # another process may have saved it meanwhile
         with contextlib.suppress(OSError):
             os.unlink(before)
 
 
 def _rows_at(path: str) -> str | None:
-    """The rows of the view that is at a path, if this module wrote them."""
+    """The rows of the view that is at a path, if this module wrote them there."""
     try:
         fd, _ = atomic.open_file(path)
         with open(fd, "rb") as file:
             found = view_file.parse_view(parse_json(file.read(), path), path)
     except (OSError, SpecError):
         return None
-    if found is None or not _OWN_ROWS.fullmatch(found.rows):
+    stem = os.path.basename(path).removesuffix(".json")  # of a copy they are another view's
+    if found is None or not found.rows.startswith(stem) or not _OWN_ROWS.fullmatch(found.rows[len(stem) :]):
         return None
     return os.path.join(os.path.dirname(path), found.rows)

@@ -10,7 +10,7 @@ import pytest
 
 import wids
 from tests.support.cli import complaint, run_ok
-from tests.support.shards import serve, write_index
+from tests.support.shards import serve, write_index, write_shards
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -145,3 +145,13 @@ def test_indexes_are_made_of_no_views(view, command, tmp_path, monkeypatch):
     """What changes an index refuses a view, and says what to do."""
     monkeypatch.chdir(tmp_path)
     assert "view" in complaint(1, *(word.format(view) for word in command))
+
+
+def test_a_view_that_lists_its_shards_is_not_changed(tmp_path):
+    """It has a shard list as an index has, and is none."""
+    path = tmp_path / "data" / "view.json"
+    wids.ShardListDataset(write_shards(tmp_path / "data", COUNTS)).select([1]).save(path)
+    before = path.read_bytes()
+    for command in (["update"], ["rebase", "--base", "http://host/"]):
+        assert "is a view" in complaint(1, "index", command[0], str(path), *command[1:])
+    assert path.read_bytes() == before

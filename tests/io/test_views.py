@@ -1,9 +1,12 @@
 """Parts of a dataset: against lists of Python, saved and opened, in samplers and workers, and what is refused."""
 
+import gc
 import json
+import multiprocessing
 import os
 import pickle
 import random
+import shutil
 from itertools import chain, pairwise
 
 import numpy as np
@@ -14,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import wids
 from tests.support.examples import examples
 from tests.support.shards import serve, write_index, write_shards
+from wids import indexes
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
 from wids.index.selection import Selection
 from wids.index.view_file import pack_rows, unpack_rows
@@ -134,6 +138,22 @@ def test_workers(dataset, context):
     loader = DataLoader(view, batch_size=2, num_workers=2, multiprocessing_context=context)
     assert torch.cat(list(loader)).tolist() == [1, 4, 5, 11, 17]
     assert dataset.transformations == []
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_view_that_is_gone_before_its_worker_reads_it(dataset, context):
+    """A process that is being started has the rows, also if nothing else has."""
+    process = multiprocessing.get_context(context).Process(target=check_rows, args=(dataset.select([1, 4, 17]),))
+    process.start()
+    gc.collect()
+    process.join()
+    assert process.exitcode == 0
+
+
+def check_rows(view):
+    """In a process of its own."""
+    assert [read_number(each) for each in view] == [1, 4, 17]
+    assert not view._collection.shards.selection.arrays[1].flags.writeable or not os.path.isdir("/proc/self/fd")
 
 
 def read_number(sample):
@@ -261,7 +281,7 @@ def test_what_selects_nothing(dataset, bad, error):
 
 def test_bad_splits(dataset):
     """Shares and ways that are none."""
-    for shares in ((), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1)):
+    for shares in ((), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1), ([0.9, 0.1],), ("0.9", "0.1")):
         with pytest.raises(InputError, match="shares"):
             dataset.split(*shares)
     with pytest.raises(InputError, match="'key', 'shard' or 'index'"):
@@ -340,14 +360,22 @@ def test_damaged_files(dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("ends", "rows"),
-    [([2, 1], [0]), ([2, 2], [1, 0]), ([2, 2], [0, 0]), ([1, 2], [0, 9]), ([1, 3], [0, -1, 0]), ([1, 2], [0])],
+    [
+        ([2, 1], [0]),
+        ([2, 2], [1, 0]),
+        ([2, 2], [0, 0]),
+        ([1, 2], [0, 9]),
+        ([1, 3], [0, -1, 0]),
+        ([1, 2], [0]),
+        ([1, -(2**63), -1, 2], [0, 1]),
+    ],
     ids=str,
 )
 def test_rows_that_contradict_the_shards(ends, rows):
     """Rows out of order, twice, beyond their shard or their number are refused, though the checksum is right."""
     data = b"".join(pack_rows(np.array(ends), np.array(rows, np.int64)))
     with pytest.raises(SpecError, match="rows that its shards do not have"):
-        unpack_rows(data, counts=[3, 4], place="x.rows")
+        unpack_rows(data, counts=[3, 4, 5, 6][: len(ends)], place="x.rows")
 
 
 def test_rows_of_another_number_of_shards():
@@ -374,3 +402,98 @@ def test_a_shard_that_is_shorter_than_promised(tmp_path):
     strict = wids.ShardListDataset(shards, transformations=[]).select([1])
     with pytest.raises(wids.errors.CountMismatchError):
         strict[0]
+
+
+@pytest.mark.parametrize("by", ["key", "shard", "index"])
+def test_a_part_is_split_again(tmp_path, by):
+    """By the same numbers all of it would fall into one part. A part that was saved is split as it was before."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (4,) * 60), transformations=[])
+    rest = dataset.split(0.5, 0.5, by=by)[1]
+    parts = rest.split(0.5, 0.5, by=by)
+    assert all(0.2 < len(part) / len(rest) < 0.8 for part in parts)
+    rest.save(tmp_path / "rest.json")
+    again = wids.ShardListDataset(tmp_path / "rest.json", transformations=[])
+    assert list(map(names, again.split(0.5, 0.5, by=by))) == list(map(names, parts))
+
+
+def test_shards_that_were_changed_are_saved_as_they_are(dataset, tmp_path):
+    """A view has the shards of when it was made, and is saved so; the dataset, and views of it, as they are now."""
+    view, (other,) = dataset.select([0, 4, 18]), write_shards(tmp_path / "other", (2,))
+    before = names(view)
+    dataset.shards[5]["url"] = other["url"]
+    assert names(view) == before
+    assert dataset[18]["__shard__"] == other["url"]
+    view.save(tmp_path / "view.json")
+    dataset.select([18]).save(tmp_path / "changed.json")
+    dataset.shards = dataset.shards[4:]
+    dataset.save(tmp_path / "whole.json")
+    assert names(view) == before
+    for name, expected in (("view", before), ("changed", [(other["url"], 1, "s0-001")]), ("whole", names(dataset))):
+        assert names(wids.ShardListDataset(tmp_path / f"{name}.json", transformations=[])) == expected
+
+
+def test_a_view_that_is_read_elsewhere_is_saved_so(dataset, tmp_path):
+    """With ``base=``, shards lie where it says, also for a view of the view."""
+    dataset.select([0, 4, 18]).save(tmp_path / "view.json")
+    shutil.copytree(tmp_path / "data", tmp_path / "moved")
+    moved = wids.ShardListDataset(tmp_path / "view.json", base=tmp_path / "moved", transformations=[])
+    moved.select([1]).save(tmp_path / "one.json")
+    one = wids.ShardListDataset(tmp_path / "one.json", transformations=[])
+    assert names(one) == [(str(tmp_path / "moved" / "s2.tar"), 1, "s2-001")]
+
+
+@pytest.mark.parametrize("own", [{"made_by": "john"}, {"made_by": 3}, {"view_of": "the sea"}], ids=str)
+def test_an_index_with_keys_of_its_own(tmp_path, own):
+    """They are no facts of a view."""
+    wids.ShardListDataset(write_index(tmp_path, (2,), **own)).select([1]).save(tmp_path / "view.json")
+    assert json.loads((tmp_path / "view.json").read_text())["made_by"] == ["select: 1 of 2"]
+    assert keys(wids.ShardListDataset(tmp_path / "view.json", transformations=[])) == ["s0-001"]
+
+
+def test_lengths_are_a_list(dataset):
+    """As those of a dataset: programs compare and write them. What was set for the whole is not the view's."""
+    view = dataset.select([0, 4])
+    assert view.lengths == [1, 0, 1, 0, 0, 0] == json.loads(json.dumps(view.lengths))
+    dataset.lengths, dataset.total_length = [1], 1
+    view = dataset.select([0, 4])
+    assert (len(view), view.lengths, len(keys(view))) == (2, [1, 0, 1, 0, 0, 0], 2)
+
+
+def test_the_rows_of_a_copy_stay(dataset, tmp_path):
+    """A view that is saved in the place of a copy takes the rows from no other view."""
+    dataset.select([0]).save(tmp_path / "good.json")
+    shutil.copy(tmp_path / "good.json", tmp_path / "best.json")
+    dataset.select([1]).save(tmp_path / "best.json")
+    assert keys(wids.ShardListDataset(tmp_path / "good.json", transformations=[])) == ["s0-000"]
+
+
+def test_a_view_of_itself(dataset, tmp_path):
+    """It is refused, and not followed."""
+    path = tmp_path / "view.json"
+    dataset.select([0]).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "view_of": "view.json"}))
+    with pytest.raises(SpecError, match="is a view itself"):
+        wids.ShardListDataset(path)
+
+
+def test_keys_to_leave_out(dataset, tmp_path):
+    """Files of other systems have a mark in front and other ends of lines; arrays may have keys, too."""
+    (tmp_path / "out.txt").write_bytes(b"\xef\xbb\xbfs0-000\r\ns0-001\r\n")
+    assert len(dataset.exclude(tmp_path / "out.txt")) == 17
+    assert len(dataset.exclude(np.array(["s0-000", "s0-001"]))) == 17
+    assert len(dataset.exclude(np.array(["s0-000", "s0-001"], object))) == 17
+
+
+def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkeypatch):
+    """The opener has read which rows it has, and these are gone by then: it takes the new ones."""
+    path, read = tmp_path / "view.json", indexes.read_bytes
+    dataset.select([0]).save(path)
+
+    def read_once(*arguments, **options):
+        monkeypatch.setattr(indexes, "read_bytes", read)
+        data = read(*arguments, **options)
+        dataset.select([4]).save(path)
+        return data
+
+    monkeypatch.setattr(indexes, "read_bytes", read_once)
+    assert keys(wids.ShardListDataset(path, transformations=[])) == ["s2-001"]

@@ -7,6 +7,7 @@ no row has length 0.
 from __future__ import annotations
 
 import hashlib
+import numbers
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 _NARROW = np.dtype(np.uint32)
+# Shards of which the counts are no list any more; those of an index are none from there on, too.
+_MANY = 20_000
 
 
 class Rows(Protocol):
@@ -49,14 +52,16 @@ class Selection:
         digest: of both; None: it is computed when it is asked for.
 
     Attributes:
-        ends: as given. counts: samples of each shard, ints. rows: as given, as a sequence of ints.
+        ends: as given. counts: samples of each shard, ints; a list, unless the shards are many. rows: as given, as a
+            sequence of ints.
     """
 
     def __init__(self, ends: Integers, rows: npt.NDArray[Any], *, digest: str | None = None) -> None:
         self._ends, self._array, self._digest = ends, rows, digest
         # Views of memory, whose items are ints and not numpy's.
         self.ends: Sequence[int] = memoryview(ends)  # type: ignore[arg-type]  # numpy's are buffers
-        self.counts: Sequence[int] = memoryview(np.diff(ends, prepend=0))  # type: ignore[arg-type]
+        counts = np.diff(ends, prepend=0)
+        self.counts: Sequence[int] = counts.tolist() if len(ends) < _MANY else memoryview(counts)  # type: ignore[arg-type]
         self.rows: Sequence[int] = memoryview(rows)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -164,6 +169,8 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     Raises:
         InputError: one is negative or no number, or all are 0.
     """
+    if not all(isinstance(part, numbers.Real) for part in parts):
+        raise InputError(f"{parts!r:.60}: the shares of a split are numbers, each an argument: split(0.9, 0.1)")
     total = sum(parts)
     if not parts or not all(part >= 0 for part in parts) or not 0 < total < float("inf"):
         said = ", ".join(map(str, parts)) or "none"
@@ -183,9 +190,9 @@ def deal(parts: Sequence[float], draws: npt.NDArray[np.uint64]) -> list[Integers
     return [np.flatnonzero(at == k).astype(np.int64) for k in range(len(parts))]
 
 
-def hash_texts(texts: Iterable[str], seed: int) -> npt.NDArray[np.uint64]:
-    """A random number for each text, by the text and the seed alone: uint64."""
-    key = (seed % (1 << 64)).to_bytes(8, "little")
+def hash_texts(texts: Iterable[str], seed: int, depth: int = 0) -> npt.NDArray[np.uint64]:
+    """A random number for each text, by the text, the seed and the depth alone: uint64."""
+    key = (seed % (1 << 64)).to_bytes(8, "little") + (depth.to_bytes(8, "little") if depth else b"")
     words = b"".join(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for text in texts
     )

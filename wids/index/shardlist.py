@@ -129,7 +129,7 @@ class ShardList:
     """
 
     __slots__ = (
-        *("_defaults", "_ends", "_extras", "_lists", "_packs", "_starts"),
+        *("_defaults", "_ends", "_extras", "_is_shared", "_lists", "_packs", "_starts"),
         *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
     )
 
@@ -152,6 +152,7 @@ class ShardList:
         self.header: dict[str, Any] = header or {}
         self.origin = origin
         self.selection: Selection | None = None
+        self._is_shared = False  # views have the same columns
         self._starts: list[int] = []  # first shard of each component, and
         self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
         # Packs of member tables, each tuple from one shard up to the next one's.
@@ -171,7 +172,8 @@ class ShardList:
 
     def _changeable(self) -> _Lists:
         """The columns as lists, to be changed."""
-        if self._lists is None:
+        if self._lists is None or self._is_shared:
+            self._is_shared = False
             columns = list(self.urls), list(self.nsamples), list(self.filesizes), list(self.md5sums)
             self._use(_Lists(*columns, dict(self._extras.items())))
             self.origin = None
@@ -243,6 +245,7 @@ class ShardList:
 
     def select(self, selection: Selection) -> ShardList:
         """The same shards, of which a view has these samples."""
+        self._is_shared = True
         found = ShardList.__new__(ShardList)
         for name in ShardList.__slots__:
             setattr(found, name, getattr(self, name))
@@ -298,6 +301,7 @@ class ShardList:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.header, count, (names, digests), rest = state
+        self._is_shared = False
         nsamples, filesizes, extras, self._starts, self._defaults, self._packs, self.selection = rest
         texts = (names.split("\0"), digests.split("\0")) if count else ([], [])
         self._use(_Lists(texts[0], nsamples, filesizes, texts[1], extras))

@@ -119,7 +119,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) 
 
 def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
     lengths = np.diff(ends, prepend=0)
-    if (lengths < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(rows):
+    if (ends < 0).any() or (lengths < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(rows):
         return False
     at = ends[lengths > 0]
     if not len(at):

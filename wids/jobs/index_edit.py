@@ -15,7 +15,7 @@ import msgspec
 
 from wids.collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
-from wids.index import checks, compiled, urls, writing
+from wids.index import checks, compiled, urls, view_file, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs.discovery import Found, find_shards, look_local
@@ -69,6 +69,8 @@ def read_index(place: str) -> dict[str, Any]:
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
     index = parse_json(read_bytes(place), place)
+    if view_file.parse_view(index, place) is not None:
+        raise _is_view(place)
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
     rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
@@ -273,7 +275,11 @@ def refuse_view(shards: ShardList, place: str) -> None:
         SpecError: it is one.
     """
     if shards.selection is not None:
-        raise SpecError(f"{place}: is a view; change the index that it is a view of, and make it again", url=place)
+        raise _is_view(place)
+
+
+def _is_view(place: str) -> SpecError:
+    return SpecError(f"{place}: is a view; change the index that it is a view of, and make it again", url=place)
 
 
 def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
