@@ -32,7 +32,7 @@ LAYERS = (
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs"}}
+BESIDE = {"stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs", "columns"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"index", "order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}

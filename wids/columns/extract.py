@@ -230,7 +230,7 @@ class _Values:
         self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
             "json": _parse_json,
             "text": _parse_text,
-            "field": partial(_decode, decoder, url),
+            "field": partial(decode_value, decoder, url),
         }
 
     def add(self, sample: Sample) -> None:
@@ -281,8 +281,12 @@ def _parse_text(data: bytes, _key: str, _extension: str) -> str:
     return data.decode("utf-8")
 
 
-def _decode(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
-    """A member's value as JSON has it."""
+def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
+    """A member's value as JSON has it.
+
+    Raises:
+        DecodeError: it cannot be decoded. ValueError: it is something else.
+    """
     value = decoder({"__key__": key, "__shard__": url, extension: data})[extension]
     if isinstance(value, (np.generic, np.ndarray)):
         if value.ndim > 1:

@@ -122,6 +122,34 @@ def _kind_of(statement: Any) -> str:
     return name
 
 
+def names_of(table: SampleTable) -> list[str]:
+    """The columns of a table, in their order."""
+    with _connected(table, "DESCRIBE samples", DEFAULT_MEMORY_BYTES) as connection:
+        return [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
+
+
+def names_in(predicate: str) -> frozenset[str]:
+    """The names that stand in a predicate, in lower case: of columns, and of what is in them.
+
+    Raises:
+        QueryError: it is no expression.
+    """
+    with _connected(SampleTable(samples=0), predicate, DEFAULT_MEMORY_BYTES) as connection:
+        _check_predicate(connection, predicate)
+        return frozenset(name.casefold() for name in _find_names(_parse(connection, _FIND + predicate)))
+
+
+def _find_names(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        if tree.get("class") == "COLUMN_REF":
+            yield from tree["column_names"]
+        for value in tree.values():
+            yield from _find_names(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _find_names(value)
+
+
 class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
@@ -202,7 +230,7 @@ def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = 
             _make_view(connection, table, scratch)
             names += [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
             yield connection
-        except (duckdb.Error, pa.ArrowException, _RefusedError) as error:
+        except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
             story = " ".join(str(error).split("\n\n")[0].split())
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             raise QueryError(f"{story}; in: {sql}; the columns of samples are {there}", found=sql) from error
