@@ -178,6 +178,7 @@ def test_import_brings_no_heavy_module_and_touches_no_disk():
         "sys.addaudithook(hook)\n"
         "import wids\n"
         "names = 'torch', 'PIL', 'fsspec', 'numpy', 'msgspec', 'typer', 'http.server', 'wids.testing'\n"
+        "names += 'pyarrow', 'duckdb'\n"
         "heavy = [m for m in names if m in sys.modules]\n"
         "print(json.dumps({'heavy': heavy, 'opened': opened}))\n"
     )

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
+# An extension that has no decoder, so that its members are inflated, and that is all.
+_INFLATED = ".wids-inflated.gz"
 # So many members of a shard that cannot be parsed are named.
 _MAX_NAMED = 10
 
@@ -218,7 +220,7 @@ class _Values:
         self.unparsed, self.trouble = 0, ""
         self._url = url
         self._errors: list[DecodeError] = []
-        decoder = SampleDecoder("numpy")
+        self._decoder = decoder = SampleDecoder("numpy")
         self._parsers = [
             (
                 extension,
@@ -240,7 +242,10 @@ class _Values:
             value = None
             if member is not None:
                 try:
-                    value = self._parse[how](member.getvalue(), sample["__key__"], extension)
+                    data = member.getvalue()
+                    if how != "field" and extension.lower().endswith(".gz"):
+                        data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
+                    value = self._parse[how](data, sample["__key__"], extension)
                 except (WidsError, ValueError, RecursionError) as error:
                     self._note(error, sample["__key__"], extension, how)
             for k, rule in rules:

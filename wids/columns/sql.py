@@ -28,7 +28,7 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
-_MAX_NAMES = 100
+_MAX_NAMES, _MAX_LETTERS = 100, 2000
 # A join has the keys in memory besides.
 _JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
@@ -231,9 +231,10 @@ def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = 
             names += [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
             yield connection
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
-            story = " ".join(str(error).split("\n\n")[0].split())
+            story = " ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS]
+            asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            raise QueryError(f"{story}; in: {sql}; the columns of samples are {there}", found=sql) from error
+            raise QueryError(f"{story}; in: {asked}; the columns of samples are {there}", found=sql) from error
         finally:
             connection.close()
 
