@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from typing_extensions import assert_type
@@ -105,6 +106,10 @@ def reading() -> None:
     assert_type("cat/1" in pairs.keys, bool)
     assert_type(pairs.shards[0]["url"], Any)
     assert_type(pairs.fingerprint, str)
+    assert_type(pairs.with_table("scores.parquet", on="key", fields=["score"])[0]["label"], int)
+    assert_type(pairs.with_columns(["width"])[0]["label"], int)
+    assert_type(pairs.find_rows("width >= 512"), np.ndarray[Any, np.dtype[np.int64]])
+    assert_type(pairs.column_names, list[str])
     assert_type(pairs.stats(), Stats)
     assert_type(pairs.stats().fetched_bytes, int)
     with pairs.prefetch([3, 1, 2]) as indices:

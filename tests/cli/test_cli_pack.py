@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wids
-from tests.support import backends
+from tests.support import backends, columns
 from tests.support.cli import PATIENCE_SECONDS, in_one_line, run, run_apart, spawn
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
@@ -525,7 +525,7 @@ def test_two_runs_to_one_place(tmp_path):
 
 
 def test_where_chooses_from_a_dataset(tmp_path):
-    """Conditions on keys, texts, numbers and JSON; all of them must hold, and --range counts those that meet them."""
+    """SQL over keys, texts, numbers and JSON; all predicates must hold, and --range counts those that meet them."""
     rows = [
         {"key": f"{'cat' if k % 2 else 'dog'}{k}", "cls": k % 5, "caption": f"No. {k}, a {'Cat' if k % 3 else 'dog'}"}
         for k in range(30)
@@ -534,13 +534,15 @@ def test_where_chooses_from_a_dataset(tmp_path):
     fields = (".cls=cls", ".json=key,caption,cls", ".txt=caption")
     source = pack_rows(tmp_path / "in/rows.jsonl", tmp_path / "all/x-%d.tar", *fields, key="key", samples=7).index
     cases = [
-        (["key~^cat"], lambda row: row["key"].startswith("cat")),
-        (["key!~^cat", "key!=dog2"], lambda row: row["key"].startswith("dog") and row["key"] != "dog2"),
-        ([".cls=3"], lambda row: row["cls"] == 3),
-        ([".cls=3.0"], lambda row: row["cls"] == 3),
-        (["cls>=2", ".cls<4"], lambda row: row["cls"] in (2, 3)),
-        ([".json:caption~(?i)a cat", ".json:cls!=0"], lambda row: "Cat" in row["caption"] and row["cls"]),
-        ([".txt~Cat$"], lambda row: "Cat" in row["caption"]),
+        (["key like 'cat%'"], lambda row: row["key"].startswith("cat")),
+        (["key not like 'cat%'", "key != 'dog2'"], lambda row: row["key"].startswith("dog") and row["key"] != "dog2"),
+        (["cls = 3"], lambda row: row["cls"] == 3),
+        (["CLS >= 2 and cls < 4"], lambda row: row["cls"] in (2, 3)),
+        (
+            ["json->>'caption' ilike '%a cat' and (json->>'cls')::int != 0"],
+            lambda row: row["cls"] and "Cat" in row["caption"],
+        ),
+        (["txt like '%Cat' and has_json and index >= 0"], lambda row: "Cat" in row["caption"]),
     ]
     for k, (conditions, wanted) in enumerate(cases):
         options = [part for condition in conditions for part in ("--where", condition)]
@@ -549,7 +551,7 @@ def test_where_chooses_from_a_dataset(tmp_path):
         expected = [row["key"] for row in rows if wanted(row)]
         assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == expected
         assert json.loads(out)["unmatched"] == 30 - len(expected)
-    code, out, err = run_pack(source, "-o", tmp_path / "r/x-%d.tar", "--where", ".cls=3", "--range", "1:3")
+    code, out, err = run_pack(source, "-o", tmp_path / "r/x-%d.tar", "--where", "cls = 3", "--range", "1:3")
     assert (code, err) == (0, "")
     assert "24 samples not wanted" in out
     assert [key for key, _ in shown(tmp_path / "r/x.json")] == ["dog8", "cat13"]
@@ -559,15 +561,15 @@ def test_where_chooses_from_files(tmp_path):
     """Of files too; what lacks a field does not meet a condition on it, and whether it is there is one."""
     put(
         tmp_path / "in",
-        {"a.txt": "one", "a.jpg": "x", "b.txt": "two\n", "c.jpg": "x", "d.json": '{"x": [{"y": null}]}'},
+        {"a.txt": "one", "a.jpg": "x", "b.txt": "two\n", "c.jpg": "x", "d.json": '{"x": [{"z": "w"}]}'},
     )
     for k, (condition, keys) in enumerate(
         [
-            (".jpg", ["a", "c"]),
-            (".txt!=one", ["b"]),
-            (".txt=two", ["b"]),
-            (".json:x.0.y", ["d"]),
-            ("json:x.0.y=null", ["d"]),
+            ("has_jpg", ["a", "c"]),
+            ("txt != 'one'", ["b"]),
+            ("txt is null", ["c", "d"]),
+            ("json_extract_string(json, '$.x[0].z') = 'w'", ["d"]),
+            ("not has_txt and not has_jpg", ["d"]),
         ]
     ):
         code, _, err = run_pack(
@@ -580,19 +582,16 @@ def test_where_chooses_from_files(tmp_path):
 @pytest.mark.parametrize(
     ("condition", "code", "words"),
     [
-        ("", 2, "is no condition"),
-        ("key", 2, "is no condition"),
-        ("=3", 2, "is no condition"),
-        (".cls>cat", 2, "compares numbers, and 'cat' is none"),
-        ("key~(", 2, "is no regular expression"),
-        ("key=z", 1, "of 2 samples none meets 'key=z'"),
-        (".cls=1", 1, "'.cls=1': no sample has a field .cls; there are .bin, .txt"),
-        (".bin~x", 1, ".bin of 'a' is no text"),
-        (".bin:x=1", 1, ".bin of 'a' is no JSON"),
+        ("", 1, "syntax error"),
+        ("cls >", 1, "syntax error"),
+        ("true; drop view samples", 1, "Only SELECT"),
+        ("key = 'z'", 1, """of 2 samples none meets "key = 'z'\""""),
+        ("cls = 1", 1, "the columns of samples are index, key, bin, has_bin, txt, has_txt"),
+        ("bin like 'x'", 1, ".bin of 'a' is no value that a predicate could compare"),
     ],
 )
 def test_where_that_cannot_be(tmp_path, condition, code, words):
-    """A condition that is none is wrong usage; one that nothing meets, or that cannot be asked, is one sentence."""
+    """What is no predicate, what nothing meets, and what cannot be asked is one sentence."""
     put(tmp_path / "in", {"a.bin": b"\xff", "b.txt": "1"})
     done, out, err = run_pack(
         tmp_path / "in", "--format", "files", "-o", tmp_path / "out/x-%d.tar", "--where", condition
@@ -602,14 +601,36 @@ def test_where_that_cannot_be(tmp_path, condition, code, words):
     assert not os.path.exists(tmp_path / "out")
 
 
+def test_where_asks_the_columns_beside_an_index(tmp_path, monkeypatch):
+    """They go before fields; where they have all that is named, no shard is looked at."""
+    source = columns.write_dataset(tmp_path / "in", (3, 5))
+    columns.make_columns(source)
+    rows = columns.rows_of((3, 5))
+    looked = []
+    look = datasets.DatasetReader.look
+    monkeypatch.setattr(datasets.DatasetReader, "look", lambda *args: looked.append(args) or look(*args))
+    for k, (predicate, is_wanted, is_looked_at) in enumerate(
+        [
+            ("label = 1 and width > 100", lambda row: row["label"] == 1 and (row["width"] or 0) > 100, False),
+            ("label = 1 and key > 'k0001'", lambda row: row["label"] == 1 and row["key"] > "k0001", False),
+            ("label = 1 and cls = 1 and has_json", lambda row: row["label"] == 1 and row["json_bytes"], True),
+        ]
+    ):
+        looked.clear()
+        code, _, err = run_pack(source, "-o", tmp_path / f"{k}/x-%d.tar", "--where", predicate)
+        assert (code, err) == (0, "")
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == [row["key"] for row in rows if is_wanted(row)]
+        assert bool(looked) == is_looked_at
+
+
 def test_where_leaves_out_what_cannot_be_asked(tmp_path):
     """With --skip-errors the rest is packed, and what could not be asked is told."""
     put(tmp_path / "in", {"a.bin": b"\xff", "b.bin": "1", "c.bin": "2"})
-    options = ("--format", "files", "--where", ".bin=1", "--skip-errors")
+    options = ("--format", "files", "--where", "bin = '1'", "--skip-errors")
     code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/x-%d.tar", *options)
     assert code == 0
     assert "1 sample not wanted; 1 sample left out" in out
-    assert err.startswith("wids: left out: .bin of 'a' is no text")
+    assert err.startswith("wids: left out: .bin of 'a' is no value")
 
 
 def test_what_cannot_be_packed_is_told(tmp_path):

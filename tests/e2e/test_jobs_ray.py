@@ -71,6 +71,11 @@ def test_index(told, place):
     assert (place / "here.json").read_bytes() == (place / "ray.json").read_bytes()
 
 
+def test_columns(told):
+    """The same rows as by threads."""
+    assert told["columns"] == {"is_same": True, "rows": sum(COUNTS), "surveyed": 9}
+
+
 def test_verify(told):
     """Findings and report are the same as those of one machine, byte for byte."""
     assert told["verify"] == {"is_same": True, "is_same_report": True, "wrong": 8, "codes": [1, 1]}

@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.children import call_in_child
 from tests.support.cli import run
-from wids.errors import CacheError, InputError, SpecError, WidsError
+from wids.columns.sql import SampleTable, find_rows
+from wids.errors import CacheError, QueryError, SpecError, WidsError
 from wids.jobs import ray_cluster
 from wids.jobs.index_edit import update_index
 from wids.jobs.known import KnownShards
@@ -21,7 +22,6 @@ from wids.osfiles import tempdirs
 from wids.simulate.job import TrainingJob, read_epochs
 from wids.simulate.node_cache import NodeCache
 from wids.simulate.run import Simulation
-from wids.writing.pack.where import parse_condition
 from wids.writing.writer import ShardWriter
 
 
@@ -113,38 +113,13 @@ def test_journals_that_a_disk_made_something_of(tmp_path, line):
         assert known.facts == {}
 
 
-def holds(text, value):
-    """Whether a sample whose .json has this ``id`` meets a condition."""
-    data = {".json": json.dumps({"id": value}).encode()}
-    return parse_condition(text).holds("a", frozenset(data), data)
-
-
-def test_conditions_on_numbers_that_no_float_holds():
-    """Two long ids are the same only if all of their digits are; what Python alone takes for a number is none."""
-    number = 1234567890123456789
-    assert holds(f".json:id={number}", number)
-    assert holds(f".json:id={number}", str(number))
-    assert not holds(f".json:id={number}", number - 1)
-    assert holds(f".json:id!={number}", number - 1)
-    assert holds(f".json:id<{number}", number - 1)
-    assert not holds(f".json:id<{number}", number)
-    assert holds(".json:id=1e2", 100)
-    assert holds(".json:id=3", 3.0)
-    assert not holds(".json:id=10", "1_0")
-    assert not holds(f".json:id=1{'0' * 400}", "1" + "0" * 399)
-
-
-def test_conditions_on_positions_that_no_list_has():
-    """A position that is too long to be a number is one that the list lacks."""
-    assert not holds(f".json:id.{'9' * 5000}", [1, 2])
-    assert holds(".json:id.1=2", [1, 2])
-
-
-@pytest.mark.parametrize("pattern", ["x{99999999999}", "(" * 5000 + ")" * 5000])
-def test_regular_expressions_that_are_too_much(pattern):
-    """They are refused as others that are none."""
-    with pytest.raises(InputError, match="is no regular expression"):
-        parse_condition(f"key~{pattern}")
+@pytest.mark.parametrize(
+    "predicate", ["(" * 5000 + "true" + ")" * 5000, "not " * 900 + "true", "regexp_matches('x', 'x{99999999999}')"]
+)
+def test_predicates_that_are_too_much(predicate):
+    """They are refused as others that are none, or are answered."""
+    with contextlib.suppress(QueryError):
+        assert find_rows(SampleTable(samples=1), predicate).tolist() in ([0], [])
 
 
 @pytest.mark.parametrize("base", [3, {"a": 1}, ["x"]])

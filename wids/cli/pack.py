@@ -66,9 +66,9 @@ class SourceFlags:
     where: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CONDITION",
-            help="Only samples that meet it; again for more: key~^n01 (a regular expression), .cls=3, "
-            ".json:caption~cat, .json:size.width>=512, .jpg (has one). Also != !~ < <= >.",
+            metavar="SQL",
+            help="Only samples for which it is true; again for more. Over key, fields by extension (cls, txt, json), "
+            "has_jpg, and the columns beside the index: \"cls = 3 and txt ilike '%cat%'\".",
         ),
     ] = None
     cache_dir: Annotated[
@@ -185,17 +185,15 @@ def run_pack(
 
     `wids pack rows.csv --field .jpg=path --field .cls=label -o 's3://bucket/train-%06d.tar' --size 500MB`
 
-    `wids pack train.json --where .cls=3 --where '.json:caption~(?i)cat' -o 'cats/train-%06d.tar'`
+    `wids pack train.json --where "cls = 3 and json->>'caption' ilike '%cat%'" -o 'cats/train-%06d.tar'`
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
     """
     from wids.cli.progress import job_bar
     from wids.cli.signals import Signals
     from wids.writing.pack.run import pack
-    from wids.writing.pack.where import parse_condition
 
     try:
-        conditions = [parse_condition(text) for text in flags.where or ()]
         settings = how.settings(output, flags.storage_options)
         rules = _parse_fields(flags)
     except (SpecError, ValueError) as error:
@@ -206,8 +204,8 @@ def run_pack(
     source = os.path.expanduser(source)
     with Signals():
         listing = _list(kind, source, flags, how, rules, is_shown=not is_json)
-        if conditions:
-            _choose(listing, conditions, skips_errors=how.skips_errors, is_shown=not is_json)
+        if flags.where:
+            _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)
     with job_bar("packing", is_shown=not is_json) as show:
         outcome = pack(listing, settings, options=options, show=show)
     _report(outcome, source=f"{source}, taken as {_NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
@@ -288,7 +286,7 @@ def _list(
         )
 
 
-def _choose(listing: SourceListing, conditions: list[Any], *, skips_errors: bool, is_shown: bool) -> None:
+def _choose(listing: SourceListing, predicates: list[str], *, skips_errors: bool, is_shown: bool) -> None:
     from wids.cli.progress import progress
     from wids.writing.pack.where import keep_matching
 
@@ -299,7 +297,7 @@ def _choose(listing: SourceListing, conditions: list[Any], *, skips_errors: bool
             bar.update(count, total=total, words="choosing")
 
         tell(0)
-        keep_matching(listing, conditions, skips_errors=skips_errors, tell=tell)
+        keep_matching(listing, predicates, skips_errors=skips_errors, tell=tell)
 
 
 def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:

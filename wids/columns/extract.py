@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
+# An extension that has no decoder, so that its members are inflated, and that is all.
+_INFLATED = ".wids-inflated.gz"
 # So many members of a shard that cannot be parsed are named.
 _MAX_NAMED = 10
 
@@ -218,7 +220,7 @@ class _Values:
         self.unparsed, self.trouble = 0, ""
         self._url = url
         self._errors: list[DecodeError] = []
-        decoder = SampleDecoder("numpy")
+        self._decoder = decoder = SampleDecoder("numpy")
         self._parsers = [
             (
                 extension,
@@ -230,7 +232,7 @@ class _Values:
         self._parse: dict[str, Callable[[bytes, str, str], Any]] = {
             "json": _parse_json,
             "text": _parse_text,
-            "field": partial(_decode, decoder, url),
+            "field": partial(decode_value, decoder, url),
         }
 
     def add(self, sample: Sample) -> None:
@@ -240,7 +242,10 @@ class _Values:
             value = None
             if member is not None:
                 try:
-                    value = self._parse[how](member.getvalue(), sample["__key__"], extension)
+                    data = member.getvalue()
+                    if how != "field" and extension.lower().endswith(".gz"):
+                        data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
+                    value = self._parse[how](data, sample["__key__"], extension)
                 except (WidsError, ValueError, RecursionError) as error:
                     self._note(error, sample["__key__"], extension, how)
             for k, rule in rules:
@@ -281,8 +286,12 @@ def _parse_text(data: bytes, _key: str, _extension: str) -> str:
     return data.decode("utf-8")
 
 
-def _decode(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
-    """A member's value as JSON has it."""
+def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
+    """A member's value as JSON has it.
+
+    Raises:
+        DecodeError: it cannot be decoded. ValueError: it is something else.
+    """
     value = decoder({"__key__": key, "__shard__": url, extension: data})[extension]
     if isinstance(value, (np.generic, np.ndarray)):
         if value.ndim > 1:

@@ -6,6 +6,7 @@ repeat, in the table or among the samples, would make the join a matter of chanc
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -60,10 +61,10 @@ def join_table(
     """
     if request.on not in ("key", "index") or request.missing not in ("null", "error"):
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
-    given = _Given(request)
-    rows = _find_rows(given, request.on, samples, keys)
-    _check_missing(rows, request)
-    table = given.read(given.names)
+    with contextlib.closing(_Given(request)) as given:
+        rows = _find_rows(given, request.on, samples, keys)
+        _check_missing(rows, request)
+        table = given.read(given.names)
     return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
 
 
@@ -72,7 +73,16 @@ def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
     file = import_parquet().ParquetFile(path)
     with file:
         schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
-        return mapped.write_mapped(schema, _rebatch(file.iter_batches(mapped.BATCH_ROWS, columns=list(names)), schema))
+        batches = _reading(path, file.iter_batches(mapped.BATCH_ROWS, columns=list(names)))
+        return mapped.write_mapped(schema, _rebatch(batches, schema))
+
+
+def _reading(path: str, batches: Iterable[Any]) -> Iterator[Any]:
+    """The same batches; errors in reading them are ours."""
+    try:
+        yield from batches
+    except (OSError, import_arrow().ArrowException) as error:
+        raise ColumnsError(f"{path}: is damaged ({error}); make it again: wids columns create", path=path) from error
 
 
 def _rebatch(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
@@ -120,6 +130,11 @@ class _Given:
                 found = "no column" if name not in there else "several columns"
                 raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
         check_names(self.names)
+
+    def close(self) -> None:
+        """Close the file, if it is one."""
+        if hasattr(self._source, "schema_arrow"):
+            self._source.close()
 
     def read(self, names: Sequence[str]) -> Any:
         """An Arrow table of some columns.

@@ -72,7 +72,19 @@ class KnownParts:
         self._journal.add(facts)
 
     def load(self, facts: PartFacts) -> tuple[Any, list[int]]:
-        """(columns of a part, named as in `wids.columns.extract.Part`; the kinds of the whole that it was part of)."""
+        """(columns of a part, named as in `wids.columns.extract.Part`; the kinds of the whole that it was part of).
+
+        Raises:
+            ColumnsError: it is damaged.
+        """
+        pa = import_arrow()
+        try:
+            return self._load(facts)
+        except (OSError, pa.ArrowException) as error:
+            what = self._output if facts.first >= 0 else self._folder
+            raise ColumnsError(f"{what}: is damaged ({error}); delete it, and run it again", path=what) from error
+
+    def _load(self, facts: PartFacts) -> tuple[Any, list[int]]:
         if facts.first >= 0 and self._before is not None:
             return self._before.read(facts)
         pa = import_arrow()

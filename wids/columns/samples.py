@@ -97,6 +97,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             table.close()
         return path
 
+    def find_table(self, collection: ShardCollection) -> sql.SampleTable | None:
+        """As `table`; None: there are no columns."""
+        return self.table(collection) if self.joined or self.own_path(collection) is not None else None
+
     def table(self, collection: ShardCollection) -> sql.SampleTable:
         """What SQL is asked of.
 

@@ -121,7 +121,7 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
     found: dict[str, str] = {}
     used = {name.casefold() for name in taken}
     for extension in sorted(set(extensions)):
-        stem = _NOT_WORD.sub("_", extension).strip("_") or "field"
+        stem = stem_of(extension)
         name, number = f"{stem}_bytes", 1
         while name.casefold() in used:
             number += 1
@@ -131,10 +131,15 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
     return found
 
 
+def stem_of(extension: str) -> str:
+    """An extension as a name of SQL that needs no quotes: ``seg_png`` of ``.seg.png``."""
+    return _NOT_WORD.sub("_", extension).strip("_") or "field"
+
+
 def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
     extension = _dotted(extension, text, "write it like .cls=label")
-    return ColumnRule(name=name or _NOT_WORD.sub("_", extension).strip("_"), extension=extension, how=how)
+    return ColumnRule(name=name or stem_of(extension), extension=extension, how=how)
 
 
 def _parse_json(text: str) -> list[ColumnRule]:

@@ -28,7 +28,7 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
-_MAX_NAMES = 100
+_MAX_NAMES, _MAX_LETTERS = 100, 2000
 # A join has the keys in memory besides.
 _JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
@@ -124,6 +124,34 @@ def _kind_of(statement: Any) -> str:
     return name
 
 
+def names_of(table: SampleTable) -> list[str]:
+    """The columns of a table, in their order."""
+    with _connected(table, "DESCRIBE samples", DEFAULT_MEMORY_BYTES) as connection:
+        return [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
+
+
+def names_in(predicate: str) -> frozenset[str]:
+    """The names that stand in a predicate, in lower case: of columns, and of what is in them.
+
+    Raises:
+        QueryError: it is no expression.
+    """
+    with _connected(SampleTable(samples=0), predicate, DEFAULT_MEMORY_BYTES) as connection:
+        _check_predicate(connection, predicate)
+        return frozenset(name.casefold() for name in _find_names(_parse(connection, _FIND + predicate)))
+
+
+def _find_names(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        if tree.get("class") == "COLUMN_REF":
+            yield from tree["column_names"]
+        for value in tree.values():
+            yield from _find_names(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _find_names(value)
+
+
 class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
@@ -204,10 +232,11 @@ def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = 
             _make_view(connection, table, scratch)
             names += [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
             yield connection
-        except (duckdb.Error, pa.ArrowException, _RefusedError) as error:
-            story = " ".join(str(error).split("\n\n")[0].split())
+        except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
+            story = " ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS]
+            asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            raise QueryError(f"{story}; in: {sql}; the columns of samples are {there}", found=sql) from error
+            raise QueryError(f"{story}; in: {asked}; the columns of samples are {there}", found=sql) from error
         finally:
             connection.close()
 

@@ -1,5 +1,6 @@
 """``wids columns create``: rows against lists of Python, what is read, what is not read again, what fails."""
 
+import gzip
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from wids.columns import create as creating
 from wids.columns.create import create_columns
 from wids.columns.file import open_table
 from wids.columns.spec import ColumnSpec, parse_spec
-from wids.errors import InputError, JobError, OutputError, OutputExistsError
+from wids.errors import ColumnsError, InputError, JobError, OutputError, OutputExistsError
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.runner import RunOptions
 
@@ -324,6 +325,36 @@ def test_fields_that_are_lists(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.json", b'{"v": [1, null]}'), ("b.json", b"3")])
     create_columns([str(tmp_path / "a.tar")], str(tmp_path / "c.parquet"), parse_spec(fields=[".json=v"]))
     assert [row["v"] for row in made.read_rows(tmp_path / "c.parquet")] == ['{"v": [1, null]}', "3"]
+
+
+def test_compressed_members(tmp_path):
+    """Are inflated first; what is not compressed is an error."""
+    data = [
+        ("a.json.gz", gzip.compress(b'{"v": 1}')),
+        ("a.txt.gz", gzip.compress(b"text")),
+        ("a.cls.gz", gzip.compress(b"7")),
+    ]
+    write_tar(tmp_path / "a.tar", [*data, ("b.txt.gz", b"text")])
+    spec = parse_spec(fields=[".cls.gz=c"], jsons=[".json.gz:v"], texts=[".txt.gz=t"], missing="null")
+    told = create_columns([str(tmp_path / "a.tar")], str(tmp_path / "c.parquet"), spec)
+    assert [(row["c"], row["v"], row["t"]) for row in made.read_rows(told.output)] == [
+        (7, 1, "text"),
+        (None, None, None),
+    ]
+    assert "'b': .txt.gz is no UTF-8 text" in told.troubles[str(tmp_path / "a.tar")]
+
+
+def test_pages_that_are_damaged(index):
+    """A table whose rows cannot be read again is an error that says what to do."""
+    made.make_columns(index)
+    data = bytearray(Path(table_of(index)).read_bytes())
+    data[4:800] = bytes(796)
+    Path(table_of(index)).write_bytes(data)
+    made.write_shard_of(os.path.join(os.path.dirname(index), "s3.tar"), 8, 2, payload=9)
+    with pytest.raises(ColumnsError, match=r"is damaged \((.|\n)*\); delete it, and run it again"):
+        made.make_columns(index)
+    os.unlink(table_of(index))
+    assert made.make_columns(index).samples == 10
 
 
 def test_a_wrong_count(index):

@@ -253,6 +253,8 @@ def test_pages_that_are_damaged(index):
     dataset = wids.ShardListDataset(index)
     with pytest.raises((ColumnsError, wids.errors.QueryError)):
         dataset.query("from samples")
+    with pytest.raises(ColumnsError, match="is damaged"):
+        dataset.with_columns()
 
 
 def test_a_remote_table(index, tmp_path):
@@ -294,6 +296,8 @@ def test_processes(dataset, method):
     assert len(pickle.dumps(joined)) < len(pickle.dumps(dataset)) + 1000
     assert call_in_child(read_names, joined, [0, 3, 44], method=method) == ["n0", None, "n44"]
     assert read_names(joined, [2]) == ["n2"]
+    found = joined.find_rows("name is null and label = 1")
+    assert call_in_child(joined.find_rows, "name is null and label = 1", method=method).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

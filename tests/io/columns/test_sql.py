@@ -146,6 +146,15 @@ def test_the_table_itself_stays(index, dataset):
     assert os.stat(path) == before
 
 
+def test_long_sql(dataset):
+    """Is cut in messages, not in attributes."""
+    predicate = f"index in ({', '.join(map(str, range(10_000)))})"
+    assert len(dataset.find_rows(predicate)) == len(ROWS)
+    with pytest.raises(QueryError) as failed:
+        dataset.find_rows(f"{predicate} and")
+    assert (len(str(failed.value)) < 5000, failed.value.found) == (True, f"{predicate} and")
+
+
 def test_queries(dataset):
     """Aggregates, keywords as names, statements that begin with other words."""
     found = dataset.query("select label, count(*) n from samples group by label order by n desc, label").to_pylist()

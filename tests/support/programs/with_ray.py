@@ -15,11 +15,14 @@ import tempfile
 import time
 
 import msgspec
+import pyarrow.parquet as pq
 import ray
 from ray.cluster_utils import Cluster
 
 from wids import cli
 from wids.collection import load_shards
+from wids.columns.create import create_columns
+from wids.columns.spec import parse_spec
 from wids.jobs.index_create import create_index
 from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions
@@ -96,6 +99,16 @@ def indexes(options):
     code, out = run("index", "create", "d", "-o", "c.json", *flags)
     os.unlink("d/s9.tar")
     return {"shards": outcome.shards, "code": code, "failed": [os.path.basename(u) for u in json.loads(out)["failed"]]}
+
+
+def columns(options):
+    """Columns of the shards, from the cluster and from threads."""
+    spec = parse_spec(fields=[".cls=label"], texts=[".txt=caption"])
+    rows = {}
+    for name, how in (("ray", options), ("here", RunOptions())):
+        told = create_columns("here.json", f"{name}.parquet", spec, options=how)
+        rows[name] = pq.read_table(told.output)
+    return {"is_same": rows["ray"].equals(rows["here"]), "rows": len(rows["ray"]), "surveyed": told.surveyed}
 
 
 def findings(options):
@@ -191,6 +204,7 @@ def main(url):
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         told["nodes"] = len(alive_nodes(ray))
         told |= {"verify": findings(options), "pack": packed(options)}
+        told["columns"] = columns(options)
         told["warm"] = warmed(options, url, node.node_id)
         told["survived"] = survived(options, cluster, node)
         ray.shutdown()

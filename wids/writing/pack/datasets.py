@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.collection import ARCHIVES, ShardCollection, load_shards
+from wids.columns.samples import beside
 from wids.errors import SampleError
 from wids.index import compiled, urls, ustar
 from wids.index.keys import encode_name
@@ -129,6 +131,7 @@ def list_dataset(
         items=range(len(collection)),
         reader=DatasetReader(collection, fields=keep_fields),
         info=info if isinstance(info, dict) else None,
+        columns=partial(beside(source, collection, cache_dir=cache_dir).find_table, collection),
         places=places,
     )
 

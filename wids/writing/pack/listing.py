@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import InputError, SampleError
 from wids.index import urls, ustar
 from wids.index.keys import encode_name
@@ -19,8 +21,6 @@ from wids.osfiles import atomic
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     Fields: TypeAlias = list[tuple[str, bytes]]
 
 UNKNOWN = -1
@@ -82,6 +82,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
         ignored: files that are not part of any sample.
         unmatched: samples that are not among the items, for they are not wanted.
         info: for the index.
+        columns: gives what is known of the items, a row for each, or None if nothing is; None: nothing ever is.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
     """
 
@@ -91,6 +92,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
     ignored: int = 0
     unmatched: int = 0
     info: dict[str, Any] | None = None
+    columns: Callable[[], SampleTable | None] | None = None
     places: Sequence[str] = ()
 
 

@@ -1,21 +1,21 @@
-"""Which samples of a source to pack: conditions on their keys and fields.
+"""Which samples of a source to pack: SQL predicates over their keys and fields.
 
-Rules: a condition is text, ``.cls=3``, read once. It looks at a sample as the source has it, before anything is packed,
-and reads the fields that it names and no others. A sample that lacks what a condition names does not meet it,
-with any comparison.
+Rules: a predicate is what `wids.columns.sql` takes, over a table ``samples`` with ``index``, ``key``, and for each
+field its value under its extension (``cls``, ``txt``; ``seg_png`` of ``.seg.png``; JSON as its text) and whether the
+sample has it (``has_jpg``). A dataset has the columns of the file beside its index too, which go first. Samples are
+looked at as the source has them, before anything is packed, and only fields that are named are read: none, if the file
+beside the index has all that is named. What a sample lacks is null.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import operator
-import re
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from wids.codecs.decode import SampleDecoder
+from wids.columns import kinds, sql
+from wids.columns.extract import decode_value
+from wids.columns.packages import import_arrow
+from wids.columns.spec import stem_of
 from wids.errors import InputError, SampleError, WidsError
 from wids.writing.pack.listing import SampleProblem
 
@@ -24,166 +24,132 @@ if TYPE_CHECKING:
 
     from wids.writing.pack.listing import SourceListing
 
-_FORM = re.compile(r"([^:=!~<>]+)(?::([^=!~<>]+))?(?:(==?|!=|~|!~|<=|>=|<|>)(.*))?", re.DOTALL)
-_ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_POSITION = re.compile(r"[0-9]{1,18}")
-_KEY = "key"
+_HAS = "has_"
 _TELL_EACH = 256
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One condition.
-
-    Attributes:
-        text: as it was written.
-        field: an extension with its dot, or ``"key"``.
-        names: where in the field's JSON to look; of a list, positions. Empty: the field as text.
-        comparison: ``=``, ``!=``, ``~``, ``!~``, ``<``, ``<=``, ``>``, ``>=``; ``""``: the sample has it.
-        value: what to compare with.
-    """
-
-    text: str
-    field: str
-    names: tuple[str, ...] = ()
-    comparison: str = ""
-    value: str = ""
-
-    def holds(self, key: str, extensions: frozenset[str], data: dict[str, bytes]) -> bool:
-        """Whether a sample meets it.
-
-        Args:
-            key: of the sample.
-            extensions: of all its fields.
-            data: of those fields that `needs` names.
-
-        Raises:
-            SampleError: the field is not the text or JSON that the condition takes it for.
-        """
-        if self.field != _KEY and self.field not in extensions:
-            return False
-        if not (self.comparison or self.names):
-            return True
-        found = key if self.field == _KEY else self._text_of(key, data[self.field])
-        if found is None:
-            return False
-        return not self.comparison or self._compare(found)
-
-    @property
-    def needs(self) -> bool:
-        """Whether the field's bytes are looked at."""
-        return self.field != _KEY and bool(self.comparison or self.names)
-
-    def _text_of(self, key: str, data: bytes) -> str | None:
-        """The value to compare; None: the JSON has no such name."""
-        try:
-            if not self.names:
-                return data.decode("utf-8").strip()
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            what = "JSON" if self.names else "text"
-            raise SampleError(
-                f"{self.field} of {key!r} is no {what} ({error}), which the condition {self.text!r} takes it for"
-            ) from error
-        for name in self.names:
-            if isinstance(value, dict) and name in value:
-                value = value[name]
-            elif isinstance(value, list) and _POSITION.fullmatch(name) and int(name) < len(value):
-                value = value[int(name)]
-            else:
-                return None
-        return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-    def _compare(self, found: str) -> bool:
-        if self.comparison in ("~", "!~"):
-            return bool(re.search(self.value, found)) == (self.comparison == "~")
-        ours, its = _number(self.value), _number(found)
-        if self.comparison in _ORDERS:
-            return ours is not None and its is not None and bool(_ORDERS[self.comparison](its, ours))
-        is_same = found == self.value or (its is not None and its == ours)
-        return is_same == (self.comparison == "=")
-
-
-def _number(text: str) -> float | None:
-    """The number that a text is: a whole one exactly, for as floats two long ids would be the same."""
-    if "_" in text:  # Python's own way of writing them
-        return None
-    with contextlib.suppress(ValueError):
-        return int(text)
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def parse_condition(text: str) -> Condition:
-    """``.cls=3``, ``.json:meta.width>=512``, ``.txt~cat``, ``key!~^test``, ``.jpg``.
-
-    Raises:
-        InputError: it is none of these.
-    """
-    found = _FORM.fullmatch(text.strip())
-    if found is None or (found[1].strip() == _KEY and (found[2] or not found[3])):
-        raise InputError(
-            f"{text!r} is no condition; write it like .cls=3, .json:caption~cat, .json:width>=512, key~^n01, "
-            "or .jpg for samples that have one"
-        )
-    field, names, comparison, value = (part.strip() if part else "" for part in found.groups())
-    condition = Condition(
-        text=text,
-        field=field if field == _KEY or field.startswith(".") else f".{field}",
-        names=tuple(names.split(".")) if names else (),
-        comparison="=" if comparison == "==" else comparison,
-        value=value,
-    )
-    if comparison in _ORDERS and _number(value) is None:
-        raise InputError(f"{text!r}: {comparison} compares numbers, and {value!r} is none")
-    if comparison in ("~", "!~"):
-        try:
-            re.compile(value)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise InputError(f"{text!r}: {value!r} is no regular expression ({error})") from None
-    return condition
-
-
 def keep_matching(
-    listing: SourceListing, conditions: Sequence[Condition], *, skips_errors: bool, tell: Callable[[int], None]
+    listing: SourceListing, predicates: Sequence[str], *, skips_errors: bool, tell: Callable[[int], None]
 ) -> None:
-    """Leave in a listing only the samples that meet all conditions.
+    """Leave in a listing only the samples for which all predicates are true.
 
     Args:
         listing: is changed; how many were left out is in its ``unmatched``.
-        conditions: all of which must hold.
+        predicates: all of which must hold.
         skips_errors: those that cannot be looked at become problems.
         tell: called with the number of samples that were looked at now and then.
 
     Raises:
-        WidsError: one cannot be looked at, and none is to be skipped; or none meets them.
+        QueryError: a predicate is none, or names what is not there.
+        WidsError: a sample cannot be looked at, and none is to be skipped; or none meets them.
     """
-    needed = frozenset(condition.field for condition in conditions if condition.needs)
-    kept: list[Any] = []
-    seen: set[str] = set()
-    count = len(listing.items)
+    named = frozenset[str]().union(*map(sql.names_in, predicates))
+    count, own = len(listing.items), listing.columns() if listing.columns else None
+    own_names = () if own is None else sql.names_of(own)
+    looked = _Looked(named, own_names)
+    if not named <= {"index", *(name.casefold() for name in own_names)}:
+        _look(listing, looked, skips_errors=skips_errors, tell=tell)
+    kept = set(range(count)) - looked.bad
+    joined = [*(() if own is None else own.joined), *looked.table(count)]
+    table = sql.SampleTable(samples=count, path=None if own is None else own.path, joined=joined)
+    for predicate in predicates:
+        kept.intersection_update(sql.find_rows(table, predicate).tolist())
+    if not kept:
+        raise InputError(f"of {count:,} samples none meets {' and '.join(map(repr, predicates))}")
+    listing.unmatched += count - len(kept) - len(looked.bad)
+    listing.items = [listing.items[k] for k in sorted(kept)]
+
+
+def _look(listing: SourceListing, looked: _Looked, *, skips_errors: bool, tell: Callable[[int], None]) -> None:
     for number, item in enumerate(listing.items):
         if number % _TELL_EACH == 0:
             tell(number)
         try:
-            found = listing.reader.look(item, needed)
-            if not kept:  # for the error
-                seen |= found[1]
-            if all(condition.holds(*found) for condition in conditions):
-                kept.append(item)
+            key, extensions, _ = listing.reader.look(item, frozenset())
+            needed = frozenset(each for each in extensions if stem_of(each).casefold() in looked.named)
+            data = listing.reader.look(item, needed)[2] if needed else {}
+            looked.add(key, extensions, data)
         except WidsError as error:
             if not skips_errors:
                 raise
+            looked.add_bad()
             listing.problems.append(SampleProblem(f"sample {number}", str(error)))
-            listing.unmatched -= 1
-    if not kept:
-        for condition in conditions:
-            if condition.field not in (*seen, _KEY):
-                there = ", ".join(sorted(seen)) or "none"
-                raise InputError(f"{condition.text!r}: no sample has a field {condition.field}; there are {there}")
-        words = " and ".join(repr(condition.text) for condition in conditions)
-        raise InputError(f"of {count:,} samples none meets {words}")
-    listing.items = kept
-    listing.unmatched += count - len(kept)
+
+
+class _Looked:
+    """What is known of the samples that were looked at, in their order.
+
+    Args:
+        named: the names in predicates, in lower case.
+        own_names: columns that there are already.
+
+    Attributes:
+        named: likewise. bad: samples that could not be looked at.
+    """
+
+    def __init__(self, named: frozenset[str], own_names: Sequence[str]) -> None:
+        own = {name.casefold() for name in own_names}
+        self.named, self.bad = named - own, set[int]()
+        self._own = own
+        self._keys: list[str | None] = []
+        self._stems: dict[str, str] = {}  # the column of a field -> its extension
+        self._values: dict[str, list[Any]] = {}
+        self._decoder = SampleDecoder("numpy")
+
+    def add(self, key: str, extensions: frozenset[str], data: dict[str, bytes]) -> None:
+        """The next sample.
+
+        Raises:
+            SampleError: a field is no value that can be compared. InputError: two fields would be one column.
+        """
+        values = {stem_of(extension): self._value(key, extension, found) for extension, found in data.items()}
+        for extension in sorted(extensions):
+            stem = stem_of(extension)
+            if self._stems.setdefault(stem.casefold(), extension) != extension and stem.casefold() in self.named:
+                raise InputError(
+                    f"{extension} and {self._stems[stem.casefold()]} are both called {stem} in a predicate"
+                )
+            if f"{_HAS}{stem}".casefold() in self.named:
+                values[_HAS + stem] = True
+        for name, value in values.items():
+            column = self._values.setdefault(name.casefold(), [])
+            column += [None] * (len(self._keys) - len(column)) + [value]
+        self._keys.append(kinds.writable(key))
+
+    def add_bad(self) -> None:
+        """The next sample cannot be looked at."""
+        self.bad.add(len(self._keys))
+        self._keys.append(None)
+
+    def table(self, count: int) -> list[Any]:
+        """The columns as an Arrow table of ``count`` rows; none, if no sample was looked at."""
+        pa = import_arrow()
+        if len(self._keys) != count:
+            return []
+        columns = {} if "key" in self._own else {"key": pa.array(self._keys, pa.string())}
+        for stem in sorted(self._stems):
+            for name in (stem, _HAS + stem):
+                if name in self._own or name in columns or name == "index":
+                    continue
+                values = self._values.get(name)
+                if values is None:  # it is not asked for, and there for the words of an error
+                    columns[name] = pa.nulls(count, pa.string())
+                    continue
+                values += [None] * (count - len(values))
+                columns[name] = pa.array([value is True for value in values]) if name != stem else _array(values)
+        return [pa.table(columns)] if columns else []
+
+    def _value(self, key: str, extension: str, data: bytes) -> Any:
+        try:
+            return decode_value(self._decoder, "", data, key, extension)
+        except (WidsError, ValueError):  # of no type that is known, or not what its name says: a text, perhaps
+            try:
+                return data.decode("utf-8").strip()
+            except ValueError as error:
+                raise SampleError(
+                    f"{extension} of {key!r} is no value that a predicate could compare ({error})", key=key
+                ) from error
+
+
+def _array(values: list[Any]) -> Any:
+    return kinds.make_array(values)[0]
