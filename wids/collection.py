@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wids.events import Hook
-    from wids.index.selection import Rows, Selection
+    from wids.index.selection import SampleRows, Selection
     from wids.index.spec import ShardList
     from wids.index.table import MemberTable
     from wids.readers.base import Reader
@@ -342,7 +342,7 @@ class ShardCollection:
         reader = self.pin(k)
         lo, hi = self.ends[k - 1] if k else 0, self.ends[k]
         count, promised = reader.table.nsamples, self.shards.nsamples[k]
-        rows: Rows | None = None
+        rows: SampleRows | None = None
         if self.shards.selection is not None:
             rows = self.shards.selection.rows if count >= promised else RepeatedRows(self.shards.selection.rows, count)
         elif count < promised:  # it repeats its samples, and this is one pass through them

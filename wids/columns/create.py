@@ -182,7 +182,7 @@ class _Creating:
         """
         parts = [self._done[k] for k in range(len(self._shards))]
         state = self._parts.format_state(parts)
-        layout = _Layout(self._spec, parts)
+        layout = _ColumnLayout(self._spec, parts)
         facts = TableFacts(
             version=VERSION,
             fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
@@ -203,7 +203,7 @@ class _Creating:
             raise unwritten(self._output, error) from error
         self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
 
-    def _write(self, path: str, layout: _Layout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
+    def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
         pa, pq = import_arrow(), import_parquet()
         schema = layout.schema().with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
         waiting: list[Any] = []
@@ -216,7 +216,7 @@ class _Creating:
             if waiting:
                 writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
 
-    def _tables(self, layout: _Layout, parts: Sequence[PartFacts]) -> Iterator[Any]:
+    def _tables(self, layout: _ColumnLayout, parts: Sequence[PartFacts]) -> Iterator[Any]:
         """The rows of each shard that has some."""
         first = 0
         for k, part in enumerate(parts):
@@ -253,7 +253,7 @@ class _Creating:
         return options.resolve("threads", _REMOTE_JOBS if is_remote else cores)
 
 
-class _Layout:
+class _ColumnLayout:
     """The columns of a whole table.
 
     Attributes:

@@ -124,7 +124,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
     known = task.known
     if known is not None and version.mark and (version.size, version.mark) == known.version():
         return Part(facts=known)
-    tally = _Tally()
+    tally = _FieldCounts()
     with contextlib.ExitStack() as stack:
         directory = None if urls.is_local(shard.url) else stack.enter_context(tempdirs.directory("columns"))
         provider = AutoProvider(
@@ -164,7 +164,7 @@ def look_at(url: str, storage_options: dict[str, Any] | None) -> Found:
     return Found(url) if urls.scheme_of(url) == "pipe" else look_remote(url, storage_options)
 
 
-class _Tally:
+class _FieldCounts:
     """Counts what servers were asked for, by the events of readers."""
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ def join_table(
     """
     if request.on not in ("key", "index") or request.missing not in ("null", "error"):
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
-    with contextlib.closing(_Given(request)) as given:
+    with contextlib.closing(_JoinedTable(request)) as given:
         rows = _find_rows(given, request.on, samples, keys)
         _check_missing(rows, request)
         table = given.read(given.names)
@@ -109,7 +109,7 @@ def _one_array(column: Any) -> Any:
     return found.combine_chunks() if hasattr(found, "combine_chunks") else found
 
 
-class _Given:
+class _JoinedTable:
     """A table of a user's: columns are read when they are needed, of a file only those.
 
     Attributes:
@@ -169,7 +169,7 @@ def _open(table: Any) -> Any:
 
 
 def _find_rows(
-    given: _Given, on: On, samples: SampleTable, keys: Iterable[Sequence[str]] | None
+    given: _JoinedTable, on: On, samples: SampleTable, keys: Iterable[Sequence[str]] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The table's row of each sample; -1: none."""
     column = given.read([on]).column(on)

@@ -26,7 +26,7 @@ _NARROW = np.dtype(np.uint32)
 _MANY = 20_000
 
 
-class Rows(Protocol):
+class SampleRows(Protocol):
     """The row in its shard of each sample of a view."""
 
     def __getitem__(self, index: int, /) -> int:
@@ -36,7 +36,7 @@ class Rows(Protocol):
 class RepeatedRows:
     """The rows of a view in a shard that holds fewer samples than promised, and repeats them."""
 
-    def __init__(self, rows: Rows, count: int) -> None:
+    def __init__(self, rows: SampleRows, count: int) -> None:
         self._rows, self._count = rows, count
 
     def __getitem__(self, index: int) -> int:
@@ -44,7 +44,7 @@ class RepeatedRows:
 
 
 class Selection:
-    """Rows of shards, shard by shard.
+    """SampleRows of shards, shard by shard.
 
     Args:
         ends: where each shard's samples end, counted over the view: int64, (shards,).

@@ -150,7 +150,7 @@ def pack_tables(
     settings = msgspec.structs.replace(settings, storage_options=storage_options)
     path = _check_pack(output or os.path.splitext(index)[0] + table_pack.SUFFIX, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
-    with contextlib.closing(_Packing(shards, outcome, settings, show)) as packing:
+    with contextlib.closing(_TablePacking(shards, outcome, settings, show)) as packing:
         packing.find_all(options)
         packing.write()
         _name_pack(index, path)
@@ -258,7 +258,7 @@ def _remove_parts(path: str) -> None:
                     os.unlink(os.path.join(home, found))
 
 
-class _Packing:
+class _TablePacking:
     """Tables on their way into one pack; to be closed.
 
     Raises:
