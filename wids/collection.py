@@ -44,7 +44,7 @@ ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
 # A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
 # view; None: rows follow each other from 0 on).
-Stretch: TypeAlias = "tuple[int, int, Reader, str | None, Rows | None]"
+Stretch: TypeAlias = "tuple[int, int, Reader, str | None, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _SIZED_SHARDS = 64

@@ -199,14 +199,14 @@ def test_a_killed_run_goes_on(index, count):
 
 def _merge_until(connection, index):
     """Make columns, and stop when half of the table is written."""
-    rows = creating._Layout.rows
+    rows = creating._ColumnLayout.rows
 
     def stop(self, k, *args):
         if k == 2:
             stop_here(connection)
         return rows(self, k, *args)
 
-    creating._Layout.rows = stop
+    creating._ColumnLayout.rows = stop
     made.make_columns(index)
 
 
