@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids import arguments, views
+from wids import arguments
 from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead, Source
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
@@ -27,7 +27,6 @@ from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ShardReadError
-from wids.index.selection import parse_indices
 from wids.keys import Keys
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -36,6 +35,7 @@ from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider, parse_access
 from wids.stats import COLUMNS, ROWS, Tally
 from wids.transport import retrying
+from wids.views import WithViews
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.collection import OnCountMismatch, Shards
+    from wids.columns.samples import SampleColumns
     from wids.events import Hook
-    from wids.index.selection import Selection
     from wids.index.table import Group, KeyRule
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
@@ -104,7 +104,7 @@ class _SharedTally(Tally):
         self.join(counts.numpy())
 
 
-class ShardListDataset(Dataset[T_co], WithColumns):
+class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     """Random access to the samples of a list of tar shards.
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
@@ -382,23 +382,6 @@ class ShardListDataset(Dataset[T_co], WithColumns):
 
     # --- parts of it
 
-    def select(self, samples: Any) -> Self:
-        """A view of some samples: a dataset of them, in this one's order, each once.
-
-        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
-        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
-        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
-
-        Args:
-            samples: indices, in any order, negative ones from the end; or a mask, one bool for each sample.
-
-        Raises:
-            InputError: they are neither. IndexError: one is out of range.
-        """
-        total = len(self._collection)
-        indices = parse_indices(samples, total)
-        return self._view(indices, f"select: {len(indices):,} of {total:,}")
-
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
 
@@ -412,69 +395,6 @@ class ShardListDataset(Dataset[T_co], WithColumns):
         """
         indices = self.find_rows(predicate)
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
-
-    def exclude(self, samples: Any) -> Self:
-        """A view of all samples but these; see `select`.
-
-        Args:
-            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask),
-                ``.jsonl`` (an ``error_log``), or text with a key a line. By keys, the member tables of all shards are
-                read. Those of no sample are counted in a warning.
-
-        Raises:
-            InputError: they are none of these. IndexError: an index is out of range.
-        """
-        kept = np.flatnonzero(~views.find_excluded(samples, self.keys, self._collection))
-        what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
-        total = len(self._collection)
-        return self._view(kept, f"exclude{what}: {total - len(kept):,} of {total:,}")
-
-    def split(self, *shares: float, by: views.SplitBy = "key", seed: int = 0) -> list[Self]:
-        """Views of parts that have no sample in common, and all of them together; see `select`.
-
-        Args:
-            shares: of the samples, one for each part; scaled to add up to 1.
-            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
-                added, and equal keys are in one part (reads all member tables); ``"shard"``, likewise of the shard's
-                name; ``"index"``: nothing is read, and parts change when shards are added.
-            seed: another one gives other parts. A part that is split again is split by other numbers.
-
-        Raises:
-            InputError: bad shares.
-        """
-        parts = views.split(self._collection, self.keys, shares, by=by, seed=seed, made_by=self._steps)
-        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
-        whole = f"{len(self._collection):,}"
-        return [self._view(part, f"{views.PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this dataset as an index: which samples of which shards, and no data.
-
-        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
-        the rows lie beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
-
-        Args:
-            path: a local path, such as ``"good.json"``.
-
-        Raises:
-            OutputError: it is no name of a local file. OSError: it cannot be written.
-        """
-        views.save(self._collection, os.fspath(path), made_by=self._steps)
-
-    def _view(self, indices: np.ndarray[Any, np.dtype[np.int64]], step: str) -> Self:
-        view = copy.copy(self)
-        view._show(views.select(self._collection, indices), step)  # noqa: SLF001 - of this class
-        return view
-
-    def _show(self, selection: Selection, step: str) -> None:
-        """Have these samples of the shards alone."""
-        for name in ("lengths", "cum_lengths", "total_length"):  # that a program has set, of the whole
-            self.__dict__.pop(name, None)
-        self._steps = (*self._steps, step)
-        self._collection = self._collection.select(selection)
-        self._index = LiveIndex(self._collection)
-        self._transformations = list(self._transformations)
-        self.cache = self._collection.pool
 
     # --- samples
 
@@ -555,6 +475,15 @@ class ShardListDataset(Dataset[T_co], WithColumns):
         self._transformations += parse_transformations(transform, **self._decoding)
         self._note_work()
         return self
+
+    def _with(self, columns: SampleColumns) -> Self:
+        found = super()._with(columns)
+        found._note_work()  # noqa: SLF001 - of this class
+        return found
+
+    def _note_work(self) -> None:
+        """Note whether anything is done to samples after they are read."""
+        self._is_transforming = bool(self._transformations or self._columns.shown) or self._substitutes is not None
 
     # --- the pool of open shards
 

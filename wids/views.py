@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,6 +18,7 @@ from wids.index.fingerprint import fingerprint, portable_names
 from wids.index.selection import deal, hash_texts, parse_indices, parse_shares, pick
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
+from wids.live_index import LiveIndex
 from wids.order.permutation import SPLIT, random_words
 from wids.osfiles import atomic, system
 from wids.osfiles.index_paths import absolute, check_output
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+    from typing_extensions import Self
 
     from wids.collection import ShardCollection
-    from wids.index.selection import Integers
+    from wids.index.selection import Integers, Selection
     from wids.keys import Keys
+    from wids.readers.pool import OpenShards
 
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
@@ -206,3 +210,99 @@ def _rows_at(path: str) -> str | None:
     if found is None or not found.rows.startswith(stem) or not _OWN_ROWS.fullmatch(found.rows[len(stem) :]):
         return None
     return os.path.join(os.path.dirname(path), found.rows)
+
+
+class WithViews:
+    """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
+
+    _collection: ShardCollection
+    _index: LiveIndex
+    _steps: tuple[str, ...]
+    _transformations: list[Any]
+    cache: OpenShards
+
+    if TYPE_CHECKING:
+
+        @property
+        def keys(self) -> Keys:
+            """See `wids.ShardListDataset.keys`."""
+
+    def select(self, samples: Any) -> Self:
+        """A view of some samples: a dataset of them, in this one's order, each once.
+
+        Nothing is read or written. The view has this dataset's transformations, cache and settings, and the same
+        shards; `lengths` are what it has of each, and a shard of which it has nothing is never opened. ``view[i]`` has
+        the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
+
+        Args:
+            samples: indices, in any order, negative ones from the end; or a mask, one bool for each sample.
+
+        Raises:
+            InputError: they are neither. IndexError: one is out of range.
+        """
+        total = len(self._collection)
+        indices = parse_indices(samples, total)
+        return self._view(indices, f"select: {len(indices):,} of {total:,}")
+
+    def exclude(self, samples: Any) -> Self:
+        """A view of all samples but these; see `select`.
+
+        Args:
+            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask),
+                ``.jsonl`` (an ``error_log``), or text with a key a line. By keys, the member tables of all shards are
+                read. Those of no sample are counted in a warning.
+
+        Raises:
+            InputError: they are none of these. IndexError: an index is out of range.
+        """
+        kept = np.flatnonzero(~find_excluded(samples, self.keys, self._collection))
+        what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+        total = len(self._collection)
+        return self._view(kept, f"exclude{what}: {total - len(kept):,} of {total:,}")
+
+    def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
+        """Views of parts that have no sample in common, and all of them together; see `select`.
+
+        Args:
+            shares: of the samples, one for each part; scaled to add up to 1.
+            by: what decides: ``"key"``, a hash of each sample's key: samples stay in their part when shards are
+                added, and equal keys are in one part (reads all member tables); ``"shard"``, likewise of the shard's
+                name; ``"index"``: nothing is read, and parts change when shards are added.
+            seed: another one gives other parts. A part that is split again is split by other numbers.
+
+        Raises:
+            InputError: bad shares.
+        """
+        parts = split(self._collection, self.keys, shares, by=by, seed=seed, made_by=self._steps)
+        how = f"of split({', '.join(map(str, shares))}, by={by!r}, seed={seed})"
+        whole = f"{len(self._collection):,}"
+        return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this dataset as an index: which samples of which shards, and no data.
+
+        ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
+        the rows lie beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
+
+        Args:
+            path: a local path, such as ``"good.json"``.
+
+        Raises:
+            OutputError: it is no name of a local file. OSError: it cannot be written.
+        """
+        save(self._collection, os.fspath(path), made_by=self._steps)
+
+    def _view(self, indices: Integers, step: str) -> Self:
+        view = copy.copy(self)
+        view._show(select(self._collection, indices), step)  # noqa: SLF001 - of this class
+        return view
+
+    def _show(self, selection: Selection, step: str) -> None:
+        """Have these samples of the shards alone."""
+        for name in ("lengths", "cum_lengths", "total_length"):  # that a program has set, of the whole
+            self.__dict__.pop(name, None)
+        self._steps = (*self._steps, step)
+        self._collection = self._collection.select(selection)
+        self._index = LiveIndex(self._collection)
+        self._transformations = list(self._transformations)
+        self.cache = self._collection.pool

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from wids.collection import ShardCollection
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
-    from wids.substitutes import Substitutes
 
 
 class WithColumns:
@@ -26,8 +25,6 @@ class WithColumns:
     _collection: ShardCollection
     _columns: SampleColumns = SampleColumns()
     _transformations: list[Any]
-    _is_transforming: bool
-    _substitutes: Substitutes | None = None
 
     def query(self, sql: str) -> Any:
         """What one SELECT statement over the table ``samples`` gives; it has one row for each sample.
@@ -123,9 +120,4 @@ class WithColumns:
         found = copy.copy(self)
         found._columns = columns  # noqa: SLF001 - one of our own
         found._transformations = list(self._transformations)  # noqa: SLF001
-        found._note_work()  # noqa: SLF001
         return found
-
-    def _note_work(self) -> None:
-        """Note whether anything is done to samples after they are read."""
-        self._is_transforming = bool(self._transformations or self._columns.shown) or self._substitutes is not None
