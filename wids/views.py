@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from wids import error_log
 from wids.errors import InputError, OutputError, OutputExistsError, SpecError
 from wids.events import logger
 from wids.index import view_file, writing
@@ -60,7 +61,7 @@ def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDA
     n = len(keys)
     found = np.zeros(n, np.bool_)
     if isinstance(what, (str, os.PathLike)):
-        if os.fspath(what).endswith(".jsonl"):
+        if os.fspath(what).endswith(error_log.SUFFIX):
             return _in_log(os.fspath(what), collection)
         what = read_samples(os.fspath(what))
     elif not hasattr(what, "__array__") and not isinstance(what, range):
@@ -73,30 +74,23 @@ def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDA
     return found
 
 
-class _Line(msgspec.Struct):
-    shard: str | None
-    row: int | None
-
-
 def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
-    """Where the samples of a log of errors are (`wids.substitutes`, ``wids verify --report``).
+    """Where the samples of a log of errors are; see `wids.error_log`.
 
     Raises:
         InputError: it cannot be read, or is no such log.
     """
-    found, bad = np.zeros(len(collection), np.bool_), dict[str, set[int]]()
-    try:
-        with open(path, "rb") as file:
-            for line in filter(bytes.strip, file):
-                told = msgspec.json.decode(line, type=_Line)
-                if told.shard is not None and told.row is not None:
-                    bad.setdefault(told.shard, set()).add(told.row)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a log of errors ({error})", path=path) from error
+    found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
+    strange = set(bad)
     for k, url in enumerate(collection.shards.urls if bad else ()):
-        if url in bad and collection.lengths[k]:
+        name = error_log.shard_name(url)
+        if name in bad:
+            strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]
-            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[url]))
+            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
+    if strange:
+        words = "%s: %d of the %d shards in it are none of this dataset's, such as %s"
+        logger.warning(words, path, len(strange), len(bad), min(strange))
     return found
 
 

@@ -25,6 +25,7 @@ LAYERS = (
     ("indexes",),
     ("readers",),
     ("codecs", "collection"),
+    ("error_log",),
     ("substitutes",),
     ("arguments", "batches", "keys", "live_index"),
     ("views",),

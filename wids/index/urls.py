@@ -42,6 +42,7 @@ _LETTERS = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?[0-9]+)?")
 _MAX_DIGITS, _MAX_SHOWN = 18, 200
 _PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_USER, _WITH_CONTAINER = re.compile(r"(?<=://)[^/]*@"), _AZURE | {"wasb", "wasbs"}
 _NAME_TAIL = 80
 
 
@@ -110,6 +111,17 @@ def without_query(url: str) -> str:
     """The URL up to its query."""
     head, path, _ = _split(url)
     return head + path
+
+
+def without_access(url: str) -> str:
+    """The URL without what may give access to it: ``user:password@``, and a query, as those that are signed.
+
+    A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it.
+    """
+    head, path, query = _split(url)
+    if scheme_of(head.rpartition("::")[2]) not in _WITH_CONTAINER:
+        head = _USER.sub("", head)
+    return head + path + ("" if "." in posixpath.basename(path) else query)
 
 
 def host_of(url: str) -> str:
