@@ -24,14 +24,14 @@ import msgspec
 
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
-from wids.errors import SpecError
+from wids.cache.view_rows import ViewRows
+from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
-from wids.osfiles.shared_selection import SharedSelection
 from wids.transport import retrying
 from wids.transport.download import download_to, read_bytes
 from wids.transport.stores import open_source
@@ -277,31 +277,25 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         found = _parse(data, request, named=None if request.storage_options is None else set())[0]
     else:
         parent = _guarded(request, checks.resolve(home, view.view_of, "view_of", place), "view_of")
+        _check_regular(parent, place)
         options = _narrowed(request)
         inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
         found = load_index(inner)
         _check_parent(found.shards, view, place=place, parent=parent)
         raw["view_of"] = parent
     url = _guarded(request, checks.resolve(home, view.rows, "rows", place), "rows")
-    if urls.is_local(url):
-        try:
-            rows = atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
-        except OSError as error:
-            if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
-                return _load_view(request, now)  # it was saved again, and its rows of before are gone
-            raise SpecError(
-                f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place
-            ) from error
-    else:
-        rows = memoryview(read_bytes(url, storage_options=_narrowed(request)))
-    shards = found.shards
-    ends, chosen = view_file.unpack_rows(rows, counts=shards.nsamples, place=url)
-    if len(chosen) != view.nsamples:
-        what = (
-            f"{checks.where(place)}nsamples is {view.nsamples}, and {url} has {len(chosen)} rows; save the view again"
-        )
-        raise SpecError(what, path="nsamples", url=place)
-    shards = shards.select(SharedSelection(ends, chosen))
+    shards, options = found.shards, _narrowed(request)
+    rows = ViewRows(url, view, shards.nsamples, cache_dir=request.cache_dir, storage_options=options)
+    try:
+        selection = rows.load()
+    except OSError as error:
+        is_gone = urls.is_local(url) or isinstance(error, ShardNotFoundError)
+        if is_gone and place and (now := read_bytes(place, storage_options=request.storage_options)) != data:
+            return _load_view(request, now)  # it was saved again, and its rows of before are gone
+        if isinstance(error, FetchError):
+            raise
+        raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
+    shards = shards.select(selection)
     shards.header = {**shards.header, **raw}
     return LoadedIndex(shards, found.storage_options)
 
@@ -316,6 +310,14 @@ def _guarded(request: IndexRequest, url: str, path: str) -> str:
     if is_remote and not request.allow_local and urls.reaches_local(url):
         forbid_local(request.place, path, url)
     return url
+
+
+def _check_regular(parent: str, place: str | None) -> None:
+    """Refuse a FIFO or a device, which would be read for ever; an index that a program names itself may be one."""
+    path = os.path.expanduser(urls.local_path(parent)) if urls.is_local(parent) else ""
+    if path and os.path.exists(path) and not os.path.isfile(path):
+        what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
+        raise SpecError(what, path="view_of", url=place)
 
 
 def _narrowed(request: IndexRequest) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ LAYERS = (
     ("codecs", "collection"),
     ("error_log",),
     ("substitutes",),
-    ("arguments", "batches", "keys", "live_index"),
+    ("arguments", "batches", "keys", "live_index", "view_saving"),
     ("views",),
     ("jobs", "writing", "columns"),
     ("dataset", "samplers", "otel"),
