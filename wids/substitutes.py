@@ -54,6 +54,7 @@ def pick(index: int, attempt: int, lo: int, hi: int) -> int | None:
     others = hi - lo - 1
     if attempt >= min(others, MAX_ATTEMPTS):
         return None
+    # Not steps of one length: of every other sample bad, these could all be.
     step = int(permutation(others, seed=index, epoch=0, stream=SUBSTITUTES)[attempt])
     return lo + (index - lo + 1 + step) % (hi - lo)
 
