@@ -25,7 +25,7 @@ import msgspec
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
 from wids.cache.view_rows import ViewRows
-from wids.errors import FetchError, ShardNotFoundError, SpecError
+from wids.errors import FetchError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
@@ -289,9 +289,10 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     try:
         selection = rows.load()
     except OSError as error:
-        is_gone = urls.is_local(url) or isinstance(error, ShardNotFoundError)
-        if is_gone and place and (now := read_bytes(place, storage_options=request.storage_options)) != data:
-            return _load_view(request, now)  # it was saved again, and its rows of before are gone
+        if isinstance(error, FileNotFoundError) and place is not None:  # it was saved again meanwhile, once or twice
+            now = read_bytes(place, storage_options=request.storage_options)
+            if now != data or (urls.is_local(url) and os.path.exists(os.path.expanduser(urls.local_path(url)))):
+                return _load_view(request, now)
         if isinstance(error, FetchError):
             raise
         raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
