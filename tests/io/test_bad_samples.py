@@ -33,6 +33,7 @@ from wids.errors import (
     ShardReadError,
     TooManyErrorsError,
 )
+from wids.jobs.journal import JobJournal
 from wids.osfiles import atomic
 from wids.substitutes import MAX_ATTEMPTS, pick
 
@@ -654,3 +655,27 @@ def test_bytes_that_cannot_be_read_are_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "read", read)
     assert dataset[7]["__substitute_for__"] == 7
     assert error_log.read_rows(str(log)) == {shards[0]["url"]: {7}}
+
+
+def test_a_report_of_a_run_that_was_ended(index, tmp_path, monkeypatch):
+    """Shards that were looked at before are in it, too; it says of a dataset and of a view what their own logs say."""
+    reports, journal = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"], str(tmp_path / "journal")
+    for report in reports:
+        with monkeypatch.context() as context:
+            context.setattr(JobJournal, "remove", JobJournal.close)
+            run("verify", index, "--decode", "--report", str(report), "--journal", journal, "--jobs", "1")
+    assert reports[0].read_text() == reports[1].read_text()
+    strict = wids.ShardListDataset(index)
+    for part in (strict, halved(strict)):
+        assert len(part.exclude(reports[1])) == len(part) - len(bad_ones(part))
+        log = tmp_path / f"{len(part)}.jsonl"
+        list(halved(opened(index, error_log=log)) if part is not strict else opened(index, error_log=log))
+        assert part.exclude(log).fingerprint == part.exclude(reports[1]).fingerprint
+
+
+def test_too_many_errors_in_a_worker(tmp_path):
+    """The error that arrives is of its own kind, and names the log."""
+    log = tmp_path / "bad.jsonl"
+    dataset = opened(write_shards(tmp_path, (60,)), transformations=fail_at_odd, max_errors=0.01, error_log=log)
+    with pytest.raises(TooManyErrorsError, match=r"10 of \d\d samples failed in this process.*bad.jsonl names them"):
+        list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork", collate_fn=len))
