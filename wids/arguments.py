@@ -92,7 +92,7 @@ def parse_on_error(
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:
     """The URL or path of the index that lists the shards as they are; None: there is none."""
-    if found.selection is not None and base is None and not options:
+    if found.selection is not None and base is None and set(options or ()) <= {"view_of"}:
         return found.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None

@@ -211,6 +211,16 @@ def test_rows_of_another_view_beside_this_one(dataset, tmp_path):
         wids.ShardListDataset(path)
 
 
+def test_rows_that_an_option_names(dataset, tmp_path):
+    """They are taken instead of the view's own; if they are not there, that is an error."""
+    dataset.select([3]).save(tmp_path / "a.json")
+    shutil.copy(tmp_path / json.loads((tmp_path / "a.json").read_text())["rows"], tmp_path / "moved.rows")
+    options = {"rows": "moved.rows"}
+    assert keys(wids.ShardListDataset(tmp_path / "a.json", options=options, transformations=[])) == ["s0-003"]
+    with pytest.raises(SpecError, match="cannot be read"):
+        wids.ShardListDataset(tmp_path / "a.json", options={"rows": "none.rows"})
+
+
 def test_a_selection_without_rows():
     """It has no file, and can be shared."""
     found = SharedSelection(np.zeros(3, np.int64), np.zeros(0, np.uint32))
@@ -280,6 +290,7 @@ def test_no_secret_is_saved(web, tmp_path, caplog):
         assert again.fingerprint == view.fingerprint
         again.save(tmp_path / "again.json")
         assert "s3cret" not in (tmp_path / "again.json").read_text()
+        assert json.loads((tmp_path / "again.json").read_text())["view_of"] == f"{web.url}/index.json"
     shards = [{"url": f"http://u:s3cret@{host}/s{k}.tar?sig=s3cret", "nsamples": n} for k, n in enumerate(COUNTS)]
     listed = wids.ShardListDataset(shards, cache_dir=tmp_path / "cache", transformations=[]).select([5])
     listed.save(tmp_path / "listed.json")
