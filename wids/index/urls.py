@@ -42,7 +42,7 @@ _LETTERS = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?[0-9]+)?")
 _MAX_DIGITS, _MAX_SHOWN = 18, 200
 _PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-_USER, _WITH_CONTAINER = re.compile(r"(?<=://)[^/]*@"), _AZURE | {"wasb", "wasbs"}
+_USER, _PASSWORD = re.compile(r"(?<=://)[^/]*@"), re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 _NAME_TAIL = 80
 
 
@@ -116,11 +116,13 @@ def without_query(url: str) -> str:
 def without_access(url: str) -> str:
     """The URL without what may give access to it: ``user:password@``, and a query, as those that are signed.
 
-    A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it.
+    A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it; and a
+    user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
     """
     head, path, query = _split(url)
-    if scheme_of(head.rpartition("::")[2]) not in _WITH_CONTAINER:
-        head = _USER.sub("", head)
+    scheme = scheme_of(head.rpartition("::")[2])
+    is_token = scheme in _WITH_QUERY or scheme in _SERVICES
+    head = _USER.sub("", head) if is_token else _PASSWORD.sub(r"\1@", head)
     return head + path + ("" if "." in posixpath.basename(path) else query)
 
 
