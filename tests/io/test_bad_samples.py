@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import wids
 from tests.support.cli import run
-from tests.support.servers import instead, whole
+from tests.support.servers import Server, instead, whole
 from tests.support.shards import serve, write_index, write_json, write_shards, write_tar
 from wids import error_log
 from wids.errors import (
@@ -679,3 +679,49 @@ def test_too_many_errors_in_a_worker(tmp_path):
     dataset = opened(write_shards(tmp_path, (60,)), transformations=fail_at_odd, max_errors=0.01, error_log=log)
     with pytest.raises(TooManyErrorsError, match=r"10 of \d\d samples failed in this process.*bad.jsonl names them"):
         list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork", collate_fn=len))
+
+
+@pytest.mark.parametrize(("before", "after", "tail"), [(2, 3, "mask"), (3, 1, "drop"), (1, 2, "pad")])
+def test_a_resume_on_other_ranks(index, before, after, tail):
+    """What was read before and what is read after it are the substitutes of one run, and ranks stay equal."""
+    dataset, expected, steps = opened(index), substitutes(wids.ShardListDataset(index)), 101
+    options = {"chunksize": 40, "tail": tail}
+    asked, state = [], None
+    for rank in range(before):
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=before, rank=rank, **options)
+        indices = iter(sampler)
+        asked += [next(indices) for _ in range(steps)]
+        state = sampler.state_dict()
+    counts = set()
+    for rank in range(after):
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=after, rank=rank, **options)
+        sampler.load_state_dict(state)
+        rest = list(sampler)
+        counts.add(len(rest))
+        asked += rest
+    assert len(counts) == 1
+    assert {int(i): sample["__index__"] for i, sample in zip(asked, map(dataset.__getitem__, asked), strict=True)} == {
+        int(i): expected[i] for i in asked
+    }
+    assert len(set(asked)) > sum(COUNTS) - after
+
+
+@pytest.mark.parametrize("access", ["fetch", "range", "auto"])
+def test_remote_shards(index, tmp_path, access):
+    """By whatever way their bytes come, the same samples take the places."""
+    expected = substitutes(wids.ShardListDataset(index))
+    with Server(directory=os.path.dirname(index), has_ranges=True) as server:
+        dataset = opened(f"{server.url}/index.json", cache_dir=tmp_path / "cache", access=access)
+        for lo in range(0, sum(COUNTS), 100):
+            wanted = range(lo, min(lo + 100, sum(COUNTS)))
+            assert [sample["__index__"] for sample in dataset.__getitems__(wanted)] == [expected[i] for i in wanted]
+        dataset.close()
+
+
+def test_threads(index):
+    """Threads that share a dataset have the same samples as one."""
+    dataset, expected = opened(index), substitutes(wids.ShardListDataset(index))
+    wanted = random.Random(2).choices(range(sum(COUNTS)), k=2000)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: dataset[i]["__index__"], wanted))
+    assert found == [expected[i] for i in wanted]
