@@ -3,9 +3,10 @@
 JSON form::
 
     {"wids_version": 1, "name": ..., "view_of": URL, "view_of_fingerprint": DIGEST,
-     "view_of_counts": [SHARDS, SAMPLES], "rows": URL, "nsamples": N, "made_by": [TEXT, ...]}
+     "view_of_counts": [SHARDS, SAMPLES], "rows": URL, "rows_checksum": CRC, "nsamples": N, "made_by": [TEXT, ...]}
 
-``view_of`` and ``rows`` are relative to the view. A view of shards that have no index has their ``"shardlist"`` in the
+``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
+digits. A view of shards that have no index has their ``"shardlist"`` in the
 place of ``view_of``. The file of rows, little-endian, each section padded with zeros to a multiple of 8 bytes::
 
     16 bytes  "WIDSROWS", version (u32), CRC-32 of the rest (u32)
@@ -38,13 +39,15 @@ MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
 _MAGIC, _VERSION = b"WIDSROWS", 1
 _CHECKED_AT_A_TIME = 1 << 20
 _START, _FACTS = struct.Struct("<8sII"), struct.Struct("<QQQQ")
+# Where the ends begin.
+FIRST = _START.size + _FACTS.size
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What the JSON of a view says of it.
 
     Attributes:
-        rows: where the rows lie. nsamples: how many.
+        rows: where the rows lie. nsamples: how many. rows_checksum: of their file; see `checksum_of`.
         view_of_fingerprint: of the shards that they are rows of; see `wids.index.fingerprint`.
         view_of_counts: (shards, samples in all) of them.
         view_of: the index of these shards; None: the view lists them itself.
@@ -53,6 +56,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rows: str
+    rows_checksum: str
     nsamples: int
     view_of_fingerprint: str
     view_of_counts: tuple[int, int]
@@ -79,12 +83,22 @@ def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview
     kind = "<u4" if width == 4 else "<i8"
     columns = [ends.astype("<i8").tobytes(), rows.astype(kind, copy=False).tobytes()]
     body = sections.pad(columns)
-    size = _START.size + _FACTS.size + sum(map(len, body))
+    size = FIRST + sum(map(len, body))
     facts = _FACTS.pack(size, len(ends), len(rows), width)
     checksum = crc32(facts)
     for part in body:
         checksum = crc32(part, checksum)
     return [_START.pack(_MAGIC, _VERSION, checksum) + facts, *body]
+
+
+def checksum_of(data: bytes | memoryview) -> str:
+    """The checksum in a file of rows that is no shorter than its first section: 8 hexadecimal digits."""
+    return f"{_START.unpack_from(data)[2]:08x}"
+
+
+def max_bytes(shards: int, samples: int) -> int:
+    """How long a file of rows is at most."""
+    return FIRST + 8 * (shards + samples)
 
 
 def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) -> tuple[Integers, npt.NDArray[Any]]:
@@ -99,7 +113,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) 
         SpecError: it is damaged, or of other shards.
     """
     view = memoryview(data)
-    if len(view) < _START.size + _FACTS.size:
+    if len(view) < FIRST:
         raise _damaged(place, "is too short")
     magic, version, checksum = _START.unpack_from(view)
     if magic != _MAGIC or version != _VERSION:
@@ -107,7 +121,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) 
     size, nshards, total, width = _FACTS.unpack_from(view, _START.size)
     if size != len(view) or width not in (4, 8) or crc32(view[_START.size :]) != checksum:
         raise _damaged(place, f"is damaged ({len(view)} of {size} bytes, or a wrong checksum)")
-    found, end = sections.cut(view, _START.size + _FACTS.size, (8 * nshards, width * total))
+    found, end = sections.cut(view, FIRST, (8 * nshards, width * total))
     if end != size or nshards != len(counts):
         raise _damaged(place, f"is of {nshards} shards, and the index has {len(counts)}")
     ends = np.asarray(sections.native(found[0], "q"), np.int64)
