@@ -18,7 +18,7 @@ import numpy as np
 from wids.collection import load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, extract_part
-from wids.columns.file import METADATA_KEY, VERSION, TableFacts
+from wids.columns.file import METADATA_KEY, VERSION, TableFacts, table_schema
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
@@ -92,11 +92,16 @@ def create_columns(
         JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
             read are not read again by the next run. The table that was there before stays.
         OutputError: the table cannot be written. DependencyError: pyarrow is not installed.
-        SpecError, FetchError: the index is malformed, or cannot be read.
+        SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view.
     """
     import_parquet()
     output = check_output(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
+    if shards.selection is not None:
+        raise InputError(
+            f"{index}: is a view, and has the columns of the index that it is a view of; make them for that one "
+            f"({shards.header.get('view_of')})"
+        )
     start = time.monotonic()
     with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
         creating.read(narrowed, options)
@@ -109,13 +114,18 @@ def check_output(output: str) -> str:
     """The absolute path of a table that is to be written.
 
     Raises:
-        OutputError: it is a URL, a directory, not called .parquet, or in a directory that does not exist.
+        OutputError: it is a URL, a directory or device, not called .parquet, no UTF-8, or in a directory that does not
+            exist.
     """
     if not urls.is_local(output):
         raise OutputError(f"{output}: a table is written to a local file; copy it there afterwards", url=output)
     path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if os.path.isdir(path) or not path.endswith(".parquet"):
-        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path)
+    if (os.path.exists(path) and not os.path.isfile(path)) or not path.endswith(".parquet"):
+        raise OutputError(f"{output}: give a file (no directory or device) whose name ends in .parquet", path=path)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"{output}: a table's path has to be UTF-8; choose another name", path=path) from error
     if not os.path.isdir(os.path.dirname(path)):
         raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path
@@ -183,6 +193,7 @@ class _Creating:
         parts = [self._done[k] for k in range(len(self._shards))]
         state = self._parts.format_state(parts)
         layout = _ColumnLayout(self._spec, parts)
+        layout.tell_empty()
         facts = TableFacts(
             version=VERSION,
             fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
@@ -262,6 +273,7 @@ class _ColumnLayout:
 
     def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:
         self._spec = spec
+        self._has_samples = any(part.nsamples for part in parts)
         self.kinds = [kinds.join_kinds(part.kinds[k] for part in parts) for k in range(len(spec.rules))]
         extensions = {extension for part in parts for extension in part.extensions}
         is_too_much = len(extensions) > MAX_SIZES or any(part.nsamples and not part.extensions for part in parts)
@@ -269,13 +281,17 @@ class _ColumnLayout:
             logger.warning("the samples have more than %d different fields: no columns of their sizes", MAX_SIZES)
         self.sizes = size_names(() if is_too_much else extensions, spec.names)
 
+    def tell_empty(self) -> None:
+        """Warn of columns without any value: their fields or keys may be misspelt."""
+        for rule, of in zip(self._spec.rules, self.kinds, strict=True):
+            if not of and self._has_samples:
+                what = f"{rule.extension}:{'.'.join(rule.keys)}" if rule.keys else rule.extension
+                logger.warning("no sample has a value for the column %r (%s); all of it is null", rule.name, what)
+
     def schema(self) -> Any:
         """The Arrow schema."""
-        pa = import_arrow()
-        own = [("index", pa.int64()), ("shard", pa.int32()), ("row", pa.int32())]
-        own += [("key", pa.string()), ("bytes", pa.int64())]
-        asked = [(rule.name, kinds.arrow_type(of)) for rule, of in zip(self._spec.rules, self.kinds, strict=True)]
-        return pa.schema([*own, *asked, *((name, pa.int64()) for name in self.sizes.values())])
+        asked = {rule.name: of for rule, of in zip(self._spec.rules, self.kinds, strict=True)}
+        return table_schema(asked, self.sizes.values())
 
     def types(self) -> dict[str, str]:
         """Name of each column -> its type in words."""
