@@ -51,6 +51,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     Attributes:
         output: the table's path. samples: its rows.
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
+        empty: names of those for which no sample has a value; their fields or keys may be misspelt.
         surveyed: shards that were read. unchanged: shards that were known from before.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> why the first of them could not.
@@ -60,6 +61,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     output: str
     samples: int = 0
     columns: dict[str, str] = msgspec.field(default_factory=dict)
+    empty: list[str] = msgspec.field(default_factory=list)
     surveyed: int = 0
     unchanged: int = 0
     unparsed: int = 0
@@ -193,7 +195,6 @@ class _Creating:
         parts = [self._done[k] for k in range(len(self._shards))]
         state = self._parts.format_state(parts)
         layout = _ColumnLayout(self._spec, parts)
-        layout.tell_empty()
         facts = TableFacts(
             version=VERSION,
             fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
@@ -213,6 +214,8 @@ class _Creating:
         except OSError as error:
             raise unwritten(self._output, error) from error
         self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
+        if facts.samples:
+            self.outcome.empty = [rule.name for rule, of in zip(self._spec.rules, layout.kinds, strict=True) if not of]
 
     def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
         pa, pq = import_arrow(), import_parquet()
@@ -273,20 +276,12 @@ class _ColumnLayout:
 
     def __init__(self, spec: ColumnSpec, parts: Sequence[PartFacts]) -> None:
         self._spec = spec
-        self._has_samples = any(part.nsamples for part in parts)
         self.kinds = [kinds.join_kinds(part.kinds[k] for part in parts) for k in range(len(spec.rules))]
         extensions = {extension for part in parts for extension in part.extensions}
         is_too_much = len(extensions) > MAX_SIZES or any(part.nsamples and not part.extensions for part in parts)
         if is_too_much:
             logger.warning("the samples have more than %d different fields: no columns of their sizes", MAX_SIZES)
         self.sizes = size_names(() if is_too_much else extensions, spec.names)
-
-    def tell_empty(self) -> None:
-        """Warn of columns without any value: their fields or keys may be misspelt."""
-        for rule, of in zip(self._spec.rules, self.kinds, strict=True):
-            if not of and self._has_samples:
-                what = f"{rule.extension}:{'.'.join(rule.keys)}" if rule.keys else rule.extension
-                logger.warning("no sample has a value for the column %r (%s); all of it is null", rule.name, what)
 
     def schema(self) -> Any:
         """The Arrow schema."""
