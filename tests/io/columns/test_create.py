@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import math
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.support.servers import shard_requests
 from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import create as creating
+from wids.columns import sql
 from wids.columns.create import create_columns
 from wids.columns.file import open_table
 from wids.columns.spec import ColumnSpec, parse_spec
@@ -218,7 +221,9 @@ def test_a_run_that_is_killed_while_it_merges(index):
         assert receive(connection) == "here"
         kill(process)
     assert Path(table_of(index)).read_bytes() == before
+    assert [name for name in os.listdir(os.path.dirname(index)) if name.endswith(".part")]
     assert made.make_columns(index).surveyed == 0
+    assert not [name for name in os.listdir(os.path.dirname(index)) if name.endswith(".part")]
     assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
 
 
@@ -367,12 +372,80 @@ def test_a_wrong_count(index):
 
 
 @pytest.mark.parametrize(
-    ("output", "words"), [("gs://b/c.parquet", "local"), ("c.csv", r"\.parquet"), ("no/c.parquet", "no directory")]
+    ("output", "words"),
+    [
+        ("gs://b/c.parquet", "local"),
+        ("c.csv", r"\.parquet"),
+        ("no/c.parquet", "no directory"),
+        ("\udcff.parquet", "has to be UTF-8"),
+    ],
 )
 def test_outputs_that_cannot_be(index, output, words):
     """Are refused before the work."""
     with pytest.raises(OutputError, match=words):
         made.make_columns(index, output=output)
+
+
+def _make_with(connection, index, bytes_):
+    """Make columns where no file may have more than so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+    try:
+        connection.send(made.make_columns(index, options=RunOptions(jobs=1)).samples)
+    except OutputError as error:
+        connection.send(str(error))
+
+
+@pytest.mark.parametrize("bytes_", [0, 200, 2000, 8000])
+def test_a_full_disk(tmp_path, bytes_):
+    """While the journal, a part or the table is written: an error that says so; the next run makes the table."""
+    counts = (300, 0, 300)
+    index = made.write_dataset(tmp_path / "d", counts)
+    with child(_make_with, index, bytes_) as (process, connection):
+        assert "cannot be written" in receive(connection)
+        process.join()
+    assert not os.path.exists(table_of(index))
+    assert made.make_columns(index).samples == 600
+    assert made.read_rows(table_of(index)) == made.rows_of(counts)
+    assert len(os.listdir(os.path.dirname(index))) == len(counts) + 3
+
+
+def test_shards_that_are_listed_twice(tmp_path):
+    """Have their rows twice, also when they are known from before."""
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": 1}'), ("b.json", b'{"v": 2}')])
+    shards, output = [str(tmp_path / "a.tar")] * 3, str(tmp_path / "c.parquet")
+    for spec in (parse_spec(jsons=[".json:v"]), parse_spec(jsons=[".json:v"])):
+        create_columns(shards, output, spec)
+        assert [(row["shard"], row["v"]) for row in made.read_rows(output)] == [(k // 2, 1 + k % 2) for k in range(6)]
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": "x"}'), ("b.json", b'{"v": 2}')])
+    assert create_columns([*shards, *shards], output, parse_spec(jsons=[".json:v"])).columns["v"] == "json"
+    assert [row["v"] for row in made.read_rows(output)] == ['"x"', "2"] * 6
+
+
+ODD_VALUES = [
+    (["NaN", "Infinity", "1"], "double", [math.nan, math.inf, 1.0]),
+    (['{"a": NaN}', "1"], "json", ['{"a": NaN}', "1"]),
+    (["1e400", "-0.0"], "double", [math.inf, -0.0]),
+    (["9223372036854775808", "1"], "json", ["9223372036854775808", "1"]),
+    (['"a\\u0000b"', '"\\ud800"'], "string", ["a\0b", "\\ud800"]),
+    (['{"\\ud800": 1}', "true"], "json", ['{"\\\\ud800": 1}', "true"]),
+    (['1, "v": 2', "3"], "int64", [2, 3]),  # a key that repeats: the last one holds
+    (["null", "null"], "string", [None, None]),
+]
+
+
+@pytest.mark.parametrize(("texts", "kind", "values"), ODD_VALUES)
+def test_odd_json(tmp_path, texts, kind, values):
+    """What JSON of the world has: its columns can be read, and asked by SQL."""
+    write_tar(tmp_path / "a.tar", [(f"{k}.json", f'{{"v": {text}}}'.encode()) for k, text in enumerate(texts)])
+    output = str(tmp_path / "c.parquet")
+    told = create_columns([str(tmp_path / "a.tar")], output, parse_spec(jsons=[".json:v"]))
+    assert (told.columns["v"], repr([row["v"] for row in made.read_rows(output)])) == (kind, repr(values))
+    assert told.empty == (["v"] if values == [None, None] else [])
+    found = sql.run_query(sql.SampleTable(samples=len(values), path=output), "select v from samples order by index")
+    assert repr(found["v"].to_pylist()) == repr(values)
+    if kind == "json":
+        whole = sql.SampleTable(samples=len(values), path=output)
+        assert len(sql.run_query(whole, "select json_extract(v, '$.a') from samples")) == len(values)
 
 
 def test_two_runs_for_one_table(index):

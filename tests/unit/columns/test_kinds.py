@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from wids.columns import kinds
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+# Half characters, which JSON may have.
+TEXTS = st.text() | st.sampled_from(["\ud800", "a\udfff", "\\ud800"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.text(max_size=2), SCALARS, max_size=2)
 # Columns of one kind are the rule; of a mixture of any values nearly each is JSON.
-PARTS = st.one_of(
-    *(st.lists(st.none() | of, max_size=4) for of in (st.booleans(), st.integers(), st.floats(), st.text()))
-)
+PARTS = st.one_of(*(st.lists(st.none() | of, max_size=4) for of in (st.booleans(), st.integers(), st.floats(), TEXTS)))
 PARTS |= st.lists(VALUES, max_size=4)
 
 
@@ -33,6 +33,7 @@ PARTS |= st.lists(VALUES, max_size=4)
         ([True, 1], "json", ["true", "1"]),
         ([{"a": [1]}, None], "json", ['{"a": [1]}', None]),
         (["\ud800"], "string", ["\\ud800"]),
+        (["\ud800", {"\udfff": 1}], "json", ['"\\\\ud800"', '{"\\\\udfff": 1}']),
     ],
 )
 def test_types(values, kind, stored):
