@@ -121,7 +121,7 @@ class _Home:
     def __init__(self) -> None:
         self._owner, self._path = -1, ""
         self.start_child()
-        forks.call_in_child(self.start_child)
+        forks.reset_in_child(self)
 
     def start_child(self) -> None:
         """In a forked child: another thread of the parent may have had the lock."""
