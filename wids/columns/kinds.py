@@ -97,7 +97,8 @@ def to_json(value: Any) -> str:
 
     Half characters are escaped as in a text, so that the JSON is valid.
     """
-    if type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT:
+    is_whole = type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT
+    if is_whole and (value or math.copysign(1, value) > 0):  # -0.0 was none
         value = int(value)
     return _HALF.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 

@@ -43,14 +43,6 @@ def test_types(values, kind, stored):
     assert array.type == kinds.arrow_type(found)
 
 
-def same(one, other):
-    """Equal, NaN being itself."""
-    return len(one) == len(other) and all(
-        a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
 @given(st.lists(PARTS, min_size=1, max_size=4), st.lists(PARTS, max_size=2))
 def test_parts_are_as_the_whole(parts, others):
     """Columns of shards that were read apart, and were part of another table before, are those of one list."""
@@ -62,7 +54,9 @@ def test_parts_are_as_the_whole(parts, others):
     again = [kinds.convert(array, found, of=before, to=to) for array, (_, found) in zip(stored, arrays, strict=True)]
     direct = [kinds.convert(array, found, of=found, to=to) for array, found in arrays]
     for converted in (direct, again):
-        assert same([value for array in converted for value in array.to_pylist()], whole.to_pylist())
+        assert repr([value for array in converted for value in array.to_pylist()]) == repr(
+            whole.to_pylist()
+        )  # NaN, -0.0
         assert all(array.type == whole.type for array in converted)
 
 
