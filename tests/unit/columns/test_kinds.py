@@ -1,7 +1,6 @@
 """Types of columns, against lists of Python: whatever shards are read together, and in whatever runs."""
 
 import json
-import math
 
 import pytest
 from hypothesis import given
@@ -54,14 +53,13 @@ def test_parts_are_as_the_whole(parts, others):
     again = [kinds.convert(array, found, of=before, to=to) for array, (_, found) in zip(stored, arrays, strict=True)]
     direct = [kinds.convert(array, found, of=found, to=to) for array, found in arrays]
     for converted in (direct, again):
-        assert repr([value for array in converted for value in array.to_pylist()]) == repr(
-            whole.to_pylist()
-        )  # NaN, -0.0
+        values = [value for array in converted for value in array.to_pylist()]
+        assert repr(values) == repr(whole.to_pylist())  # NaN is itself, -0.0 is not 0.0
         assert all(array.type == whole.type for array in converted)
 
 
 @given(st.floats() | st.integers())
 def test_numbers_among_others_are_json(value):
-    """They read back as what they were, but for the sign of zero."""
-    found = json.loads(kinds.to_json(value))
-    assert found == value or math.isnan(value)
+    """They read back as what they were, 1.0 as 1."""
+    found = repr(json.loads(kinds.to_json(value)))
+    assert found in (repr(value), repr(value).removesuffix(".0"))
