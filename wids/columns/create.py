@@ -18,7 +18,7 @@ import numpy as np
 from wids.collection import load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, extract_part
-from wids.columns.file import METADATA_KEY, VERSION, TableFacts, table_schema
+from wids.columns.file import METADATA_KEY, VERSION, TableFacts, check_replaceable, table_schema
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
@@ -93,11 +93,13 @@ def create_columns(
     Raises:
         JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
             read are not read again by the next run. The table that was there before stays.
-        OutputError: the table cannot be written. DependencyError: pyarrow is not installed.
+        OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
+            this one. DependencyError: pyarrow is not installed.
         SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view.
     """
     import_parquet()
     output = check_output(output)
+    check_replaceable(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
     if shards.selection is not None:
         raise InputError(

@@ -17,7 +17,7 @@ from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
 from wids.cache.placement import default_cache_dir
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
-from wids.errors import CacheError, ColumnsError, ShardNotFoundError
+from wids.errors import CacheError, ColumnsError, OutputExistsError, ShardNotFoundError
 from wids.index import urls
 from wids.transport import retrying
 from wids.transport.download import download_to
@@ -143,6 +143,24 @@ def _check_file(path: str, place: str) -> None:
         raise MissingTableError(f"{place}: there is no such file", path=path)
     if not os.path.isfile(path):
         raise ColumnsError(f"{place}: is a directory or a device; give one Parquet file", path=path)
+
+
+def check_replaceable(path: str) -> None:
+    """See that a table that is to be written replaces none that was made in another way.
+
+    Raises:
+        OutputExistsError: it would.
+    """
+    pq = import_parquet()
+    try:
+        with pq.ParquetFile(path) as file:
+            is_own = METADATA_KEY in (file.schema_arrow.metadata or {})
+    except (OSError, import_arrow().ArrowException):  # there is none, or a damaged one
+        return
+    if not is_own:
+        raise OutputExistsError(
+            f"{path}: is a table that was not made by `wids columns create`; delete it, or write elsewhere", path=path
+        )
 
 
 def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> None:

@@ -70,6 +70,9 @@ class MappedTable:
         self.path = state
         self._open()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MappedTable:
+        return self  # it never changes, and the file goes with it
+
     def value(self, name: str, row: int) -> Any:
         """One value (0 <= row < nrows) as Python has it; None is null.
 

@@ -4,14 +4,18 @@ import gzip
 import json
 import math
 import os
+import random
 import resource
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support import columns as made
 from tests.support.children import child, kill, receive, stop_here
+from tests.support.examples import examples
 from tests.support.servers import shard_requests
 from tests.support.shards import write_tar
 from wids import testing
@@ -407,6 +411,57 @@ def test_a_full_disk(tmp_path, bytes_):
     assert made.make_columns(index).samples == 600
     assert made.read_rows(table_of(index)) == made.rows_of(counts)
     assert len(os.listdir(os.path.dirname(index))) == len(counts) + 3
+
+
+def test_tables_of_others(tmp_path, index):
+    """Are not replaced."""
+    path = tmp_path / "scores.parquet"
+    pq.write_table(pa.table({"score": [1]}), path)
+    with pytest.raises(OutputExistsError, match="was not made by `wids columns create`; delete it"):
+        made.make_columns(index, output=str(path))
+    assert pq.read_table(path)["score"].to_pylist() == [1]
+    assert sorted(os.listdir(tmp_path)) == ["d", "scores.parquet"]
+
+
+VALUES = [1, 2, 2.5, -0.0, True, None, "a", "1", "\ud800", {"a": 1.0}, [1], 2**60, 2**63, math.nan, 1e300]
+
+
+def put_random_shard(path, rng):
+    """A shard of some samples whose values are of few kinds; its time is another one than before."""
+    few = rng.sample(VALUES, 2)
+    members = []
+    for i in range(rng.randrange(6)):
+        found = {"v": rng.choice(few), "w": rng.choice(VALUES)}
+        name = f"{os.path.basename(path)[:-4]}-{i}"
+        members.append((f"{name}.json", json.dumps(found if rng.random() < 0.8 else {}).encode()))
+        members += [(f"{name}.txt", b"text")] * (rng.random() < 0.5)
+    write_tar(path, members)
+    os.utime(path, ns=(0, rng.randrange(10**15)))
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_histories(tmp_path, monkeypatch, seed):
+    """Whatever shards come, go, change and move between runs, the table is what one run over all of them makes."""
+    monkeypatch.setattr(creating, "_GROUP_ROWS", 5)
+    rng = random.Random(seed)
+    spec = parse_spec(jsons=[".json:v,w=x"], texts=[".txt"])
+    shards = []
+    for step in range(5):
+        for _ in range(rng.randrange(1, 4)):
+            what = rng.choice(["add", "add", "change", "remove", "move"]) if shards else "add"
+            if what == "add":
+                path = str(tmp_path / f"s{step}{rng.randrange(10**6)}.tar")
+                put_random_shard(path, rng)
+                shards.insert(rng.randrange(len(shards) + 1), path)
+            elif what == "change":
+                put_random_shard(rng.choice(shards), rng)
+            elif what == "remove":
+                shards.remove(rng.choice(shards))
+            else:
+                rng.shuffle(shards)
+        create_columns(shards, str(tmp_path / "c.parquet"), spec, options=RunOptions(jobs=2))
+        create_columns(shards, str(tmp_path / f"{step}.parquet"), spec, options=RunOptions(jobs=1))
+        assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / f"{step}.parquet").read_bytes()
 
 
 def test_shards_that_are_listed_twice(tmp_path):

@@ -424,6 +424,13 @@ def test_files_go_with_their_datasets(dataset, monkeypatch, tmp_path):
         pickle.loads(data)
 
 
+def test_deep_copies(dataset):
+    """Keep the file, as shallow ones do."""
+    copied = copy.deepcopy(dataset.with_table(scores_of(range(TOTAL)), on="index", columns=["name"], fields=True))
+    gc.collect()
+    assert read_names(copied, [1]) == read_names(pickle.loads(pickle.dumps(copied)), [1]) == ["n1"]
+
+
 def test_no_room(dataset, monkeypatch):
     """For the file: a typed error, and nothing is left."""
     before = set(os.listdir(mapped._home.directory()))
