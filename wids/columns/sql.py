@@ -343,13 +343,13 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
         connection.register(f"joined_{k}", joined)
         parts.append(f"joined_{k}")
     whole = f"SELECT * FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
-    if table.chosen is not None:
-        pa = import_arrow()
-        numbers = np.arange(len(table.chosen), dtype=np.int64)
-        connection.register("chosen", pa.table({"place": table.chosen, "number": numbers}))
+    if table.chosen is not None:  # not joined by index: three times as slow
+        kind = np.int32 if table.samples < 1 << 31 else np.int64
+        numbers = table.spread(np.arange(table.count, dtype=kind))
+        connection.register("chosen", import_arrow().table({"number": numbers}))
         whole = (
-            'SELECT w.* REPLACE (c.number AS "index") '  # noqa: S608
-            f'FROM ({whole}) w JOIN chosen c ON w."index" = c.place'
+            'SELECT w.* REPLACE (c.number::BIGINT AS "index") '  # noqa: S608
+            f"FROM ({whole}) w POSITIONAL JOIN chosen c WHERE c.number >= 0"
         )
     connection.execute(f"CREATE VIEW samples AS {whole}")
     connection.execute(f"SET allowed_paths = [{allowed}]")
