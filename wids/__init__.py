@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
+    from wids.mixtures import Mixture, mix
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
 
 __all__ = [
     "ChunkedSampler",
     "DistributedChunkedSampler",
+    "Mixture",
     "SampleDecoder",
     "ShardListDataset",
     "ShardListSampler",
@@ -32,6 +34,7 @@ __all__ = [
     "errors",
     "events",
     "keep_most_recent_files",
+    "mix",
     "register_decoder",
 ]
 
@@ -39,6 +42,7 @@ __all__ = [
 _MODULES = {
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
+    "Mixture": "wids.mixtures",
     "SampleDecoder": "wids.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
@@ -47,6 +51,7 @@ _MODULES = {
     "WidsError": "wids.errors",
     "create_cleanup_background_process": "wids.cache.cleanup",
     "keep_most_recent_files": "wids.cache.cleanup",
+    "mix": "wids.mixtures",
     "register_decoder": "wids.codecs.decode",
 }
 

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from wids.order.lane import Lane, cut_chunks, slice_chunks
+from wids.order.layout import digest
 from wids.order.permutation import CHUNKS, DEAL, permutation
 
 if TYPE_CHECKING:
@@ -86,6 +87,30 @@ class Plan:
         if self.chunks is not None:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
+
+    @property
+    def mixed_chunks(self) -> int:
+        """How many chunks of a lane are mixed at a time."""
+        return self.window if self.is_shuffled else 1
+
+    def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
+        """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""
+        return Stream(self).blocks(start, stop, step)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the order depends on, besides the lanes, as plain values for a state."""
+        return {
+            "shards": _digest(self.boundaries),
+            "ranges": _digest(self.chunks),
+            "samples": len(self),
+            "first": self.lo,
+            "seed": self.seed,
+            "shuffle": self.is_shuffled,
+            "chunksize": self.chunksize,
+            "window": self.window,
+            "reshuffle": "epoch" if self.is_dealt else "fixed",
+        }
 
     def lane_bounds(self, lane: int, *, shift: int = 0) -> tuple[int, int]:
         """The half-open part of ``0 .. n`` that lane number ``lane`` owns, counted in samples of the range.
@@ -175,6 +200,19 @@ class EpochOrder:
             found[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
         return found
 
+    def take(self, positions: Indices) -> Indices:
+        """G at ascending positions below n: (count,) -> (count,)."""
+        rows, lanes = np.divmod(positions, self.plan.lanes)
+        lanes = (lanes + self.shift) % self.plan.lanes
+        if not len(lanes) or (lanes == lanes[0]).all():
+            return self.lane(int(lanes[0])).take(rows) if len(lanes) else rows
+        by_lane = np.argsort(lanes, kind="stable")
+        edges = np.append(0, np.flatnonzero(np.diff(lanes[by_lane])) + 1)
+        found = np.empty(len(positions), np.int64)
+        for where in np.split(by_lane, edges[1:]):
+            found[where] = self.lane(int(lanes[where[0]])).take(rows[where])
+        return found
+
     def lane(self, number: int) -> Lane:
         """A lane in this epoch."""
         lane = self._lanes.get(number)
@@ -212,6 +250,19 @@ class Stream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._pass: EpochOrder | None = None  # that was taken from last
+
+    def take(self, positions: Indices) -> Indices:
+        """The stream at ascending positions: (count,) -> (count,); n is above 0."""
+        n, parts = len(self.plan), []
+        while len(positions):
+            number = int(positions[0]) // n
+            count = int(np.searchsorted(positions, (number + 1) * n, side="left"))
+            if self._pass is None or self._pass.epoch != number:
+                self._pass = EpochOrder(self.plan, number, shift=number * n % self.plan.lanes)
+            parts.append(self._pass.take(positions[:count] - number * n))
+            positions = positions[count:]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
     def blocks(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the stream's ``start:stop:step`` in pieces; without a stop there is no end, unless n is 0."""
@@ -223,3 +274,7 @@ class Stream:
             end = n if stop is None else min(n, stop - begin)
             yield from order.blocks(at, end, step)
             start += -(-(end - at) // step) * step
+
+
+def _digest(indices: Indices | None) -> str | None:
+    return None if indices is None else digest(np.asarray(indices, "<i8").tobytes())
