@@ -550,6 +550,8 @@ class ShardListSampler(_EpochSampler):
         seed: int = 0,
         shufflefirst: bool = False,
     ) -> None:
+        if lengths is None and mixed_parts(dataset) is not None:
+            raise ValueError("the dataset is a mixture, whose shards have no common order; use ChunkedSampler")
         given = getattr(dataset, "lengths", None) if lengths is None else lengths
         ends = shard_ends(given)
         if ends is None:

@@ -29,7 +29,7 @@ LAYERS = (
     ("arguments", "batches", "keys", "live_index"),
     ("views",),
     ("jobs", "writing", "columns"),
-    ("dataset", "samplers", "otel"),
+    ("dataset", "samplers", "mixtures", "otel"),
     ("simulate", "testing"),
     ("legacy",),
     ("cli",),

@@ -284,9 +284,10 @@ class Mixing:
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
         return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes)
 
-    def facts(self) -> list[list[Any]]:
-        """The weights as plain values for a state."""
-        return [[segment.position, dict(segment.weights)] for segment in self.segments]
+    def facts(self) -> dict[str, Any]:
+        """The weights as plain values for a state: the mixture's own, and those from each position on."""
+        changes = [[segment.position, dict(segment.weights)] for segment in self.segments]
+        return {"own": self.weights, "from": changes}
 
     def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
         """Have other weights from a position on, or from the next whole row; those that are left out stay.
@@ -298,9 +299,10 @@ class Mixing:
             ValueError: bad weights; see `check_weights`.
         """
         first = -(-position // lanes) * lanes
-        kept = tuple(segment for segment in self.segments if segment.position < first)
-        before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes} if kept else {}
-        self.segments = (*kept, Segment(first, check_weights({**before, **weights}, self._sizes)))
+        kept = [segment for segment in self.segments if segment.position <= first]
+        before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
+        changed = Segment(first, check_weights({**before, **weights}, self._sizes))
+        self.segments = (*(segment for segment in kept if segment.position < first), changed)
         return first
 
     def adopt(self, facts: Any, *, position: int, lanes: int, is_reweighted: bool) -> None:
@@ -315,28 +317,28 @@ class Mixing:
         Raises:
             StateError: they are damaged; or other ones than the mixture's.
         """
-        segments = _parse_segments(facts, lanes)
+        own, segments = _parse_facts(facts, lanes)
         if is_reweighted:
             self.segments = segments
             self.change(self.weights, position=position, lanes=lanes)
             return
-        if self.weights not in (dict(segments[0].weights), dict(segments[-1].weights)):
-            there = dict(segments[-1].weights)
-            names = [name for name in {**there, **self.weights} if there.get(name) != self.weights.get(name)]
-            listed = "; ".join(f"{name}: {there.get(name)} there, {self.weights.get(name)} here" for name in names)
+        names = [name for name in {**own, **self.weights} if own.get(name) != self.weights.get(name)]
+        if names:
+            listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
             raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
         self.segments = segments
 
 
-def _parse_segments(facts: Any, lanes: int) -> tuple[Segment, ...]:
+def _parse_facts(facts: Any, lanes: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
     try:
-        found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts)
-    except (TypeError, ValueError) as error:
+        own = check_weights(facts["own"])
+        found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts["from"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state's weights are damaged: {error}") from None
     positions = [segment.position for segment in found]
     if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % lanes for p in positions):
         raise StateError(f"the state's weights are damaged: they begin at positions {positions}")
-    return found
+    return own, found
 
 
 def _own_seed(seed: int, name: str) -> int:

@@ -4,7 +4,7 @@ Source s with share p is due p * j of the rows 0 .. j - 1, and has had ``floor(p
 each of its turns has a window of rows: turn k may come once p * j exceeds k, and must have come where p * j is k + 1.
 Turns are given by the earliest end of a window, which keeps to all windows if anything does::
 
-    shares 1/2, 1/3, 1/6        a b a c b a | a b a c b a | ...        windows of b: rows 0 .. 2, 3 .. 5, ...
+    shares 1/2, 1/3, 1/6        a a b a b c | a a b a b c | ...        windows of b: rows 0 .. 2, 3 .. 5, ...
 
 Rows come in blocks longer than any window. Which sources are rounded up where a block begins is a pure function of the
 row (`_Blocks._choose`), such that the turns before it and those after it can all be given. So any block is computed
