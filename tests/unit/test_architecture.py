@@ -29,12 +29,12 @@ LAYERS = (
     ("arguments", "batches", "keys", "live_index"),
     ("views",),
     ("jobs", "writing", "columns"),
-    ("dataset", "samplers", "mixtures", "otel"),
+    ("dataset", "samplers", "batch_samplers", "mixtures", "otel"),
     ("simulate", "testing"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs", "columns"}}
+BESIDE = {"batch_samplers": {"samplers"}, "stats": {"events"}, "policy": {"index"}, "columns": {"jobs"}, "writing": {"jobs", "columns"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"index", "order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}

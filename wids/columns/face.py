@@ -62,6 +62,15 @@ class WithColumns:
         return self._columns.find_rows(self._collection, predicate)
 
     @property
+    def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `query`.
+        """
+        quoted = name.replace('"', '""')
+        return self.query(f'select "{quoted}" from samples order by "index"').column(0).to_numpy()  # noqa: S608
+
     def column_names(self) -> list[str]:
         """The columns that `query` sees, in their order.
 

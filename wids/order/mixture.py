@@ -125,11 +125,13 @@ class MixturePlan:
         sources: at least one.
         segments: by ascending positions, the first at 0.
         lanes: L, of each source's plan too.
+        rows: how many rows in turn read the same source: those of a batch, or 1.
     """
 
     sources: tuple[MixedSource, ...]
     segments: tuple[Segment, ...]
     lanes: int
+    rows: int = 1
     is_dealt: bool = False
     chunks: None = field(default=None, init=False)
 
@@ -155,9 +157,8 @@ class MixturePlan:
     @property
     def facts(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes and the weights, as plain values for a state."""
-        return {
-            "sources": {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
-        }
+        sources = {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
+        return {"sources": sources, "batch": None if self.rows == 1 else self.rows * self.lanes}
 
 
 class _MixedOrder:
@@ -175,8 +176,8 @@ class _MixedOrder:
         for segment, end in zip(plan.segments, [*self._starts[1:], None], strict=True):
             self._turns.append(Turns(to_shares([segment.weights.get(name, 0) for name in self._names])))
             if end is not None:
-                rows = (end - segment.position) // plan.lanes
-                self._before.append(self._before[-1] + self._turns[-1].counts(rows))
+                turns = (end - segment.position) // (plan.lanes * plan.rows)
+                self._before.append(self._before[-1] + self._turns[-1].counts(turns))
 
     def segment_end(self, position: int) -> int | None:
         """Where the segment of a position ends; None: it does not."""
@@ -186,9 +187,10 @@ class _MixedOrder:
         """The indices at ascending positions of one segment: (n,) -> (n,)."""
         number = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
         rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
-        sources, turns = self._turns[number].take(rows)
-        turns += self._before[number][sources]
-        places, found = turns * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
+        numbers, rows = np.divmod(rows, self._plan.rows)
+        sources, turns = self._turns[number].take(numbers)
+        rows += (turns + self._before[number][sources]) * self._plan.rows
+        places, found = rows * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
         for s in np.flatnonzero(np.bincount(sources)).tolist():
             where = sources == s
             source, stream = self._sources[s], self._streams[s]
@@ -255,13 +257,15 @@ class Mixing:
 
     Args:
         parts: the sources.
+        rows: see `MixturePlan`.
 
     Attributes:
+        rows: as given; may be assigned.
         segments: the weights from each position on.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Part], *, rows: int = 1) -> None:
+        self._parts, self.rows = parts, rows
         self._sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
         self.segments: tuple[Segment, ...] = (Segment(0, self.weights),)
@@ -282,7 +286,7 @@ class Mixing:
                 **options,
             )
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
-        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes)
+        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, rows=self.rows)
 
     def facts(self) -> dict[str, Any]:
         """The weights as plain values for a state: the mixture's own, and those from each position on."""
@@ -290,7 +294,7 @@ class Mixing:
         return {"own": self.weights, "from": changes}
 
     def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
-        """Have other weights from a position on, or from the next whole row; those that are left out stay.
+        """Have other weights from a position on, or from the next whole turn; those that are left out stay.
 
         Returns:
             The position from which on they hold; what was to come after it is gone.
@@ -298,7 +302,8 @@ class Mixing:
         Raises:
             ValueError: bad weights; see `check_weights`.
         """
-        first = -(-position // lanes) * lanes
+        each = lanes * self.rows
+        first = -(-position // each) * each
         kept = [segment for segment in self.segments if segment.position <= first]
         before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
         changed = Segment(first, check_weights({**before, **weights}, self._sizes))
@@ -317,7 +322,7 @@ class Mixing:
         Raises:
             StateError: they are damaged; or other ones than the mixture's.
         """
-        own, segments = _parse_facts(facts, lanes)
+        own, segments = _parse_facts(facts, lanes * self.rows)
         if is_reweighted:
             self.segments = segments
             self.change(self.weights, position=position, lanes=lanes)
@@ -329,14 +334,14 @@ class Mixing:
         self.segments = segments
 
 
-def _parse_facts(facts: Any, lanes: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
+def _parse_facts(facts: Any, each: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
     try:
         own = check_weights(facts["own"])
         found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts["from"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state's weights are damaged: {error}") from None
     positions = [segment.position for segment in found]
-    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % lanes for p in positions):
+    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % each for p in positions):
         raise StateError(f"the state's weights are damaged: they begin at positions {positions}")
     return own, found
 
