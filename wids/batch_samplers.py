@@ -46,7 +46,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)
 
     def __len__(self) -> int:
-        return -(-len(self.sampler) // self.batch_size)
+        return (len(self.sampler) + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         return _BatchIteration(self.sampler, self.batch_size)

@@ -268,10 +268,7 @@ class _EpochSampler(Sampler[int]):
         config = self._config()
         is_running = isinstance(self._cursor, cursor.Running)
         place = self._current_place(config)
-        if is_running or config.is_in_the_middle(place):
-            end = config.span(place)[1]
-        else:
-            end = place.position
+        end = config.span(place)[1] if is_running or config.is_in_the_middle(place) else place.position
         earliest = end if is_running else place.position
         if earliest is None:
             raise ValueError(

@@ -61,7 +61,6 @@ class WithColumns:
         """
         return self._columns.find_rows(self._collection, predicate)
 
-    @property
     def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
 
@@ -69,8 +68,11 @@ class WithColumns:
             QueryError, ColumnsError, DependencyError: see `query`.
         """
         quoted = name.replace('"', '""')
-        return self.query(f'select "{quoted}" from samples order by "index"').column(0).to_numpy()  # noqa: S608
+        found = self.query(f'select "{quoted}" from samples order by "index"')  # noqa: S608
+        column: np.ndarray[Any, np.dtype[Any]] = found.column(0).to_numpy()
+        return column
 
+    @property
     def column_names(self) -> list[str]:
         """The columns that `query` sees, in their order.
 

@@ -226,10 +226,10 @@ class ShardList:
         return self._defaults
 
     def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
-        """(name, first shard, last shard + 1, weight) of each sub-dataset; empty: fewer than two have shards and weights.
+        """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
 
-        A sub-dataset within another has the other's weight, unless it has its own; those that follow each other with
-        the same name and weight are one.
+        A mixture is two sub-datasets or more, one of which has a weight. A sub-dataset within another has the other's
+        weight, unless it has its own; those that follow each other with the same name and weight are one.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
         for start, end, keys in zip(self._starts, [*self._starts[1:], len(self)], self._defaults, strict=True):

@@ -161,7 +161,7 @@ class EpochConfig:
     @property
     def _one_plan(self) -> Plan:
         if not isinstance(self.plan, Plan):
-            raise ValueError("a mixture has no chunks of its own, and no epochs that end: its sources have")
+            raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
         return self.plan
 
     @cached_property

@@ -1,7 +1,7 @@
 """The order of a mixture: at each row one source, each source in the order of its own passes.
 
-Rows and lanes are those of `wids.order.epoch`: position t is row t // L of lane t % L. All lanes read the same source in
-a row, which `wids.order.shares` chooses, so a source's samples are drawn from its own endless `Stream`, one row of it
+Rows and lanes are those of `wids.order.epoch`: position t is row t // L of lane t % L. All lanes read the same source
+in a row, which `wids.order.shares` chooses. A source's samples are drawn from its own endless `Stream`, one row of it
 after another:
 
     G[t] = stream_s[k * L + t % L]       s: the source of row t // L;  k: how many rows it had before

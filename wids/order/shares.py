@@ -117,7 +117,7 @@ class _Blocks:
         the rows behind would hold too few. (Sums over two nested families of sets can be rounded so, all at once.)
         """
         behind = {s: -(-past[s] // self.shares[s]) for s in range(len(past)) if past[s]}
-        total, found, waiting = 0, [], list[tuple[int, int]]()
+        total, found, waiting = 0, list[int](), list[tuple[int, int]]()
         for s in sorted(behind, key=lambda s: (-behind[s], s)):
             heapq.heappush(waiting, (-((past[s] - _WHOLE) // self.shares[s]), s))
             total += past[s]

@@ -1,8 +1,8 @@
 """Weights of samples: how often each comes in a pass.
 
-A pass of N places draws each sample about as often as its weight says: its expected copies are its part of all weights,
-times N. Systematic sampling: every sample has a stretch of a line, as long as its expected copies, and place v of pass e
-is the sample whose stretch holds v + u, with one offset u for each pass::
+A pass of N places has each sample about as often as its weight says: its expected copies are its part of all weights,
+times N. By systematic sampling, every sample has a stretch of a line, as long as its expected copies, and place v of
+pass e is the sample whose stretch holds v + u, with one offset u for each pass::
 
     expected copies    0.5  1.5  0.5  0.5          |--0--|-------1-------|--2--|--3--|     N = 3
     u = 0.2            0 1 2                          ^           ^           ^
@@ -11,8 +11,7 @@ is the sample whose stretch holds v + u, with one offset u for each pass::
 So each sample comes floor or ceiling of its expected copies in a pass, other ones each pass, and N places are all
 there are. Offsets are spread evenly over the passes, by steps of the golden ratio.
 
-Places are in the order of the samples: they are cut into chunks at the places where shards end, and shuffled, as samples
-are.
+Places are in the order of the samples. They are cut into chunks where shards end, and shuffled, as samples are.
 """
 
 from __future__ import annotations
@@ -99,9 +98,7 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
         raise ValueError(f"weights has shape {found.shape}; it must be ({count},), one for each sample")
     bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
     if len(bad):
-        raise ValueError(
-            f"weights[{bad[0]}] is {found[bad[0]]} ({len(bad)} such); weights are finite and not below 0"
-        )
+        raise ValueError(f"weights[{bad[0]}] is {found[bad[0]]} ({len(bad)} such); weights are finite and not below 0")
     if not found.any():
         raise ValueError("no weight is above 0; one sample at least has to come")
     return found
