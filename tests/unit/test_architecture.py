@@ -142,6 +142,8 @@ def test_public_names():
     assert sorted(wids.__all__) == [
         "ChunkedSampler",
         "DistributedChunkedSampler",
+        "Mixture",
+        "MixtureBatchSampler",
         "SampleDecoder",
         "ShardListDataset",
         "ShardListSampler",

@@ -232,7 +232,8 @@ class ShardList:
         weight, unless it has its own; those that follow each other with the same name and weight are one.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
-        for start, end, keys in zip(self._starts, [*self._starts[1:], len(self)], self._defaults, strict=True):
+        ends = [*self._starts[1:], len(self)][: len(self._starts)]
+        for start, end, keys in zip(self._starts, ends, self._defaults, strict=True):
             name, weight = keys.get("dataset"), keys.get("weight")
             if start == end:
                 continue
