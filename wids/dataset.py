@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
     from wids.index.table import Group, KeyRule
+    from wids.order.mixture import Part
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
     from wids.stats import Stats
@@ -401,6 +402,25 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """
         indices = self.find_rows(predicate)
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
+
+    def mixed_parts(self) -> list[Part] | None:
+        """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
+
+        Raises:
+            SpecError: the weights are bad.
+        """
+        return self._collection.mixed_parts()
+
+    def as_source(self, name: str) -> Self:
+        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
+        found = copy.copy(self)
+        found._take_name(name)  # noqa: SLF001 - of this class
+        return found
+
+    def _take_name(self, name: str) -> None:
+        self._collection = self._collection.named(name)
+        self._index = LiveIndex(self._collection)
+        self._transformations = list(self._transformations)
 
     # --- samples
 
