@@ -38,7 +38,7 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
             all given weights are numbers of samples: shares below 1 have to be given for all of them.
 
     Raises:
-        ValueError: no source; a bad weight; a source without samples that has one.
+        ValueError: no source; a bad weight; a source without samples that has one; a source that is a mixture.
         TypeError: a source is no dataset.
     """
     pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
@@ -71,9 +71,15 @@ class Mixture(ConcatDataset[Any]):
                 raise TypeError(
                     f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i]"
                 )
+            if isinstance(dataset, Mixture):
+                raise ValueError(  # noqa: TRY004 - a dataset it is
+                    f"source {name!r} is a mixture itself, whose weights would have no effect; give its sources to "
+                    "this mixture, each with its share of the weight"
+                )
         if not datasets:
             raise ValueError("a mixture needs one source at least")
         super().__init__([_named(dataset, name) for name, dataset in datasets.items()])
+        self._is_foreign = [not hasattr(type(dataset), "as_source") for dataset in self.datasets]
         self.names = list(datasets)
         sizes = dict(zip(self.names, self.lengths, strict=True))
         self.weights = check_weights(fill_weights(weights, sizes), sizes)
@@ -145,8 +151,8 @@ class Mixture(ConcatDataset[Any]):
         return source, plain - (self.cumulative_sizes[source - 1] if source else 0)
 
     def _transform(self, sample: Any, source: int) -> Any:
-        if isinstance(sample, dict) and "__dataset__" not in sample:
-            sample["__dataset__"] = self.names[source]
+        if isinstance(sample, dict) and (self._is_foreign[source] or "__dataset__" not in sample):
+            sample = {**sample, "__dataset__": self.names[source]}  # it may be the source's own dict
         for transform in self._transformations:
             sample = transform(sample)
         return sample

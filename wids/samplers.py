@@ -12,6 +12,7 @@ import os
 import random
 import warnings
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,13 +28,13 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
-from wids.order.mixture import REWEIGHT_ADVICE, Mixing, mixed_parts
-from wids.order.state import START, EpochPosition, build_state, check_order, parse_state
+from wids.order.mixture import REWEIGHT_ADVICE, Mixing, holds_mixture, mixed_parts
+from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Sized
+    from collections.abc import Iterator, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
@@ -73,7 +74,7 @@ class _EpochSampler(Sampler[int]):
     _weighted: tuple[tuple[int, bool], Copies] | None = None  # by which seed and order
     _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
     _takes_epoch_size = False  # likewise
-    _source_batch = 1
+    _source_batch: int | None = None
 
     def __init__(
         self,
@@ -98,6 +99,12 @@ class _EpochSampler(Sampler[int]):
         self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
         self._chunks = chunks
         parts = None if chunks is not None else mixed_parts(dataset)
+        if parts is None and chunks is None and holds_mixture(dataset):
+            warnings.warn(
+                f"a {type(dataset).__name__} holds a mixture, whose weights have no effect on a sampler of it. Choose "
+                "samples within the sources (subsets, views), and mix those with wids.mix",
+                stacklevel=3,
+            )
         self._mixing = None if parts is None else Mixing(parts)
         if parts is not None:
             if num_samples is not None:
@@ -279,6 +286,8 @@ class _EpochSampler(Sampler[int]):
                 "own state_dict, change the weights, and begin another one"
             )
         position = usual if at is None else parse_int("at", at, minimum=0)
+        if position > MAX_POSITION:
+            raise ValueError(f"at is {position}; it must be at most {MAX_POSITION}")
         if position < earliest:
             raise ValueError(
                 f"at is {position}, and what is read up to {earliest} is decided; load the sampler's own state_dict to "
@@ -308,13 +317,15 @@ class _EpochSampler(Sampler[int]):
             there, here = dict(there), dict(here)
             weights, advice = there.pop("weights", None), f". {REWEIGHT_ADVICE}"
             if self._takes_epoch_size:
-                here["epoch_size"] = there.get("epoch_size")
+                here["epoch_size"] = read_size(there)
             if here["batch"] is not None and there.get("batch") is not None:
-                self._check_global_batch(there["batch"], place.position)
+                self._check_global_batch(there["batch"], place.position, lanes)
                 here["batch"] = there["batch"]
             compared = _common_sources(there, here) if is_reweighted else (there, here)
             check_order(*compared, advice=advice)
-            self._mixing.rows = 1 if here["batch"] is None else here["batch"] // lanes
+            size = here["epoch_size"] or len(self.dataset)
+            if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
+                raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
             self._mixing.adopt(weights, position=place.position, lanes=lanes, is_reweighted=is_reweighted)
             self._epoch_size = here["epoch_size"]
         else:
@@ -322,14 +333,16 @@ class _EpochSampler(Sampler[int]):
         self.lanes, self._origin = lanes, place
         return cursor.Loaded(place, {**here, "lanes": lanes})
 
-    def _check_global_batch(self, batch: Any, position: int) -> None:
+    def _check_global_batch(self, batch: Any, position: int, lanes: int) -> None:
         """Raise StateError unless this sampler's ranks read whole batches of a state that has batches of one source."""
-        mine = self._source_batch * self.num_replicas
+        mine = (self._source_batch or 1) * self.num_replicas
         if batch != mine:
             raise StateError(
                 f"the state's global batches are of {batch} samples, and here {self.num_replicas} rank(s) with "
                 f"source_batch={self._source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
             )
+        if batch % lanes:
+            raise StateError(f"the state's global batches are of {batch} samples in {lanes} lanes; it is damaged")
         if position % mine:
             raise StateError(
                 f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
@@ -488,7 +501,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
         source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
             each global batch is of one source, and nominal epochs are whole global batches; see
-            `wids.MixtureBatchSampler`.
+            `wids.MixtureBatchSampler`. None: each sample is of a source of its own.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -520,7 +533,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epochs: int | None = 1,
         epoch_size: int | None = None,
         weights: Any = None,
-        source_batch: int = 1,
+        source_batch: int | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -545,18 +558,16 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
             )
-        run = parse_int("source_batch", source_batch, minimum=1)
+        self._source_batch = None if source_batch is None else parse_int("source_batch", source_batch, minimum=1)
+        batch = self._global_batch()
         if self._mixing is None or self._epochs is None:
             self._epoch_size, self._takes_epoch_size = size, False
-            if run != 1 and self._mixing is None:
-                raise ValueError(f"source_batch is {run}, and a {type(dataset).__name__} is no mixture")
         else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
-            self._takes_epoch_size, each = size is None, run * self.lanes
+            self._takes_epoch_size, each = size is None, batch or 1
             size = len(dataset) * self._epochs if size is None else size
-            self._epoch_size, self._epochs = size if run == 1 else -(-size // each) * each, 1
-        self._source_batch = run
-        if self._mixing is not None:
-            self._mixing.rows = run
+            self._epoch_size, self._epochs = -(-size // each) * each, 1
+        if batch is not None and self._mixing is not None:
+            self._mixing.batch = batch
         self._layout = layout(dataset)
         if weights is not None:
             self._weights = self._parse_weights(weights)
@@ -567,6 +578,20 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
                 "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
             )
+
+    def _global_batch(self) -> int | None:
+        """How many samples in turn all ranks read of one source; None: of no matter which."""
+        if self._source_batch is None:
+            return None
+        if self._mixing is None:
+            raise ValueError(f"source_batch is {self._source_batch}, and a {type(self.dataset).__name__} is no mixture")
+        batch = self._source_batch * self.num_replicas
+        if batch % self.lanes:
+            raise ValueError(
+                f"lanes is {self.lanes}, and does not divide the {batch} samples of a global batch "
+                f"({self.num_replicas} rank(s) with source_batch={self._source_batch}), which are of one source"
+            )
+        return batch
 
     def _parse_weights(self, weights: Any) -> Any:
         if self._mixing is not None:
@@ -633,6 +658,8 @@ ShardedSampler = ShardListSampler
 
 def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two orders of mixtures, with the sources alone that are in both."""
+    if not isinstance(there["sources"], Mapping):
+        raise StateError(f"the state's sources are {there['sources']!r:.200}, not a mapping; it is damaged")
     names = there["sources"].keys() & here["sources"].keys()
     return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
 

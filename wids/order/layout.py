@@ -10,7 +10,7 @@ by shard.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,7 +97,9 @@ class Layout:
 
     def _arrange(self, lo: int, hi: int, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
         boundaries, parts = [], []
-        for piece in self.pieces:
+        begin = max(bisect_right(self.pieces, lo, key=lambda piece: piece.first) - 1, 0)
+        end = bisect_left(self.pieces, hi, key=lambda piece: piece.first)
+        for piece in self.pieces[begin:end]:  # of a mixture's thousands only a source's own
             first, last = max(lo, piece.first), min(hi, piece.first + piece.count)
             if first >= last:
                 continue

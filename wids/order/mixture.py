@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,10 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
+from wids.order.layout import part_of, parts_of
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
+from wids.order.state import MAX_POSITION
+from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +68,15 @@ def mixed_parts(dataset: Any) -> list[Part] | None:
     return None if find is None else find(dataset)
 
 
+def holds_mixture(dataset: Any) -> bool:
+    """Whether a subset or a join of datasets has a mixture underneath."""
+    try:
+        inner = parts_of(dataset) or [part[0] for part in [part_of(dataset)] if part is not None]
+        return any(mixed_parts(part) is not None or holds_mixture(part) for part in inner)
+    except Exception:  # noqa: BLE001 - as in `wids.order.layout.layout`
+        return False
+
+
 def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
     """Sources out of (name, first, last, weight): without a name by number, a repeated name with its number.
 
@@ -74,7 +86,9 @@ def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
     names: dict[str, int] = {}
     for k, (name, *_) in enumerate(parts):
         own = str(k) if name is None else name
-        names[f"{own} ({k})" if own in names else own] = k
+        while own in names:
+            own = f"{own} ({k})"
+        names[own] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
     return [Part(name, parts[k][1], parts[k][2], weights[name]) for name, k in names.items()]
@@ -87,10 +101,20 @@ class Segment:
     Attributes:
         position: a whole number of rows.
         weights: name -> weight, of all sources with a weight above 0, and any others.
+        before: name -> how many turns each source has had before; those that had none may be left out.
     """
 
     position: int
     weights: Mapping[str, float]
+    before: Mapping[str, int] = field(default_factory=dict)
+
+    def count(self, turns: int) -> dict[str, int]:
+        """``before``, so many turns later."""
+        names, rule = _turns(self.weights)
+        found = dict(self.before)
+        for name, count in zip(names, rule.counts(turns).tolist(), strict=True):
+            found[name] = found.get(name, 0) + count
+        return found
 
 
 @dataclass(frozen=True)
@@ -125,18 +149,23 @@ class MixturePlan:
         sources: at least one.
         segments: by ascending positions, the first at 0.
         lanes: L, of each source's plan too.
-        rows: how many rows in turn read the same source: those of a batch, or 1.
+        batch: how many positions in turn are of the same source, a multiple of the lanes; None: one row.
     """
 
     sources: tuple[MixedSource, ...]
     segments: tuple[Segment, ...]
     lanes: int
-    rows: int = 1
+    batch: int | None = None
     is_dealt: bool = False
     chunks: None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return sum(len(source.plan) for source in self.sources)
+
+    @property
+    def rows(self) -> int:
+        """How many rows in turn read the same source."""
+        return 1 if self.batch is None else self.batch // self.lanes
 
     @property
     def mixed_chunks(self) -> int:
@@ -158,7 +187,7 @@ class MixturePlan:
     def facts(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes and the weights, as plain values for a state."""
         sources = {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
-        return {"sources": sources, "batch": None if self.rows == 1 else self.rows * self.lanes}
+        return {"sources": sources, "batch": self.batch}
 
 
 class _MixedOrder:
@@ -166,37 +195,56 @@ class _MixedOrder:
 
     def __init__(self, plan: MixturePlan) -> None:
         self._plan = plan
-        self._names = list(dict.fromkeys(name for segment in plan.segments for name in segment.weights))
-        by_name = {source.name: source for source in plan.sources}
-        self._sources = [by_name.get(name) for name in self._names]
-        self._streams = [None if source is None else Stream(source.plan) for source in self._sources]
         self._starts = [segment.position for segment in plan.segments]
-        self._turns: list[Turns] = []
-        self._before: list[Indices] = [np.zeros(len(self._names), np.int64)]  # turns before each segment
-        for segment, end in zip(plan.segments, [*self._starts[1:], None], strict=True):
-            self._turns.append(Turns(to_shares([segment.weights.get(name, 0) for name in self._names])))
-            if end is not None:
-                turns = (end - segment.position) // (plan.lanes * plan.rows)
-                self._before.append(self._before[-1] + self._turns[-1].counts(turns))
+        self._sources = {source.name: source for source in plan.sources}
+        self._streams: dict[str, Stream] = {}
+        self._number = -1  # of the segment that was read last
+        self._names: list[str] = []
+        self._before = np.zeros(0, np.int64)
+        self._turns: Turns
 
     def segment_end(self, position: int) -> int | None:
         """Where the segment of a position ends; None: it does not."""
-        return next((start for start in self._starts if start > position), None)
+        return next(iter(self._starts[bisect_right(self._starts, position) :][:1]), None)
 
     def take(self, positions: Indices) -> Indices:
         """The indices at ascending positions of one segment: (n,) -> (n,)."""
-        number = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
+        number = bisect_right(self._starts, int(positions[0])) - 1
+        if number != self._number:
+            self._begin(number)
         rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
         numbers, rows = np.divmod(rows, self._plan.rows)
-        sources, turns = self._turns[number].take(numbers)
-        rows += (turns + self._before[number][sources]) * self._plan.rows
+        sources, turns = self._turns.take(numbers)
+        rows += (turns + self._before[sources]) * self._plan.rows
         places, found = rows * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
         for s in np.flatnonzero(np.bincount(sources)).tolist():
-            where = sources == s
-            source, stream = self._sources[s], self._streams[s]
-            assert source is not None and stream is not None, self._names[s]  # noqa: PT018, S101 - see `check_weights`
-            found[where] = source.to_indices(stream.take(places[where]))
+            where, name = sources == s, self._names[s]
+            found[where] = self._sources[name].to_indices(self._streams[name].take(places[where]))
         return found
+
+    def _begin(self, number: int) -> None:
+        """Read this segment.
+
+        Raises:
+            StateError: one of its sources is not there any more.
+        """
+        segment = self._plan.segments[number]
+        self._number, (self._names, self._turns) = number, _turns(segment.weights)
+        self._before = np.array([segment.before.get(name, 0) for name in self._names], np.int64)
+        for name in self._names:
+            if name not in self._sources:
+                raise StateError(
+                    f"positions from {segment.position} on read source {name!r}, which the mixture does not have any "
+                    "more; begin behind them, or with the mixture as it was"
+                )
+            if name not in self._streams:
+                self._streams[name] = Stream(self._sources[name].plan)
+
+
+def _turns(weights: Mapping[str, float]) -> tuple[list[str], Turns]:
+    """The sources with a weight, and their turns; by their names, so that the order of a mapping does not matter."""
+    names = sorted(name for name, weight in weights.items() if weight)
+    return names, Turns(to_shares([weights[name] for name in names]))
 
 
 def fill_weights(weights: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -246,9 +294,9 @@ def _parse_weight(name: str, weight: Any) -> float:
     try:
         value = float(weight)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"the weight of source {name!r} is {weight!r}; it must be a number") from None
+        raise ValueError(f"the weight of source {name!r} is {weight!r:.80}; it must be a number") from None
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"the weight of source {name!r} is {weight!r}; it must be finite, and not below 0")
+        raise ValueError(f"the weight of source {name!r} is {weight!r:.80}; it must be finite, and not below 0")
     return value
 
 
@@ -257,15 +305,15 @@ class Mixing:
 
     Args:
         parts: the sources.
-        rows: see `MixturePlan`.
 
     Attributes:
-        rows: as given; may be assigned.
+        batch: see `MixturePlan`; may be assigned.
         segments: the weights from each position on.
     """
 
-    def __init__(self, parts: Sequence[Part], *, rows: int = 1) -> None:
-        self._parts, self.rows = parts, rows
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self.batch: int | None = None
         self._sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
         self.segments: tuple[Segment, ...] = (Segment(0, self.weights),)
@@ -286,11 +334,11 @@ class Mixing:
                 **options,
             )
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
-        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, rows=self.rows)
+        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, batch=self.batch)
 
     def facts(self) -> dict[str, Any]:
-        """The weights as plain values for a state: the mixture's own, and those from each position on."""
-        changes = [[segment.position, dict(segment.weights)] for segment in self.segments]
+        """The weights as plain values for a state: the mixture's own, and the segments."""
+        changes = [[segment.position, dict(segment.weights), dict(segment.before)] for segment in self.segments]
         return {"own": self.weights, "from": changes}
 
     def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
@@ -302,12 +350,16 @@ class Mixing:
         Raises:
             ValueError: bad weights; see `check_weights`.
         """
-        each = lanes * self.rows
+        each = self.batch or lanes
         first = -(-position // each) * each
         kept = [segment for segment in self.segments if segment.position <= first]
         before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
-        changed = Segment(first, check_weights({**before, **weights}, self._sizes))
-        self.segments = (*(segment for segment in kept if segment.position < first), changed)
+        changed = check_weights({**before, **weights}, self._sizes)
+        if changed != kept[-1].weights:
+            turns = kept[-1].count((first - kept[-1].position) // each)
+            kept = [segment for segment in kept if segment.position < first]
+            kept.append(Segment(first, changed, turns))
+        self.segments = tuple(kept)
         return first
 
     def adopt(self, facts: Any, *, position: int, lanes: int, is_reweighted: bool) -> None:
@@ -322,7 +374,7 @@ class Mixing:
         Raises:
             StateError: they are damaged; or other ones than the mixture's.
         """
-        own, segments = _parse_facts(facts, lanes * self.rows)
+        own, segments = _parse_facts(facts, self.batch or lanes, None if is_reweighted else self._sizes)
         if is_reweighted:
             self.segments = segments
             self.change(self.weights, position=position, lanes=lanes)
@@ -334,16 +386,35 @@ class Mixing:
         self.segments = segments
 
 
-def _parse_facts(facts: Any, each: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
+def _parse_facts(
+    facts: Any, each: int, sizes: Mapping[str, int] | None
+) -> tuple[dict[str, float], tuple[Segment, ...]]:
     try:
         own = check_weights(facts["own"])
-        found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts["from"])
+        found = tuple(_parse_segment(segment, each, sizes) for segment in facts["from"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state's weights are damaged: {error}") from None
     positions = [segment.position for segment in found]
-    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % each for p in positions):
-        raise StateError(f"the state's weights are damaged: they begin at positions {positions}")
+    if not found or positions[0] != 0 or sorted(set(positions)) != positions:
+        raise StateError(f"the state's weights are damaged: they begin at positions {positions!r:.200}")
     return own, found
+
+
+def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> Segment:
+    """A segment as a state has it.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is damaged.
+    """
+    position, weights, before = values
+    found = Segment(
+        parse_int("position", position, minimum=0),
+        check_weights(weights, None if sizes is None else {name: sizes.get(name, 0) for name in weights}),
+        {name: parse_int(f"turns of source {name!r}", count, minimum=0) for name, count in before.items()},
+    )
+    if found.position > MAX_POSITION or found.position != sum(found.before.values()) * each:
+        raise ValueError(f"{sum(found.before.values())} turns of {each} are not the {found.position} samples before")
+    return found
 
 
 def _own_seed(seed: int, name: str) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SOURCES = 4096
 _WHOLE = 1 << 48
-_SMALL = 1 << 34
+_SMALL_BITS = 14  # a share below 2**-14 is small
 # Rows of a block; times _WHOLE they are int64.
 _MIN_ROWS, _MAX_ROWS = 1 << 10, 1 << 15
 _BLOCKS_KEPT = 4
@@ -53,12 +53,13 @@ class Turns:
     """The turns of sources by shares.
 
     Args:
-        shares: as `to_shares` gives them.
+        shares: as `to_shares` gives them, or some of those: shares of their sum.
     """
 
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = tuple(shares)
-        small = [s for s, share in enumerate(shares) if 0 < share < _SMALL]
+        whole = sum(shares)
+        small = [s for s, share in enumerate(shares) if 0 < share << _SMALL_BITS < whole]
         self._rule: _Blocks | _Split = _Split(self.shares, small) if small else _Blocks(self.shares)
         self._nrows = self._rule.nrows
         self._blocks: dict[int, tuple[Indices, Indices]] = {}
@@ -97,13 +98,13 @@ class _Blocks:
     """Turns by the ends of their windows, in blocks of ``nrows``; no share is below 2**-14."""
 
     def __init__(self, shares: tuple[int, ...]) -> None:
-        self.shares = shares
-        longest = -(-_WHOLE // min(share for share in shares if share)) + 2
+        self.shares, self._whole = shares, sum(shares)
+        longest = -(-self._whole // min(share for share in shares if share)) + 2
         self.nrows = min(max(1 << longest.bit_length(), _MIN_ROWS), _MAX_ROWS)
 
     def counts_at(self, row: int) -> Indices:
         """`Turns.counts` where a block begins: the turns of each source that must have come, and one more of some."""
-        due, past = zip(*(divmod(row * share, _WHOLE) for share in self.shares), strict=True)
+        due, past = zip(*(divmod(row * share, self._whole) for share in self.shares), strict=True)
         counts = np.array(due, np.int64)
         counts[self._choose(past)] += 1
         return counts
@@ -119,9 +120,9 @@ class _Blocks:
         behind = {s: -(-past[s] // self.shares[s]) for s in range(len(past)) if past[s]}
         total, found, waiting = 0, list[int](), list[tuple[int, int]]()
         for s in sorted(behind, key=lambda s: (-behind[s], s)):
-            heapq.heappush(waiting, (-((past[s] - _WHOLE) // self.shares[s]), s))
+            heapq.heappush(waiting, (-((past[s] - self._whole) // self.shares[s]), s))
             total += past[s]
-            if len(found) < total // _WHOLE:
+            if len(found) < total // self._whole:
                 found.append(heapq.heappop(waiting)[1])
         return found
 
@@ -130,12 +131,12 @@ class _Blocks:
         nrows, begin = self.nrows, self.counts_at(first)
         nturns = self.counts_at(first + nrows) - begin
         sources, turns = np.repeat(np.arange(len(nturns)), nturns), _count_up(nturns)
-        due, past = zip(*(divmod(first * share, _WHOLE) for share in self.shares), strict=True)
+        due, past = zip(*(divmod(first * share, self._whole) for share in self.shares), strict=True)
         # Turn k, counted from the one that is due at `first`, has the rows where past + share * rows is between
         # k and k + 1 of the whole.
-        k = (turns + (begin - np.array(due, np.int64))[sources]) * _WHOLE - np.array(past, np.int64)[sources]
+        k = (turns + (begin - np.array(due, np.int64))[sources]) * self._whole - np.array(past, np.int64)[sources]
         share = np.array(self.shares, np.int64)[sources]
-        releases, ends = np.maximum(k // share, 0), np.minimum(-((-k - _WHOLE) // share), nrows)
+        releases, ends = np.maximum(k // share, 0), np.minimum(-((-k - self._whole) // share), nrows)
         by_release = np.argsort(releases, kind="stable")
         waiting, heap = iter((ends * len(nturns) + sources)[by_release].tolist()), list[int]()
         dealt, push, pop = [], heapq.heappush, heapq.heappop
@@ -154,16 +155,14 @@ class _Split:
 
     def __init__(self, shares: tuple[int, ...], small: list[int]) -> None:
         self.nrows = _MIN_ROWS
-        self._share = sum(shares[s] for s in small)
+        self._share, self._whole = sum(shares[s] for s in small), sum(shares)
         self._nsources = len(shares)
-        large = [s for s, share in enumerate(shares) if share >= _SMALL]
-        self._parts = [
-            (np.array(part, np.int64), Turns(to_shares([shares[s] for s in part]))) for part in (large, small)
-        ]
+        large = sorted({s for s, share in enumerate(shares) if share} - set(small))
+        self._parts = [(np.array(part, np.int64), Turns([shares[s] for s in part])) for part in (large, small)]
 
     def _rows_of(self, row: int) -> tuple[int, int]:
         """How many rows before ``row`` the others have, and how many the small sources."""
-        small = (row * self._share + _WHOLE // 2) // _WHOLE
+        small = (row * self._share + self._whole // 2) // self._whole
         return row - small, small
 
     def counts_at(self, row: int) -> Indices:
@@ -175,8 +174,8 @@ class _Split:
 
     def make(self, first: int) -> tuple[Indices, Indices]:
         """See `Turns._block`; the block begins with row ``first``."""
-        past = (first * self._share + _WHOLE // 2) % _WHOLE
-        is_small = np.diff((past + self._share * np.arange(self.nrows + 1)) // _WHOLE) > 0
+        past = (first * self._share + self._whole // 2) % self._whole
+        is_small = np.diff((past + self._share * np.arange(self.nrows + 1)) // self._whole) > 0
         sources, before = np.empty(self.nrows, np.int64), np.empty(self.nrows, np.int64)
         for (part, turns), begin, where in zip(self._parts, self._rows_of(first), (~is_small, is_small), strict=True):
             of, before[where] = turns.take(begin + np.arange(np.count_nonzero(where)))

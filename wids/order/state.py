@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from wids.errors import StateError
 
 KIND, VERSION = "wids.sampler", 2
+MAX_POSITION = 1 << 62  # numpy's integers have an end
 
 
 class EpochPosition(NamedTuple):
@@ -64,17 +65,33 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     return EpochPosition(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
 
 
+def read_size(order: Mapping[str, Any]) -> int | None:
+    """The ``epoch_size`` of a state's order.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    size = order.get("epoch_size")
+    if size is not None and not (isinstance(size, int) and 0 < size <= MAX_POSITION):
+        raise StateError(f"the state's epoch_size is {size!r}; it is damaged")
+    return size
+
+
 def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = "") -> None:
     """Raise StateError, naming all that differs, unless both orders are the same; ``advice`` ends its message."""
     there, here = _flatten(there), _flatten(here)
     names = sorted(there.keys() | here.keys())
     differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if differing:
-        listed = "; ".join(f"{name}: {there.get(name)!r} there, {here.get(name)!r} here" for name in differing)
+        listed = "; ".join(f"{name}: {_show(there, name)} there, {_show(here, name)} here" for name in differing)
         raise StateError(
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
             f"was saved, or leave the state and begin an epoch{advice}"
         )
+
+
+def _show(order: Mapping[str, Any], name: str) -> str:
+    return repr(order[name]) if name in order else "nothing"
 
 
 def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from wids.order.permutation import Indices
 
 _STEP, _WORD = 0x9E3779B97F4A7C15, 1 << 64  # the golden ratio, as a part of 2**64
-# Offsets are multiples of 2**-16, so that a place and an offset add up exactly below 2**37.
+# Offsets are odd multiples of 2**-17, so that a place and an offset add up exactly below 2**36, and their sum is no
+# whole number: where expected copies are whole, stretches end at those, or very near.
 _OFFSET_BITS = 16
 
 
@@ -51,7 +52,7 @@ class Copies:
     def __init__(
         self, weights: NDArray[np.float64], *, count: int, first: int, boundaries: Indices | None, seed: int
     ) -> None:
-        ends = np.cumsum(weights, dtype=np.float64)
+        ends = _exact_ends(weights).astype(np.float64)
         ends *= count / ends[-1]
         np.minimum(ends, count, out=ends)
         ends[np.searchsorted(ends, ends[-1], side="left") :] = count  # also of those without a weight behind the last
@@ -61,12 +62,22 @@ class Copies:
     def draw(self, number: int) -> Draw:
         """What comes in pass ``number``."""
         start = int(random_words(1, seed=self._seed, epoch=0, stream=OFFSETS)[0])
-        offset = ((start + number * _STEP) % _WORD >> (64 - _OFFSET_BITS)) / (1 << _OFFSET_BITS)
+        offset = (((start + number * _STEP) % _WORD >> (64 - _OFFSET_BITS)) + 0.5) / (1 << _OFFSET_BITS)
         boundaries = None
         if self._boundaries is not None:
             starts = np.append(0.0, self._ends)[self._boundaries - self._first]
             boundaries = np.maximum(np.ceil(starts - offset), 0).astype(np.int64)
         return Draw(self._ends, self._first, offset, boundaries)
+
+
+def _exact_ends(weights: NDArray[np.float64]) -> Indices:
+    """Where each sample's stretch ends, in units so small that their sum is near 2**61: (n,), not rounded on the way.
+
+    Samples of equal weights have stretches of equal lengths, wherever they are.
+    """
+    scaled = np.ldexp(weights, -np.frexp(weights.max())[1])  # weights of any size add up
+    units = np.rint(np.ldexp(scaled, 61 - np.frexp(np.cumsum(scaled)[-1])[1])).astype(np.int64)
+    return np.cumsum(units, out=units)
 
 
 class Draw:
@@ -92,7 +103,7 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
     """
     try:
         found: NDArray[np.float64] = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # torch's, of tensors with a gradient
         raise ValueError(f"weights is {weights!r:.200}; it must be a number for each sample") from None
     if found.shape != (count,):
         raise ValueError(f"weights has shape {found.shape}; it must be ({count},), one for each sample")
@@ -126,7 +137,7 @@ def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
     if not np.isfinite(power):
         raise ValueError(f"power is {power}; it must be a finite number")
     if classes.dtype == object:
-        values = classes.tolist()
+        values = [value if value == value else None for value in classes.tolist()]  # noqa: PLR0124 - nan is no other
         numbers = Counter(values)
         counts = np.array([numbers[value] for value in values], np.float64)
     else:

@@ -13,6 +13,7 @@ from tests.support.examples import some
 from wids.errors import StateError
 from wids.order import shares
 from wids.order.layout import ShardCounts
+from wids.order.mixture import name_parts
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 
 
@@ -164,7 +165,7 @@ def test_weights_change_at_a_position_and_the_state_knows():
     assert Counter(name for name, _ in order[:152]) == {"a": 76, "b": 76}
     assert Counter(name for name, _ in order[152:252]) == {"a": 90, "b": 10}
     check_passes(order, mixture)
-    weights = [[0, {"a": 0.5, "b": 0.5}], [152, {"a": 0.9, "b": 0.1}]]
+    weights = [[0, {"a": 0.5, "b": 0.5}, {}], [152, {"a": 0.9, "b": 0.1}, {"a": 38, "b": 38}]]
     assert samplers[0].state_dict()["order"]["weights"] == {"own": {"a": 0.5, "b": 0.5}, "from": weights}
     again = DistributedChunkedSampler(mixture, num_replicas=1, rank=0, epoch_size=100)
     again.load_state_dict({**samplers[0].state_dict(), "epoch": 1, "position": 100, "yielded": 0})
@@ -178,7 +179,11 @@ def test_reweight_without_a_position_begins_with_the_next_nominal_epoch():
     assert sampler.reweight({"b": 0}) == 0  # nothing has begun
     assert Counter(name for name, _ in read(sampler, 40, mixture)) == {"a": 40}
     sampler.reweight({"b": 3})  # an iteration was left: its epoch keeps its weights
-    assert sampler.state_dict(consumed=10)["order"]["weights"]["from"][-1] == [40, {"a": 1.0, "b": 3.0}]
+    assert sampler.state_dict(consumed=10)["order"]["weights"]["from"][-1] == [
+        40,
+        {"a": 1.0, "b": 3.0},
+        {"a": 40, "b": 0},
+    ]
     assert Counter(name for name, _ in read(sampler, 40, mixture)) == {"a": 10, "b": 30}
 
 
@@ -188,7 +193,11 @@ def test_what_was_read_keeps_its_weights():
     (sampler,) = ranks(mixture, 1, epoch_size=40)
     first = read(sampler, 41, mixture)
     sampler.reweight({"b": 0})
-    assert sampler.state_dict()["order"]["weights"]["from"][-1] == [40, {"a": 1.0, "b": 0.0}]
+    assert sampler.state_dict()["order"]["weights"]["from"][-1] == [
+        40,
+        {"a": 1.0, "b": 0.0},
+        {"a": 20, "b": 20},
+    ]
     assert Counter(name for name, _ in read(sampler, 40, mixture)) == {"a": 40}
     sampler.set_epoch(0)
     assert read(sampler, 41, mixture) == first
@@ -286,6 +295,116 @@ def test_bad_mixtures_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+def test_a_state_keeps_its_order_whatever_happens_to_its_keys():
+    """JSON with sorted keys, say: turns go by the names of sources."""
+    mixture = wids.mix({name: (numbers(name, 40), 1) for name in "zmaq"})
+    (sampler,), (again,) = ranks(mixture, 1, epochs=None), ranks(mixture, 1, epochs=None)
+    first = list(itertools.islice(sampler, 50))
+    again.load_state_dict(json.loads(json.dumps({**sampler.state_dict(), "position": 0, "yielded": 0}, sort_keys=True)))
+    assert list(itertools.islice(again, 50)) == first
+
+
+def test_thousands_of_changes_cost_nothing_later():
+    """A change is computed once; where it begins is in the state. The same weights again are no change."""
+    mixture = wids.mix({f"s{k}": (numbers(f"s{k}", 30), k + 1) for k in range(20)})
+    (sampler,) = ranks(mixture, 1, epoch_size=40)
+    for epoch in range(300):
+        sampler.set_epoch(epoch)
+        sampler.reweight({"s0": 1 + epoch // 3 % 2})
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert len(state["order"]["weights"]["from"]) == 100
+    (again,) = ranks(mixture, 1, epoch_size=40)
+    again.load_state_dict(state)
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wids.order.mixture.Turns", lambda of: made.append(of) or shares.Turns(of))
+        next(iter(again))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("segments", "words"),
+    [
+        ([[0, {"z": 1}, {}]], "'z' has a weight of 1 and no samples"),
+        ([[0, {"a": 1}, {}], [2**70, {"a": 1}, {"a": 2**70}]], "are not the 1180591620717411303424 samples before"),
+        ([[0, {"a": 1}, {}], [6, {"a": 2}, {"a": 5}]], "5 turns of 1 are not the 6 samples before"),
+        ([[0, {"a": 1}, {}], [6, {"a": 2}, {"a": 7, "b": -1}]], "turns of source 'b' is -1"),
+        ([[0, {"a": 1}]], "not enough values"),
+        ([[0, {"a": float("nan")}, {}]], "'a' is nan"),
+        ([[0, {"a": 1}, {}], [0, {"a": 1}, {}]], r"begin at positions \[0, 0\]"),
+        ([[0, None, {}]], "damaged"),
+        ([[0, {"a": 1}, 3]], "damaged"),
+        ([], "damaged"),
+        (None, "damaged"),
+    ],
+)
+def test_damaged_weights_of_a_state_are_refused_and_change_nothing(segments, words):
+    """Damaged weights of a state are refused and change nothing."""
+    mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 1)})
+    (sampler,) = ranks(mixture, 1)
+    before = sampler.state_dict()
+    order = {**before["order"], "weights": {"own": mixture.weights, "from": segments}}
+    with pytest.raises(StateError, match=words):
+        sampler.load_state_dict({**before, "order": order})
+    assert sampler.state_dict() == before
+
+
+def test_damaged_numbers_of_a_state_are_refused():
+    """Damaged numbers of a state are refused."""
+    mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 1)})
+    (sampler,) = ranks(mixture, 1)
+    state = sampler.state_dict()
+    for change in ({"position": 2**70}, {"lanes": 2**70}, {"epoch": -1}, {"epoch": 2**70}, {"yielded": 2**70}):
+        with pytest.raises(StateError, match="is damaged"):
+            sampler.load_state_dict({**state, **change})
+    for change in ({"epoch_size": "x"}, {"epoch_size": 0}, {"epoch_size": -3}, {"sources": 3}):
+        with pytest.raises(StateError, match="is damaged"):
+            sampler.load_state_dict({**state, "order": {**state["order"], **change}}, reweight=True)
+    with pytest.raises(ValueError, match="it must be at most"):
+        sampler.reweight({"a": 1}, at=2**70)
+
+
+def test_what_was_read_of_a_source_that_is_gone_cannot_be_read_again():
+    """What was read of a source that is gone cannot be read again."""
+    a, b = numbers("a", 50), numbers("b", 50)
+    (sampler,) = ranks(wids.mix({"a": (a, 1), "b": (b, 1)}), 1)
+    read(sampler, 101, sampler.dataset)
+    (again,) = ranks(wids.mix({"a": (a, 1)}), 1)
+    again.load_state_dict({**sampler.state_dict(), "epoch": 1}, reweight=True)
+    assert len(list(again)) == 100
+    again.set_epoch(0)
+    with pytest.raises(StateError, match="positions from 0 on read source 'b'"):
+        next(iter(again))
+
+
+def test_a_mixture_within_something_else_is_refused_or_warned_of():
+    """A mixture within something else is refused or warned of."""
+    import torch.utils.data
+
+    mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 2)})
+    with pytest.raises(ValueError, match="source 'inner' is a mixture itself"):
+        wids.mix({"inner": (mixture, 1)})
+    subset = torch.utils.data.Subset(mixture, range(20))
+    for dataset in (subset, torch.utils.data.ConcatDataset([subset, numbers("c", 3)])):
+        with pytest.warns(UserWarning, match="holds a mixture, whose weights have no effect"):
+            DistributedChunkedSampler(dataset)
+
+
+def test_one_dataset_under_two_names():
+    """Samples that the source keeps are not changed, so each has the name it was asked for by."""
+    kept = [{"n": k, "__dataset__": "before"} for k in range(3)]
+    mixture = wids.mix({"p": (kept, 1), "q": (kept, 1)})
+    assert [mixture[i]["__dataset__"] for i in range(6)] == ["p"] * 3 + ["q"] * 3
+    assert kept[0] == {"n": 0, "__dataset__": "before"}
+
+
+def test_names_that_repeat_get_names_of_their_own():
+    """Names that repeat get names of their own."""
+    parts = name_parts([("a (2)", 0, 5, 1), ("a", 5, 9, 1), ("a", 9, 12, 1)])
+    assert [part.first for part in parts] == [0, 5, 9]
+    assert len({part.name for part in parts}) == 3
 
 
 def test_one_rank_and_shards_in_turn():

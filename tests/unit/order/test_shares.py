@@ -50,6 +50,21 @@ def test_blocks_follow_each_other_over_many_of_them():
         check(Turns(to_shares(weights)), 10**9, 5000)
 
 
+def test_far_out_and_at_the_border_of_small_shares():
+    """Small sources and the others keep to their exact shares of the whole, however many rows there were."""
+    for weights in (
+        [1e300, 1e300, 3e299, 1e-300],
+        [2.0**-k for k in range(60)],
+        [2**-14] * 3 + [2**-15] * 9 + [1.0],
+        [2**-14 * (1 - 1e-9)] * 3 + [1 - 3 * 2**-14],
+        [2**60 + 1, 2**60, 3],
+        [5e-324, 1e-323, 5e-324],
+        [1 + k * 1e-12 for k in range(7)],
+    ):
+        for first in (0, 2**15 - 20, 10**15 - 20):
+            check(Turns(to_shares(weights)), first, 60)
+
+
 def test_any_rows_are_those_of_all_rows():
     """Any rows are those of all rows."""
     rng = np.random.default_rng(3)

@@ -134,6 +134,28 @@ def test_places_and_offsets_add_up_exactly_to_the_last_place():
         assert 0 <= found[0] <= found[1] == 999
 
 
+def test_equal_weights_are_one_copy_of_each_however_many():
+    """Sums are not rounded on the way, and no offset is where whole stretches end."""
+    for weight in (0.1, 0.3, 1e308, 5e-324):
+        copies = Copies(np.full(10**6, weight), count=10**6, first=0, boundaries=None, seed=1)
+        assert abs(copies._ends - np.arange(1, 10**6 + 1)).max() < 1e-9
+        for number in range(3):
+            assert (copies.draw(number).samples(np.arange(10**6)) == np.arange(10**6)).all()
+
+
+def test_weights_of_all_sizes():
+    """Weights of all sizes."""
+    for weights, expected in (
+        ([1e-300, 1e300, 1], [0, 3, 0]),
+        ([0, 0, 1e-310, 0], [0, 0, 4, 0]),
+        ([1e308, 1e308], [1, 1]),
+        ([1, 2**50, 2**50, 2**50, 2**50, 0], None),
+    ):
+        found = np.bincount(list(DistributedChunkedSampler(ShardCounts([len(weights)]), weights=weights)))
+        assert expected is None or found.tolist() == expected[: len(found)]
+        assert found.sum() == len(weights)
+
+
 def test_bad_weights_are_refused():
     """Bad weights are refused."""
     dataset = ShardCounts([3, 4])
@@ -165,6 +187,8 @@ def test_balance_evens_out_classes():
     assert np.allclose(half / half.sum(), np.sqrt([90, 9, 1]) / np.sqrt([90, 9, 1]).sum())
     assert np.allclose(wids.balance(["a", "b", "b"]), [1.5, 0.75, 0.75])
     assert np.allclose(wids.balance(np.array(["a", None, None], object)), [1.5, 0.75, 0.75])
+    labels_of_floats = np.array(["a", float("nan"), float("nan"), None], object)  # each nan another object
+    assert np.allclose(wids.balance(labels_of_floats), [2, 2 / 3, 2 / 3, 2 / 3])
     assert wids.balance([]).shape == (0,)
     for bad, words in (([[1]], "shape"), ([1], "power is nan")):
         with pytest.raises(ValueError, match=words):
