@@ -196,7 +196,14 @@ class _EpochSampler(Sampler[int]):
 
     @dslength_per_replica.setter
     def dslength_per_replica(self, length: int) -> None:
-        self._length = parse_int("dslength_per_replica", length, minimum=0)
+        length = parse_int("dslength_per_replica", length, minimum=0)
+        if self._mixing is None or not length:
+            self._length = length
+            return
+        size, each = length * self.num_replicas, self._mixing.batch or 1
+        if size % each:
+            raise ValueError(f"dslength_per_replica is {length}, and {size} samples are no whole batches of {each}")
+        self._epoch_size, self._epochs, self._takes_epoch_size = size, 1, False  # and the next epoch goes on there
 
     @property
     def num_valid(self) -> int:

@@ -407,6 +407,22 @@ def test_names_that_repeat_get_names_of_their_own():
     assert len({part.name for part in parts}) == 3
 
 
+def test_a_length_is_that_of_nominal_epochs():
+    """The next epoch goes on where one of another length ends."""
+    mixture = wids.mix({"a": (numbers("a", 50), 3), "b": (numbers("b", 50), 1)})
+    (endless,) = ranks(mixture, 1, epochs=None)
+    for length in (5, 230):
+        sampler = ChunkedSampler(mixture, dslength_per_replica=length)
+        found = [*sampler, *sampler, *sampler]
+        assert len(sampler) == length
+        assert found == list(itertools.islice(ChunkedSampler(mixture, dslength_per_replica=3 * length), 3 * length))
+    assert len(list(itertools.islice(endless, 300))) == 300
+    endless.dslength_per_replica = 7
+    assert len(list(endless)) == 7
+    with pytest.raises(ValueError, match="7 samples are no whole batches of 4"):
+        DistributedChunkedSampler(mixture, num_replicas=1, rank=0, source_batch=4).dslength_per_replica = 7
+
+
 def test_one_rank_and_shards_in_turn():
     """One rank and shards in turn."""
     mixture = wids.mix({"a": (numbers("a", 50), 3), "b": (numbers("b", 50), 1)})
