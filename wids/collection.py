@@ -301,12 +301,8 @@ class ShardCollection:
 
     def whole_indices(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         """The same of all samples of a view: int64, ascending; None: this is no view."""
-        if self.shards.selection is None:
-            return None
-        _, rows = self.shards.selection.arrays
-        starts = np.asarray(self.whole_ends, np.int64) - np.asarray(self.shards.nsamples, np.int64)
-        found: np.ndarray[Any, np.dtype[np.int64]] = np.repeat(starts, np.asarray(self.lengths, np.int64)) + rows
-        return found
+        chosen = self.shards.selection
+        return None if chosen is None else chosen.whole_indices(self.shards.nsamples)
 
     def span_of(self, index: int) -> tuple[int, int]:
         """The indices of the samples in the shard of a sample, half-open."""

@@ -282,18 +282,12 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         found = load_index(inner)
         _check_parent(found.shards, view, place=place, parent=parent)
         raw["view_of"] = parent
-    url = _guarded(request, checks.resolve(home, view.rows, "rows", place), "rows")
-    if urls.is_local(url):
-        try:
-            rows = atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
-        except OSError as error:
-            if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
-                return _load_view(request, now)  # it was saved again, and its rows of before are gone
-            raise SpecError(
-                f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place
-            ) from error
-    else:
-        rows = memoryview(read_bytes(url, storage_options=_narrowed(request)))
+    try:
+        url, rows = read_rows(request, view)
+    except SpecError:
+        if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
+            return _load_view(request, now)  # it was saved again, and its rows of before are gone
+        raise
     shards = found.shards
     ends, chosen = view_file.unpack_rows(rows, counts=shards.nsamples, place=url)
     if len(chosen) != view.nsamples:
@@ -304,6 +298,24 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     shards = shards.select(SharedSelection(ends, chosen))
     shards.header = {**shards.header, **raw}
     return LoadedIndex(shards, found.storage_options)
+
+
+def read_rows(request: IndexRequest, view: view_file.View) -> tuple[str, memoryview]:
+    """(URL, bytes) of the file that has the rows of a view; local ones are mapped.
+
+    Raises:
+        SpecError: there is no such local file. NotAllowedError, FetchError: it cannot be had.
+    """
+    place = request.place
+    home = None if place is None else urls.directory_of(place)
+    url = _guarded(request, checks.resolve(home, view.rows, "rows", place), "rows")
+    if not urls.is_local(url):
+        return url, memoryview(read_bytes(url, storage_options=_narrowed(request)))
+    try:
+        return url, atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
+    except OSError as error:
+        what = f"{checks.where(place)}rows: {url} cannot be read ({error})"
+        raise SpecError(what, path="rows", url=place) from error
 
 
 def _guarded(request: IndexRequest, url: str, path: str) -> str:

@@ -21,7 +21,7 @@ from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.live_index import LiveIndex
 from wids.order.permutation import SPLIT, random_words
 from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles.index_paths import absolute, check_output, named_packs
 from wids.osfiles.shared_selection import SharedSelection
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from wids.collection import ShardCollection
     from wids.index.selection import Integers, Selection
+    from wids.index.shardlist import ShardList
     from wids.keys import Keys
     from wids.readers.pool import OpenShards
 
@@ -42,10 +43,9 @@ PART = "part "
 _OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 
 
-def select(collection: ShardCollection, indices: Integers) -> SharedSelection:
-    """The samples of a collection at these indices: ascending, each once, in range."""
-    chosen = collection.shards.selection
-    ends, rows = pick(indices, collection.ends, None if chosen is None else chosen.arrays[1])
+def choose(shards: ShardList, indices: Integers) -> SharedSelection:
+    """The samples of a shard list, or of a view, at these indices: ascending, each once, in range."""
+    ends, rows = pick(indices, shards.ends(), None if shards.selection is None else shards.selection.arrays[1])
     return SharedSelection(ends, rows)
 
 
@@ -154,26 +154,29 @@ def split(
     return deal(parts, draws)
 
 
-def save(collection: ShardCollection, path: str, *, made_by: Sequence[str]) -> None:
+def save(shards: ShardList, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
     """Write a view: its index at ``path``, and its rows beside it.
 
     Args:
-        collection: the view, or a whole dataset.
+        shards: of the view, with its selection; without one, the view is of all samples.
         path: a local path.
+        place: of the index that lists these shards; None: the view lists them itself.
         made_by: how it was made, a step each.
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
     """
-    path, shards, place = check_output(path), collection.shards, collection.place
+    path = check_output(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
-    if place == path:
+    if place is not None and absolute(place) == path:
         raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
-    selection = shards.selection or select(collection, np.arange(len(collection), dtype=np.int64))
-    home, rows = os.path.dirname(path), f"{path.removesuffix('.json')}.{selection.digest}{SUFFIX}"
+    selection = shards.selection
+    if selection is None:
+        selection = choose(shards, np.arange(sum(shards.nsamples), dtype=np.int64))
+    home = os.path.dirname(path)
     view = View(
-        rows=os.path.basename(rows),
+        rows="",  # `write_view` names them
         nsamples=len(selection),
         view_of=None if place is None else writing.writable(writing.relative_to(absolute(place), home)),
         view_of_fingerprint=fingerprint(shards),
@@ -185,14 +188,27 @@ def save(collection: ShardCollection, path: str, *, made_by: Sequence[str]) -> N
     if place is None:
         entries = [shards.describe(k) for k in range(len(shards))]
         written = writing.place_entries([absolute(entry["url"]) for entry in entries], home=home)
+        index |= named_packs(shards.all_packs(), home)
         index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
-    # The rows first, under a name of their own: a view that is there is whole, also while it is replaced.
+    write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+
+
+def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+    """Write the index of a view, and its rows beside it under a name of their own.
+
+    Args:
+        index: as JSON has it; its ``rows`` are named here.
+        selection: the rows.
+        path: an absolute path, as `check_output` gives it.
+    """
+    rows = f"{path.removesuffix('.json')}.{selection.digest}{SUFFIX}"
+    # The rows first: a view that is there is whole, also while it is replaced.
     with atomic.part_file(rows) as (part, fd):
         system.write_parts(fd, pack_rows(*selection.arrays))
         os.fsync(fd)
         os.replace(part, rows)
     before = _rows_at(path)
-    atomic.write_atomically(path, writing.dump_index({key: value for key, value in index.items() if value is not None}))
+    atomic.write_atomically(path, writing.dump_index({**index, "rows": os.path.basename(rows)}))
     if before is not None and before not in (rows, _rows_at(path)):  # another process may have saved it meanwhile
         with contextlib.suppress(OSError):
             os.unlink(before)
@@ -290,11 +306,11 @@ class WithViews:
         Raises:
             OutputError: it is no name of a local file. OSError: it cannot be written.
         """
-        save(self._collection, os.fspath(path), made_by=self._steps)
+        save(self._collection.shards, os.fspath(path), place=self._collection.place, made_by=self._steps)
 
     def _view(self, indices: Integers, step: str) -> Self:
         view = copy.copy(self)
-        view._show(select(self._collection, indices), step)  # noqa: SLF001 - of this class
+        view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
         return view
 
     def _show(self, selection: Selection, step: str) -> None:

@@ -82,6 +82,16 @@ class Selection:
             self._digest = state.hexdigest()
         return self._digest
 
+    def whole_indices(self, nsamples: Sequence[int]) -> Integers:
+        """The index of each sample among all samples of the shards: int64, ascending.
+
+        Args:
+            nsamples: how many samples each shard holds.
+        """
+        held = np.asarray(nsamples, np.int64)
+        starts: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0))
+        return starts + self._array
+
     def rows_of(self, k: int) -> npt.NDArray[Any]:
         """The rows of shard ``k``."""
         end = self.ends[k]

@@ -87,12 +87,14 @@ def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview
     return [_START.pack(_MAGIC, _VERSION, checksum) + facts, *body]
 
 
-def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) -> tuple[Integers, npt.NDArray[Any]]:
+def unpack_rows(
+    data: bytes | memoryview, *, counts: Sequence[int] | None, place: str
+) -> tuple[Integers, npt.NDArray[Any]]:
     """(ends, rows), which lie in ``data``.
 
     Args:
         data: the file.
-        counts: how many samples each shard holds.
+        counts: how many samples each shard holds; None: the rows are not compared with the shards.
         place: what errors call the file.
 
     Raises:
@@ -108,11 +110,13 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) 
     if size != len(view) or width not in (4, 8) or crc32(view[_START.size :]) != checksum:
         raise _damaged(place, f"is damaged ({len(view)} of {size} bytes, or a wrong checksum)")
     found, end = sections.cut(view, _START.size + _FACTS.size, (8 * nshards, width * total))
-    if end != size or nshards != len(counts):
+    if end != size:
+        raise _damaged(place, "is damaged (its samples and shards do not fill it)")
+    if counts is not None and nshards != len(counts):
         raise _damaged(place, f"is of {nshards} shards, and the index has {len(counts)}")
     ends = np.asarray(sections.native(found[0], "q"), np.int64)
     rows: npt.NDArray[Any] = np.asarray(sections.native(found[1], "I" if width == 4 else "q"))
-    if not _are_rows(ends, rows, np.asarray(counts, np.int64)):
+    if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
         raise _damaged(place, "names rows that its shards do not have, or not in order")
     return ends, rows
 
