@@ -87,7 +87,7 @@ class WithColumns:
         Args:
             table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
-                (integers) their ``__index__``.
+                (integers) their ``__index__``, of a whole dataset alone.
             columns: which of its columns; default: all but ``key`` and ``index``.
             missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
                 ``"error"``. Rows of the table that are no sample's are left out when joined by key.

@@ -46,7 +46,10 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_table(
-    request: JoinRequest, samples: SampleTable, keys: Iterable[Sequence[str]] | None = None
+    request: JoinRequest,
+    samples: SampleTable,
+    keys: Iterable[Sequence[str]] | None = None,
+    chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None,
 ) -> mapped.MappedTable:
     """The columns of a table, one row for each sample, in a file of this process.
 
@@ -54,6 +57,7 @@ def join_table(
         request: which table, and how.
         samples: the dataset's own columns; those with ``key`` where there are some.
         keys: the keys of all samples, shard by shard, where they have no column; asked for only if they are needed.
+        chosen: the indices of those that a view has, which alone have to be in the table; None: all.
 
     Raises:
         InputError: the arguments do not fit each other, or the table.
@@ -63,7 +67,7 @@ def join_table(
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
     with contextlib.closing(_JoinedTable(request)) as given:
         rows = _find_rows(given, request.on, samples, keys)
-        _check_missing(rows, request)
+        _check_missing(rows if chosen is None else rows[chosen], request)
         table = given.read(given.names)
     return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
 

@@ -158,17 +158,21 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
         """
-        if collection.shards.selection is not None:
-            raise InputError("a table is joined to a whole dataset, and this is a view; join it, and then select")
+        chosen = collection.whole_indices()
+        if chosen is not None and request.on == "index":
+            raise InputError(
+                "this is a view, which counts its own samples; join the table on='key', or on='index' to the whole "
+                "dataset, and then select"
+            )
         self.check_rows(collection)
         path = self.own_path(collection)
-        source = sql.SampleTable(samples=len(collection), path=path)
+        source = sql.SampleTable(samples=collection.whole_length, path=path)
         if isinstance(request.table, (str, os.PathLike)):
             place = os.fspath(request.table)
             local = fetch_table(place, cache_dir=self.cache_dir, storage_options=self.storage_options)
             request = msgspec.structs.replace(request, table=local)
         keys = None if path is not None else _keys_of(collection)
-        table = join.join_table(request, source, keys)
+        table = join.join_table(request, source, keys, chosen)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
         return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
@@ -229,7 +233,7 @@ def _names_of(path: str) -> list[str]:
 
 
 def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
-    """The keys of all samples, shard by shard, from member tables of local shards.
+    """The keys of all samples of all shards, shard by shard, from member tables of local shards.
 
     Raises:
         ColumnsError: shards are remote.
@@ -239,7 +243,7 @@ def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
             "the keys of remote shards are not known; make the columns of the index: wids columns create, or join "
             "on='index'"
         )
-    for k, count in enumerate(collection.lengths):
+    for k, count in enumerate(collection.shards.nsamples):
         if count:
             keys = list(collection.open(k).table.keys())
             yield [keys[row % len(keys)] for row in range(count)]

@@ -74,8 +74,25 @@ def test_columns_come_into_samples_of_views(index, context):
     assert [(sample["label"], sample["score"]) for batch in loader for sample in batch] == expected
 
 
+@pytest.mark.parametrize("has_columns", [True, False])
+def test_a_table_is_joined_to_a_view(index, tmp_path, caplog, has_columns):
+    """By key, also to one that was opened from its file; the samples of the view alone have to be in it."""
+    if not has_columns:
+        index = write_dataset(tmp_path / "plain", COUNTS)
+    chosen = ROWS[4:20:3]
+    wids.ShardListDataset(index).select([row["index"] for row in chosen]).save(tmp_path / "view.json")
+    scores = pa.table({"key": [row["key"] for row in chosen], "score": [row["index"] * 2 for row in chosen]})
+    opened = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
+    view = opened.with_table(scores, on="key", missing="error", fields=True)
+    assert [sample["score"] for sample in view] == [row["index"] * 2 for row in chosen]
+    assert keys(view.where("score >= 20")) == [row["key"] for row in chosen if row["index"] >= 10]
+    with pytest.raises(ColumnsError, match=r"2 of 6 samples have no row in the table: index 0, 1;"):
+        opened.with_table(scores.slice(2), on="key", missing="error")
+    assert not caplog.records
+
+
 def test_what_is_refused(index, tmp_path):
-    """Bad predicates, tables that are joined to views, and views of what has no columns."""
+    """Bad predicates, tables of indices that are joined to views, and views of what has no columns."""
     dataset = wids.ShardListDataset(index)
     with pytest.raises(QueryError, match="nothing_here"):
         dataset.where("nothing_here = 1")
