@@ -240,8 +240,8 @@ def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
     """
     if collection.has_remote():
         raise ColumnsError(
-            "the keys of remote shards are not known; make the columns of the index: wids columns create, or join "
-            "on='index'"
+            "the keys of remote shards are not known without columns, and there are none beside the index; make them: "
+            "wids columns create, name a file of them: with_columns(fields=False, place=...), or join on='index'"
         )
     for k, count in enumerate(collection.shards.nsamples):
         if count:

@@ -44,21 +44,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What the JSON of a view says of it.
 
     Attributes:
-        rows: where the rows lie. nsamples: how many.
-        view_of_fingerprint: of the shards that they are rows of; see `wids.index.fingerprint`.
-        view_of_counts: (shards, samples in all) of them.
-        view_of: the index of these shards; None: the view lists them itself.
-        made_by: how it was made, a step each.
         name: of the dataset.
+        view_of: the index that lists the shards; None: the view lists them itself.
+        view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
+        rows: where the rows lie. nsamples: how many.
+        made_by: how it was made, a step each.
     """
 
-    rows: str
-    nsamples: int
+    name: str | None = None
+    view_of: str | None = None
     view_of_fingerprint: str
     view_of_counts: tuple[int, int]
-    view_of: str | None = None
+    rows: str
+    nsamples: int
     made_by: list[str] = msgspec.field(default_factory=list)
-    name: str | None = None
 
 
 def parse_view(index: dict[str, Any], place: str | None) -> View | None:
