@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -89,6 +91,15 @@ def test_a_table_is_joined_to_a_view(index, tmp_path, caplog, has_columns):
     with pytest.raises(ColumnsError, match=r"2 of 6 samples have no row in the table: index 0, 1;"):
         opened.with_table(scores.slice(2), on="key", missing="error")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_columns_that_lie_elsewhere(index, tmp_path, kind):
+    """They are told by a path, of either kind."""
+    place = shutil.move(index.removesuffix(".json") + ".columns.parquet", tmp_path / "elsewhere.parquet")
+    view = wids.ShardListDataset(index, transformations=[]).with_columns(fields=False, place=kind(place))
+    assert keys(view.where("label = 1")) == [row["key"] for row in ROWS if row["label"] == 1]
+    assert "label" not in view[0]
 
 
 def test_what_is_refused(index, tmp_path):
