@@ -9,6 +9,7 @@ import base64
 import hashlib
 import logging
 import math
+import numbers
 import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,9 +85,13 @@ def parse_on_error(
     if on_error not in ("raise", "substitute"):
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":
+        if error_log is not None:
+            raise ValueError("error_log is for on_error='substitute'; errors that are raised are not logged")
         return None
+    if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
+        raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
     log = None if error_log is None else os.fspath(error_log)
-    return Substitutes(max_errors=max_errors, error_log=log, hooks=hooks)
+    return Substitutes(max_errors=float(max_errors), error_log=log, hooks=hooks)
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:

@@ -59,9 +59,7 @@ class Substitutes:
     """
 
     def __init__(self, *, max_errors: float, error_log: str | None, hooks: Sequence[Hook]) -> None:
-        if not 0 <= max_errors <= 1:
-            raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
-        self._max_errors, self._hooks = float(max_errors), hooks
+        self._max_errors, self._hooks = max_errors, hooks
         self._log = None if error_log is None else os.path.abspath(os.path.expanduser(error_log))
         self._count = self._failures = 0
 

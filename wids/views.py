@@ -58,8 +58,9 @@ def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDA
         collection: of the samples.
     """
     n = len(keys)
-    found = np.zeros(n, np.bool_)
+    found, where = np.zeros(n, np.bool_), ""
     if isinstance(what, (str, os.PathLike)):
+        where = f"{os.fspath(what)}: "
         if os.fspath(what).endswith(".jsonl"):
             return _in_log(os.fspath(what), collection)
         what = read_samples(os.fspath(what))
@@ -68,7 +69,7 @@ def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDA
     elif getattr(getattr(what, "dtype", None), "kind", "") in ("U", "O"):  # keys
         what = np.asarray(what).tolist()
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
-        return _with_keys(keys, set(what))
+        return _with_keys(keys, set(what), where)
     found[parse_indices(what, n)] = True
     return found
 
@@ -100,7 +101,7 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _with_keys(keys: Keys, wanted: set[str]) -> npt.NDArray[np.bool_]:
+def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(keys), np.bool_)
     seen = set()
     for index, key in enumerate(keys):
@@ -108,7 +109,9 @@ def _with_keys(keys: Keys, wanted: set[str]) -> npt.NDArray[np.bool_]:
             found[index] = True
             seen.add(key)
     if len(seen) < len(wanted):
-        logger.warning("%d of %d keys to leave out are in no sample", len(wanted) - len(seen), len(wanted))
+        some = min(wanted - seen)
+        count, total = len(wanted) - len(seen), len(wanted)
+        logger.warning("%s%d of %d keys to leave out are in no sample, like %r", where, count, total, some)
     return found
 
 

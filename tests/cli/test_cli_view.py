@@ -63,7 +63,9 @@ def test_wrong_input(index, tmp_path):
     out = str(tmp_path / "v.json")
     assert "no range" in complaint(2, "view", index, "--select", "x", "-o", out)
     assert "cannot be read" in complaint(1, "view", index, "--exclude", str(tmp_path / "none.txt"), "-o", out)
-    assert "give the view another name" in complaint(1, "view", index, "-o", index)
+    assert "give the view another name" in complaint(1, "view", index, "--select", ":1", "-o", index)
+    assert "say which samples: --select, --where, --exclude" in complaint(2, "view", index, "-o", out)
+    assert "--columns is for --where" in complaint(2, "view", index, "--select", ":1", "--columns", "x", "-o", out)
     assert not os.path.exists(out)
 
 
@@ -75,6 +77,8 @@ def test_info(view, index):
     ]
     assert "select: 3 of 12" in out
     assert "12 samples in 4 shards" in out
+    size = sum(os.path.getsize(os.path.join(os.path.dirname(index), f"s{k}.tar")) for k in (0, 3))
+    assert json.loads(run_ok("info", view, "--json"))["bytes_per_sample"] == size / 7  # of what the shards hold
     told = json.loads(run_ok("info", view, "--json"))
     assert (told["samples"], told["shards"], told["of_shards"], told["view_of"]) == (3, 2, 4, index)
 

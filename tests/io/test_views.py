@@ -235,7 +235,7 @@ def test_exclude_takes_files(dataset, tmp_path, caplog):
     everything = keys(dataset)
     (tmp_path / "out.txt").write_text("s0-001\ns4-003\n\nnobody\n")
     assert keys(dataset.exclude(tmp_path / "out.txt")) == [k for k in everything if k not in ("s0-001", "s4-003")]
-    assert "1 of 3 keys to leave out are in no sample" in caplog.text
+    assert "1 of 3 keys to leave out are in no sample, like 'nobody'" in caplog.text
     np.save(tmp_path / "out.npy", np.array([0, 2, -1]))
     assert keys(dataset.exclude(str(tmp_path / "out.npy"))) == [*everything[1:2], *everything[3:-1]]
     np.save(tmp_path / "mask.npy", np.arange(len(dataset)) < 18)

@@ -22,7 +22,7 @@ from wids.columns.file import METADATA_KEY, VERSION, TableFacts
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
-from wids.errors import InputError, JobError, OutputError
+from wids.errors import DecodeError, InputError, JobError, OutputError, SpecError
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of
@@ -92,11 +92,17 @@ def create_columns(
         JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
             read are not read again by the next run. The table that was there before stays.
         OutputError: the table cannot be written. DependencyError: pyarrow is not installed.
-        SpecError, FetchError: the index is malformed, or cannot be read.
+        SpecError, FetchError: the index is malformed, cannot be read, or is a view of another one.
     """
     import_parquet()
     output = check_output(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
+    if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
+        raise SpecError(
+            f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
+            f"{parent}",
+            url=index,
+        )
     start = time.monotonic()
     with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
         creating.read(narrowed, options)
@@ -156,6 +162,7 @@ class _Creating:
             )
             for k in range(len(shards))
         )
+        hint = None
         self._show(self._progress)
         with contextlib.closing(run(extract_part, tasks, options, tick=lambda: self._show(self._progress))) as results:
             for result in results:
@@ -165,6 +172,7 @@ class _Creating:
                 else:
                     self._progress.failed += 1
                     self.outcome.fail(shards.urls[result.k], result.error)
+                    hint = "missing" if isinstance(result.error, DecodeError) else hint
         self.outcome.sort_failed(shards.urls)
         if failed := self.outcome.failed:
             count, total, first = len(failed), len(shards), next(iter(failed.values()))
@@ -172,6 +180,7 @@ class _Creating:
                 f"{self._output}: not written, for {count:,} of {total:,} shards could not be read; the first: {first}",
                 found=failed,
                 path=self._output,
+                hint=hint,
             )
 
     def publish(self) -> None:

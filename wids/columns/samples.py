@@ -202,11 +202,11 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
     """The columns of a dataset that was made of ``shards``; nothing is looked at yet.
 
-    Those of a view are those of the index that it is a view of.
+    Those of a view are those of the index that it is a view of, or its own if it lists its shards itself.
     """
     place = None
     if collection.shards.selection is not None:
-        shards = collection.shards.header.get("view_of")
+        shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)):
         name = os.fspath(shards)
         if isinstance(name, str) and not urls.basename_of(name).endswith(ARCHIVES):

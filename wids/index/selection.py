@@ -89,8 +89,8 @@ class Selection:
             nsamples: how many samples each shard holds.
         """
         held = np.asarray(nsamples, np.int64)
-        starts: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0))
-        return starts + self._array
+        found: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0)) + self._array
+        return found
 
     def rows_of(self, k: int) -> npt.NDArray[Any]:
         """The rows of shard ``k``."""

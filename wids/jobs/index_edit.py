@@ -74,7 +74,7 @@ def read_index(place: str) -> dict[str, Any]:
     """
     index, view = _read(place)
     if view is not None:
-        raise _is_view(place)
+        raise _is_view(place, view.view_of)
     return index
 
 
@@ -306,13 +306,13 @@ def refuse_view(shards: ShardList, place: str) -> None:
         SpecError: it is one.
     """
     if shards.selection is not None:
-        raise _is_view(place)
+        raise _is_view(place, shards.header.get("view_of"))
 
 
-def _is_view(place: str) -> SpecError:
-    return SpecError(
-        f"{place}: is a view; do that with the index that it is a view of, and make the view again", url=place
-    )
+def _is_view(place: str, parent: str | None) -> SpecError:
+    index = "an index of its shards" if parent is None else parent
+    of = "" if parent is None else f" of {parent}"
+    return SpecError(f"{place}: is a view{of}; do that with {index}, and make the view again", url=place)
 
 
 def _flatten(place: str) -> Source:

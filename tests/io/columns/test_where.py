@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wids
-from tests.support.cli import run_ok
+from tests.support.cli import complaint, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.examples import examples
 from wids.errors import ColumnsError, InputError, QueryError
@@ -114,9 +114,26 @@ def test_what_is_refused(index, tmp_path):
         plain.select([1]).where("label = 1")
 
 
+def test_columns_of_views(index, tmp_path):
+    """Those of the index that it is a view of; a view that lists its shards itself has its own."""
+    view, merged = str(tmp_path / "v.json"), str(tmp_path / "merged.json")
+    wids.ShardListDataset(index).where("label = 3").save(view)
+    assert f"is a view of {index}, and has the columns of that index" in complaint(1, "columns", "create", view)
+    other = write_dataset(tmp_path / "other", (3,))
+    assert run_ok("index", "merge", view, other, "-o", merged).endswith("9 samples\n")
+    run_ok("columns", "create", merged, "--field", ".cls=label")
+    dataset = wids.ShardListDataset(merged, transformations=[])
+    assert dataset.query("select label from samples")["label"].to_pylist().count(3) == 6
+    assert len(dataset.where("label = 3")) == 6
+
+
 def test_view_command(index, tmp_path):
-    """`wids view --where`, and how it was made."""
-    out = str(tmp_path / "v.json")
+    """`wids view --where`, and how it was made; columns may lie elsewhere."""
+    out, elsewhere = str(tmp_path / "v.json"), str(tmp_path / "elsewhere.parquet")
     assert "6 of 30 samples" in run_ok("view", index, "--where", "label = 3", "-o", out)
     assert "where label = 3: 6 of 30" in run_ok("info", out)
+    shutil.move(index.removesuffix(".json") + ".columns.parquet", elsewhere)
+    assert "wids columns create" in complaint(1, "view", index, "--where", "label = 3", "-o", out)
+    told = run_ok("view", index, "--where", "label = 3", "--columns", elsewhere, "-o", out)
+    assert "6 of 30 samples" in told
     assert keys(wids.ShardListDataset(out, transformations=[])) == [r["key"] for r in ROWS if r["label"] == 3]

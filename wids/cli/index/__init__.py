@@ -20,7 +20,7 @@ index_app = typer.Typer(
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
-    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
+    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: from -o.", show_default=False)
 ]
 
 

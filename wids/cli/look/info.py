@@ -60,6 +60,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     samples, uncounted = _sum(shards.lengths)
     size, unsized = _sum([shards.filesizes[k] for k in numbers])
     count = len(numbers)
+    held, _ = _sum([shards.nsamples[k] for k in numbers])  # in the shards, of which a view has a part
     return {
         "index": listed.name,
         "name": shards.header.get("name"),
@@ -71,7 +72,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         "bytes": size if not unsized else None,
         "samples_per_shard": samples / count if count and not uncounted else None,
         "bytes_per_shard": size / count if count and not unsized else None,
-        "bytes_per_sample": size / samples if samples and not (unsized or uncounted) else None,
+        "bytes_per_sample": size / held if held and not (unsized or uncounted) else None,
         "first_shard": shards.urls[numbers[0]] if count else None,
         "last_shard": shards.urls[numbers[-1]] if count else None,
         "datasets": _datasets(listed),
@@ -143,13 +144,14 @@ def _print_one(found: dict[str, Any]) -> None:
         if found["view_of"]:
             lines.append(("view of", shown_url(found["view_of"])))
         lines += [("" if k else "made by", printable(step)) for k, step in enumerate(found["made_by"])]
-        lines.append(("of them", f"{found['of_samples']:,} samples in {count_of(found['of_shards'], 'shard')}"))
+        lines.append(("whole", f"{found['of_samples']:,} samples in {count_of(found['of_shards'], 'shard')}"))
     shards, samples, size = found["shards"], found["samples"], found["bytes"]
     lines.append(("shards", f"{shards:,}"))
     counted = f"known for {found['counted']:,} of {count_of(shards, 'shard')}"
     lines.append(("samples", counted if samples is None else f"{samples:,}{_average(found, 'samples_per_shard')}"))
     if size is not None:
         words = format_size(size) + (f" ({size:,})" if size >= 1000 else "")
+        words += " in whole shards" if "made_by" in found else ""
         means = [
             f"{format_size(found[f'bytes_per_{noun}'])} a {noun}"
             for noun in ("shard", "sample")
