@@ -452,7 +452,7 @@ def to_int(index: Any) -> int:
         kind = type(index).__name__
         hint = {
             "str": "for a key use dataset[dataset.keys.index(key)]",
-            "slice": "for a range use torch.utils.data.Subset(dataset, range(lo, hi))",
+            "slice": "for a range use dataset.select(range(lo, hi))",
         }.get(kind, "for several samples use dataset.__getitems__(indices)")
         raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
 

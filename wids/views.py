@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import re
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ from wids.errors import InputError, OutputError, OutputExistsError, SpecError
 from wids.events import logger
 from wids.index import view_file, writing
 from wids.index.fingerprint import fingerprint, portable_names
-from wids.index.selection import deal, hash_texts, parse_indices, parse_shares, pick
+from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.live_index import LiveIndex
@@ -49,29 +50,31 @@ def choose(shards: ShardList, indices: Integers) -> SharedSelection:
     return SharedSelection(ends, rows)
 
 
-def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDArray[np.bool_]:
-    """Which samples to leave out: a mask.
+def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers:
+    """The indices of the samples that a program names: int64, ascending, each once.
 
     Args:
         what: indices, a mask, or keys; or a path of a file of them (see `read_samples`).
         keys: of the samples. They are read only where keys are given.
         collection: of the samples.
+
+    Raises:
+        InputError: they are none of these. IndexError: an index is out of range.
     """
-    n = len(keys)
-    found, where = np.zeros(n, np.bool_), ""
+    where = ""
     if isinstance(what, (str, os.PathLike)):
-        where = f"{os.fspath(what)}: "
-        if os.fspath(what).endswith(".jsonl"):
-            return _in_log(os.fspath(what), collection)
-        what = read_samples(os.fspath(what))
-    elif not hasattr(what, "__array__") and not isinstance(what, range):
-        what = list(what)
-    elif getattr(getattr(what, "dtype", None), "kind", "") in ("U", "O"):  # keys
-        what = np.asarray(what).tolist()
+        path = os.fspath(what)
+        if path.endswith(".jsonl"):
+            return np.flatnonzero(_in_log(path, collection))
+        what, where = read_samples(path), f"{path}: "
+    if hasattr(what, "__array__"):
+        what = np.asarray(what)
+        what = what if what.dtype.kind in "biuf" else what.tolist()
+    elif not isinstance(what, (range, slice)):
+        what = list_items(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
-        return _with_keys(keys, set(what), where)
-    found[parse_indices(what, n)] = True
-    return found
+        return np.flatnonzero(_with_keys(keys, set(what), where))
+    return parse_indices(what, len(collection))
 
 
 class _Line(msgspec.Struct):
@@ -111,7 +114,7 @@ def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_
     if len(seen) < len(wanted):
         some = min(wanted - seen)
         count, total = len(wanted) - len(seen), len(wanted)
-        logger.warning("%s%d of %d keys to leave out are in no sample, like %r", where, count, total, some)
+        logger.warning("%s%d of %d keys are in no sample, like %r", where, count, total, some)
     return found
 
 
@@ -127,7 +130,9 @@ def read_samples(path: str) -> Any:
         with open(path, encoding="utf-8-sig") as file:
             return [line for text in file if (line := text.rstrip("\r\n"))]
     except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
-        raise InputError(f"{path}: cannot be read as indices or keys ({error})") from error
+        raise InputError(
+            f"{path}: cannot be read as a file of indices or keys ({error}); keys are given in a list, SQL to where()"
+        ) from error
 
 
 def split(
@@ -140,10 +145,12 @@ def split(
         keys: of its samples; read only if they decide.
         shares: of the parts; they are scaled to add up to 1.
         by: what decides where a sample goes: its key, its shard's name, or its index alone.
-        seed: another one gives another split.
+        seed: an integer; another one gives another split.
         made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
     """
     parts, total = parse_shares(shares), len(collection)
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed is {seed!r:.60}; it is an integer")
     depth = sum(step.startswith(PART) for step in made_by)
     if by == "index":
         draws = random_words(total, seed=seed, epoch=0, stream=SPLIT)
@@ -231,6 +238,10 @@ def _rows_at(path: str) -> str | None:
     return os.path.join(os.path.dirname(path), found.rows)
 
 
+def _of_file(samples: Any) -> str:
+    return f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
+
+
 class WithViews:
     """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
 
@@ -254,30 +265,30 @@ class WithViews:
         the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
 
         Args:
-            samples: indices, in any order, negative ones from the end; or a mask, one bool for each sample.
+            samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
+                sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
+                ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
+                warning counts those of no sample.
 
         Raises:
-            InputError: they are neither. IndexError: one is out of range.
+            InputError: they are none of these. IndexError: an index is out of range.
         """
-        total = len(self._collection)
-        indices = parse_indices(samples, total)
-        return self._view(indices, f"select: {len(indices):,} of {total:,}")
+        total, indices = len(self._collection), find_samples(samples, self.keys, self._collection)
+        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}")
 
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
 
         Args:
-            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask),
-                ``.jsonl`` (an ``error_log``), or text with a key a line. By keys, the member tables of all shards are
-                read. Those of no sample are counted in a warning.
+            samples: as of `select`.
 
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        kept = np.flatnonzero(~find_excluded(samples, self.keys, self._collection))
-        what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
-        total = len(self._collection)
-        return self._view(kept, f"exclude{what}: {total - len(kept):,} of {total:,}")
+        total, gone = len(self._collection), find_samples(samples, self.keys, self._collection)
+        kept = np.ones(total, np.bool_)
+        kept[gone] = False
+        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}")
 
     def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.

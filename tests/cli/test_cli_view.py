@@ -56,13 +56,16 @@ def test_view(index, tmp_path):
     assert "2 of 12 samples, in 2 shards" in run_ok("view", index, *map(str, arguments), "-o", out)
     assert keys(out) == [everything[7], everything[8]]
     assert "1 of 2 samples" in run_ok("view", out, "--select", ":1", "-o", str(tmp_path / "w.json"))
+    assert "1 of 12 samples" in run_ok("view", index, "--select", str(tmp_path / "gone.txt"), "-o", out)
+    assert keys(out) == [everything[4]]
 
 
 def test_wrong_input(index, tmp_path):
     """Bad choices and outputs are complaints of one line."""
     out = str(tmp_path / "v.json")
     assert "no range" in complaint(2, "view", index, "--select", "x", "-o", out)
-    assert "cannot be read" in complaint(1, "view", index, "--exclude", str(tmp_path / "none.txt"), "-o", out)
+    for option in ("--exclude", "--select"):
+        assert "cannot be read" in complaint(1, "view", index, option, str(tmp_path / "none.txt"), "-o", out)
     assert "give the view another name" in complaint(1, "view", index, "--select", ":1", "-o", index)
     assert "say which samples: --select, --where, --exclude" in complaint(2, "view", index, "-o", out)
     assert "--columns is for --where" in complaint(2, "view", index, "--select", ":1", "--columns", "x", "-o", out)

@@ -19,7 +19,7 @@ def run_view(
         typer.Option(
             "--select",
             metavar="A:B|FILE",
-            help="These samples: A to B - 1, counted from 0, or a .npy file of indices or a mask.",
+            help="These samples: A to B - 1, counted from 0; or a file of them, as for --exclude.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +67,6 @@ def run_view(
     if columns is not None and where is None:
         raise typer.BadParameter("--columns is for --where")
     from wids.dataset import ShardListDataset
-    from wids.views import read_samples
 
     check_index(index)
     dataset = ShardListDataset(
@@ -76,10 +75,9 @@ def run_view(
     if columns is not None:
         dataset = dataset.with_columns(fields=False, place=columns)
     whole = len(dataset)
-    if select is not None and select.endswith(".npy"):
-        dataset = dataset.select(read_samples(select))
-    elif select is not None:
-        dataset = dataset.select(range(*parse_range(select, "--select", "samples").indices(whole)))
+    if select is not None:
+        is_file = os.path.isfile(select) or os.path.splitext(select)[1]
+        dataset = dataset.select(select if is_file else parse_range(select, "--select", "samples"))
     if where is not None:
         dataset = dataset.where(where)
     for path in exclude or ():

@@ -275,10 +275,13 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     Raises:
         _RefusedError: it is not.
     """
+    if not predicate.strip():
+        raise _RefusedError("a predicate is an expression, like width >= 512, and this is empty")
     given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
-    if "error_message" in given:
-        raise _RefusedError(given["error_message"])
-    if _without_where(given) != _without_where(plain):
+    error = given.get("error_message", "")
+    if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
+        raise _RefusedError(error)
+    if error or _without_where(given) != _without_where(plain):
         raise _RefusedError("a predicate is one expression, what stands after WHERE, and this is more")
 
 

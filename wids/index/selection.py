@@ -127,13 +127,13 @@ def parse_indices(given: Any, n: int) -> Integers:
     """The indices that a program has selected: ascending, each once.
 
     Args:
-        given: indices (negative ones from the end), or a mask: n times True or False.
+        given: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
         n: samples that there are.
 
     Raises:
         InputError: it is neither. IndexError: an index is out of range.
     """
-    array = _to_array(given)
+    array = _to_array(range(*given.indices(n)) if isinstance(given, slice) else given)
     if array.dtype == bool and array.ndim == 1:
         if len(array) != n:
             raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it has one for each")
@@ -157,14 +157,19 @@ def _to_array(given: Any) -> npt.NDArray[Any]:
     if isinstance(given, range):
         return np.arange(given.start, given.stop, given.step, dtype=np.int64)
     if not hasattr(given, "__array__"):
-        given = _listed(given)
+        given = list_items(given)
     try:
         return np.asarray(given)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"these are no indices ({error})") from error
 
 
-def _listed(given: Iterable[Any]) -> list[Any]:
+def list_items(given: Iterable[Any]) -> list[Any]:
+    """What a program names, as a list.
+
+    Raises:
+        InputError: it is a text, or cannot be iterated.
+    """
     if isinstance(given, (str, bytes)):
         raise InputError(f"{given!r:.60} selects no samples; give indices, or a mask")
     try:
