@@ -44,7 +44,9 @@ CacheDir = Annotated[
 ]
 Shards = Annotated[
     str,
-    typer.Option("--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0."),
+    typer.Option(
+        "--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.", show_default=False
+    ),
 ]
 
 
