@@ -24,7 +24,7 @@ import msgspec
 
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
-from wids.errors import SpecError
+from wids.errors import ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
@@ -262,6 +262,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
 
     Raises:
         SpecError: malformed; or what it is a view of is not what it was. NotAllowedError: likewise.
+        FetchError: what it is a view of cannot be read.
     """
     place = request.place
     raw = {**parse_json(data, place), **(request.options or {})}
@@ -279,7 +280,11 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         parent = _guarded(request, checks.resolve(home, view.view_of, "view_of", place), "view_of")
         options = _narrowed(request)
         inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
-        found = load_index(inner)
+        try:
+            found = load_index(inner)
+        except ShardNotFoundError as error:
+            what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
+            raise ShardNotFoundError(what, url=parent) from error
         _check_parent(found.shards, view, place=place, parent=parent)
         raw["view_of"] = parent
     try:

@@ -11,7 +11,7 @@ import pytest
 
 import wids
 from tests.support.shards import serve, write_index, write_json, write_shards
-from wids.errors import InputError, OutputExistsError, SpecError, WidsError
+from wids.errors import InputError, OutputExistsError, ShardNotFoundError, SpecError
 from wids.index import writing
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index
 
@@ -174,7 +174,7 @@ def test_rebase(cats, tmp_path):
     view = save_view(cats, [0, 4, 5], tmp_path / "view.json")
     before = [name[1:] for name in names(view)]
     shutil.move(tmp_path / "cats", tmp_path / "moved")
-    with pytest.raises(WidsError):
+    with pytest.raises(ShardNotFoundError, match=r"view_of: .*cats\.json is not there; `wids index rebase`"):
         opened(view)
     told = rebase_index(view, "moved")
     assert (told.output, told.shards, told.samples) == (view, 2, 3)
