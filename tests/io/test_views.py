@@ -296,7 +296,7 @@ def test_samples_are_named_in_many_ways(dataset, kind):
 
 def test_bad_splits(dataset):
     """Shares and ways that are none."""
-    for shares in ((), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1), ([0.9, 0.1],), ("0.9", "0.1")):
+    for shares in ((), (0.9,), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1), ([0.9, 0.1],), ("0.9", "0.1")):
         with pytest.raises(InputError, match="shares"):
             dataset.split(*shares)
     with pytest.raises(InputError, match="seed is 'x'; it is an integer"):

@@ -56,7 +56,7 @@ def run_view(
     """Save a part of a dataset as an index: which samples of which shards, and no data.
 
     The new index is taken wherever an index is. It names INDEX, and is refused once INDEX lists other shards. The
-    member tables of all shards are read where keys are excluded.
+    member tables of all shards are read where keys are given.
 
     `wids view train.json --where "width >= 512" --exclude opted-out.txt -o good.json`
 

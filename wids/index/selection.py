@@ -182,7 +182,7 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     """The shares of a split: they add up to 1.
 
     Raises:
-        InputError: one is negative or no number, or all are 0.
+        InputError: one is negative or no number, or all are 0; or there is one alone, which would be everything.
     """
     if not all(isinstance(part, numbers.Real) for part in parts):
         raise InputError(f"{parts!r:.60}: the shares of a split are numbers, each an argument: split(0.9, 0.1)")
@@ -190,6 +190,8 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     if not parts or not all(part >= 0 for part in parts) or not 0 < total < float("inf"):
         said = ", ".join(map(str, parts)) or "none"
         raise InputError(f"{said}: the shares of a split are numbers from 0 on, of which one is more than 0")
+    if len(parts) == 1:
+        raise InputError(f"{parts[0]}: the shares of a split are several, one for each part: split(0.9, 0.1)")
     return [part / total for part in parts]
 
 
