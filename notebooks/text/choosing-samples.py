@@ -124,7 +124,8 @@ plt.show()
 # ## An opt-out list, and a view by SQL
 #
 # `exclude` takes a file with a key a line (or indices, or the `error_log` of an earlier run). `where` takes what would stand after WHERE,
-# in DuckDB's SQL. Both give a dataset, so they can be chained. Nothing is read or written for it: no shard, no copy.
+# in DuckDB's SQL. Both give a dataset, so they can be chained. No sample is read, and none is copied (to find keys, the shards' member
+# tables are read).
 
 # %%
 keys = dataset.query("select key from samples order by key")["key"].to_pylist()
@@ -183,7 +184,7 @@ print(view_path.read_text())
 print({path.name: f"{path.stat().st_size:,} bytes" for path in sorted(work_dir.glob("good.*"))})
 
 # %% [markdown]
-# All commands take it where they take an index; `wids view INDEX --where ... --exclude ... -o good.json` makes one without a program. If
+# Commands that read an index take it in the place of one; `wids view INDEX --where ... --exclude ... -o good.json` makes one without a program. If
 # the index lists other shards by then, opening the view is an error that says what has changed.
 
 # %%
