@@ -144,6 +144,7 @@ def run_rounds(setting: Setting, cases: list[Case], known: list[Case], rounds: i
             for name, figures in zip(all_names, epoch_figures, strict=False):
                 if name in names:
                     found[name].append(figures)
+                    print(f"    {name}: {figures['epoch']:.2f} s", file=sys.stderr, flush=True)
     return {name: figures for name, figures in found.items() if name not in errors}, errors, versions
 
 

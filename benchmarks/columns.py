@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,6 +72,10 @@ def write(path: str, tables: Iterator[pa.Table]) -> None:
             writer.write_table(table)
 
 
+def _half_of(table: SampleTable) -> SampleTable:
+    return msgspec.structs.replace(table, chosen=np.arange(0, table.samples, 2))
+
+
 def _join(table: SampleTable, given: str, on: str) -> None:
     join_table(JoinRequest(table=given, on=on, columns=["score"], missing="error"), table)
 
@@ -93,6 +98,8 @@ CASES: dict[str, Callable[[SampleTable, str], object]] = {
     "with_table on index": lambda table, given: _join(table, given, "index"),
     "with_table on key": lambda table, given: _join(table, given, "key"),
     "with_table on index, predicate over both": _joined_predicate,
+    "view of half: width >= 512": lambda table, _: find_rows(_half_of(table), "width >= 512"),
+    "view of half: with_table on key": lambda table, given: _join(_half_of(table), given, "key"),
     "with_columns label, caption": lambda table, _: copy_columns(str(table.path), ["label", "caption"]),
 }
 

@@ -56,7 +56,8 @@ class Row:
         kind: the contenders' method that does the work.
         unit: of the printed figures; ``scale`` times seconds per unit of work gives it.
         data: the set of shards that is read, "" for none.
-        order: "chunked" (shards permuted, samples permuted in each) or "random" (drawn from all, with repeats).
+        order: "chunked" (shards permuted, samples permuted in each), "random" (drawn from all, with repeats), or
+            "sequence" (as they are).
         draws: samples in one round, 0 for all; ``draws_of`` overrides it for slow contenders.
         batch, workers: for batched work.
         open_shards: the number of open shards (``lru_size``), "all", or "default" for the package's own default.
@@ -150,6 +151,27 @@ ROWS = (
         draws=4_000,
         draws_of={"original": 60},
         open_shards=10,
+    ),
+    Row(
+        name="view",
+        title="view[i] by dataset[i], 2 x 200 B, in sequence",
+        kind="views",
+        unit="x",
+        scale=1,
+        data="small",
+        order="sequence",
+        targets=(at_most(1.3),),
+    ),
+    Row(
+        name="view-random",
+        title="view[i] by dataset[i], uniformly random, all shards open",
+        kind="views",
+        unit="x",
+        scale=1,
+        data="small",
+        order="random",
+        draws=20_000,
+        targets=(at_most(1.3),),
     ),
     Row(
         name="loader0",

@@ -14,6 +14,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from wids import error_log
 from wids.cache.placement import default_cache_dir
 from wids.collection import ARCHIVES
 from wids.errors import without_secrets
@@ -78,25 +79,25 @@ def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callab
 def parse_on_error(
     on_error: Literal["raise", "substitute"],
     max_errors: float,
-    error_log: str | os.PathLike[str] | None,
+    log: str | os.PathLike[str] | None,
     hooks: Sequence[Hook],
 ) -> Substitutes | None:
     """What is done about samples that fail; None: their errors are raised."""
     if on_error not in ("raise", "substitute"):
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":
-        if error_log is not None:
+        if log is not None:
             raise ValueError("error_log is for on_error='substitute'; errors that are raised are not logged")
         return None
     if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
         raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
-    log = None if error_log is None else os.fspath(error_log)
-    return Substitutes(max_errors=float(max_errors), error_log=log, hooks=hooks)
+    path = None if log is None else error_log.check(os.fspath(log), "a log of errors")
+    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks)
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:
     """The URL or path of the index that lists the shards as they are; None: there is none."""
-    if found.selection is not None and base is None and not options:
+    if found.selection is not None and base is None and set(options or ()) <= {"view_of"}:
         return found.header.get("view_of")
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None

@@ -25,6 +25,7 @@ from wids.index.selection import RepeatedRows
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
+from wids.order.mixture import name_parts
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from wids.index.selection import SampleRows, Selection
     from wids.index.spec import ShardList
     from wids.index.table import MemberTable
+    from wids.order.mixture import Part
     from wids.readers.base import Reader
     from wids.readers.pool import OpenShard
 
@@ -129,8 +131,10 @@ class ShardCollection:
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
         place: the URL or path of the index that lists the shards as they are; None: there is none.
+        name: of all its samples, as a source of a mixture; None: the shards have names of their own.
     """
 
+    name: str | None = None
     here: Stretch
     _is_remote: bool | None
     _whole_ends: Sequence[int] | None
@@ -169,6 +173,12 @@ class ShardCollection:
         found = copy.copy(self)
         found.shards = self.shards.select(selection)
         found.sum_lengths()
+        return found
+
+    def named(self, name: str) -> ShardCollection:
+        """The same shards, whose samples have another name; they share the open shards."""
+        found = copy.copy(self)
+        found.name, found.here = name, NOWHERE
         return found
 
     def adopt(self, shards: ShardList) -> None:
@@ -242,6 +252,19 @@ class ShardCollection:
         if self._cum_lengths is None:
             self._cum_lengths = np.asarray(self.ends, np.int64)
         return self._cum_lengths
+
+    def mixed_parts(self) -> list[Part] | None:
+        """The sub-datasets as sources of a mixture, if the index has weights for them.
+
+        Raises:
+            SpecError: bad weights.
+        """
+        found = self.shards.weighted_parts() if self.name is None else []
+        firsts = [0, *self.ends]
+        try:
+            return name_parts([(name, firsts[a], firsts[b], weight) for name, a, b, weight in found]) if found else None
+        except ValueError as error:
+            raise SpecError(str(error), path="datasets") from None
 
     def has_remote(self) -> bool:
         """Whether any shard goes through the cache."""
@@ -325,7 +348,7 @@ class ShardCollection:
         if shard is None or shard.reader.table.nsamples != (hi - lo if chosen is None else self.shards.nsamples[k]):
             return NOWHERE
         rows = None if chosen is None else chosen.rows
-        self.here = here = (lo, hi, shard.reader, self.shards.dataset_of(k), rows)
+        self.here = here = (lo, hi, shard.reader, self.name_of(k), rows)
         return here
 
     def pin_stretch(self, index: int) -> Stretch:
@@ -344,8 +367,12 @@ class ShardCollection:
         elif count < promised:  # it repeats its samples, and this is one pass through them
             lo += (index - lo) // count * count
             hi = min(lo + count, hi)
-        self.here = here = (lo, hi, reader, self.shards.dataset_of(k), rows)
+        self.here = here = (lo, hi, reader, self.name_of(k), rows)
         return here
+
+    def name_of(self, k: int) -> str | None:
+        """The ``__dataset__`` of shard ``k``'s samples."""
+        return self.shards.dataset_of(k) if self.name is None else self.name
 
     # --- open shards
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
     from wids.index.table import Group, KeyRule
+    from wids.order.mixture import Part
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
     from wids.stats import Stats
@@ -127,8 +128,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             much as the disk has, of which a hundredth (at most 1 GiB) is left free. A limit below the size of one shard
             is exceeded, with a warning. With a ``localname`` the limit holds for each directory of its paths.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
-            temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, or
-            for the directory of a pack of member tables.
+            temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, for
+            the directory of a pack of member tables, or for the rows of a remote view.
         lru_size: shards kept open; by default at most 512, and a quarter of the process's file descriptors together
             with all other datasets without this argument: the one used longest ago is closed first.
         dataset_name: default: the index's name, else a digest of ``shards``.
@@ -173,8 +174,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             its shard takes its place, the same in every process, so that ranks stay equal. All samples then have
             ``__substitute_for__``: -1, or the index of the sample that failed. A shard that is missing or damaged as a
             whole is an error all the same. ``"raise"``: it is an error.
-        max_errors: with ``"substitute"``: the share of samples that may fail in a process, looked at once ten have.
-        error_log: with ``"substitute"``: a file to which each failure is added, a line of JSON; ``exclude`` takes it.
+        max_errors: with ``"substitute"``: the share of the samples read that may fail in a process, looked at once ten
+            have.
+        error_log: with ``"substitute"``: a ``.jsonl`` to which each failure is added, a line; ``exclude`` takes it.
         on_count_mismatch: ``"error"``: reading a shard that does not hold as many samples as the index says raises
             `wids.errors.CountMismatchError`. ``"warn"``: for an index that is wrong and not yours. Lengths stay the
             index's, the same in all processes; a shard that holds fewer samples repeats them, from its first one on
@@ -339,7 +341,12 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         ahead = None if self.prefetching is True else int(self.prefetching)
         provider = collection.provider
         return Source(
-            provider.cache, lambda k: collection.shards[k], ahead, collection.shard_bytes(), provider.reads_early
+            provider.cache,
+            lambda k: collection.shards[k],
+            ahead,
+            collection.shard_bytes(),
+            provider.reads_early,
+            lambda k: provider.takes_little(collection.shards[k], collection.lengths[k]),
         )
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
@@ -395,6 +402,25 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """
         indices = self.find_rows(predicate)
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
+
+    def mixed_parts(self) -> list[Part] | None:
+        """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
+
+        Raises:
+            SpecError: the weights are bad.
+        """
+        return self._collection.mixed_parts()
+
+    def as_source(self, name: str) -> Self:
+        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
+        found = copy.copy(self)
+        found._take_name(name)  # noqa: SLF001 - of this class
+        return found
+
+    def _take_name(self, name: str) -> None:
+        self._collection = self._collection.named(name)
+        self._index = LiveIndex(self._collection)
+        self._transformations = list(self._transformations)
 
     # --- samples
 
@@ -556,14 +582,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def _substitute(self, sample: dict[str, Any] | Exception, index: int, is_valid: Any) -> T_co:
         """A sample after the transformations, or another one in its place; an error: why it could not be read."""
-        collection, fields = self._collection, self.fields
         return self._substitutes.finish(  # type: ignore[no-any-return,union-attr]
-            sample,
-            index,
-            span=lambda: collection.span_of(index),
-            read=lambda other: read_sample(collection, other, fields),
-            transform=self._apply,
-            valid=is_valid,
+            sample, index, collection=self._collection, read=self._read, transform=self._apply, valid=is_valid
         )
 
     def _apply(self, sample: Any) -> T_co:

@@ -318,7 +318,7 @@ class DecodeError(WidsError, ValueError):
 
 
 class TooManyErrorsError(WidsError):
-    """More samples failed than ``max_errors`` allows; ``path`` is the log that names them."""
+    """More samples failed than ``max_errors`` allows, or all that could take one's place; ``path`` is their log."""
 
 
 class UnsafeFormatError(DecodeError):

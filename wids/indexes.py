@@ -24,21 +24,24 @@ import msgspec
 
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
-from wids.errors import ShardNotFoundError, SpecError
+from wids.cache.view_rows import ViewRows
+from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
 from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
-from wids.osfiles.shared_selection import SharedSelection
 from wids.transport import retrying
 from wids.transport.download import download_to, read_bytes
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wids.cache.compiled_indexes import FileStatus
     from wids.index.compiled import Compiled
+    from wids.osfiles.shared_selection import SharedSelection
     from wids.transport.source import Stat
 
 # Indexes of fewer shards are parsed in a tenth of a second, and pickled in a few MB.
@@ -265,73 +268,97 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         FetchError: what it is a view of cannot be read.
     """
     place = request.place
-    raw = {**parse_json(data, place), **(request.options or {})}
-    view = view_file.parse_view(raw, place)
+    raw, view = _parse_view(request, data)
     if view is None:  # a name that has the mark in it
         return _parse(data, request, named=None if request.storage_options is None else set())[0]
     if not request.may_be_view:
         what = f"view_of: {place} is a view itself; open it and save a view of it"
         raise SpecError(what, path="view_of", url=place)
-    home = None if place is None else urls.directory_of(place)
     raw["made_by"] = view.made_by
     if view.view_of is None:
         found = _parse(data, request, named=None if request.storage_options is None else set())[0]
     else:
-        parent = _guarded(request, checks.resolve(home, view.view_of, "view_of", place), "view_of")
-        options = _narrowed(request)
-        inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
-        try:
-            found = load_index(inner)
-        except ShardNotFoundError as error:
-            what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
-            raise ShardNotFoundError(what, url=parent) from error
-        _check_parent(found.shards, view, place=place, parent=parent)
-        raw["view_of"] = parent
-    try:
-        url, rows = read_rows(request, view)
-    except SpecError:
-        if place is not None and (now := read_bytes(place, storage_options=request.storage_options)) != data:
-            return _load_view(request, now)  # it was saved again, and its rows of before are gone
-        raise
-    shards = found.shards
-    ends, chosen = view_file.unpack_rows(rows, counts=shards.nsamples, place=url)
-    if len(chosen) != view.nsamples:
-        what = (
-            f"{checks.where(place)}nsamples is {view.nsamples}, and {url} has {len(chosen)} rows; save the view again"
-        )
-        raise SpecError(what, path="nsamples", url=place)
-    shards = shards.select(SharedSelection(ends, chosen))
+        raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
+        found = _load_parent(request, view, parent)
+    selection = load_rows(request, view, found.shards.nsamples)
+    if selection is None:
+        # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
+        return _load_view(request, read_bytes(str(place), storage_options=request.storage_options))
+    shards = found.shards.select(selection)
     shards.header = {**shards.header, **raw}
     return LoadedIndex(shards, found.storage_options)
 
 
-def read_rows(request: IndexRequest, view: view_file.View) -> tuple[str, memoryview]:
-    """(URL, bytes) of the file that has the rows of a view; local ones are mapped.
+def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
+    """(the JSON object, what it says of a view); the second is None where it is no view."""
+    raw = {**parse_json(data, request.place), **(request.options or {})}
+    return raw, view_file.parse_view(raw, request.place)
+
+
+def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> LoadedIndex:
+    """The shards that a view is of.
 
     Raises:
-        SpecError: there is no such local file. NotAllowedError, FetchError: it cannot be had.
+        SpecError: they are other ones now, or their index is no file. FetchError: it cannot be read.
     """
-    place = request.place
-    home = None if place is None else urls.directory_of(place)
-    url = _guarded(request, checks.resolve(home, view.rows, "rows", place), "rows")
-    if not urls.is_local(url):
-        return url, memoryview(read_bytes(url, storage_options=_narrowed(request)))
+    place, options = request.place, _narrowed(request)
+    path = os.path.expanduser(urls.local_path(parent)) if urls.is_local(parent) else ""
+    if path and os.path.exists(path) and not os.path.isfile(path):  # it would be read for ever
+        what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
+        raise SpecError(what, path="view_of", url=place)
+    inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
     try:
-        return url, atomic.map_file(os.path.expanduser(urls.local_path(url)))[0]
+        found = load_index(inner)
+    except ShardNotFoundError as error:
+        what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
+        raise ShardNotFoundError(what, url=parent) from error
+    _check_parent(found.shards, view, place=place, parent=parent)
+    return found
+
+
+def load_rows(
+    request: IndexRequest, view: view_file.View, counts: Sequence[int] | None = None
+) -> SharedSelection | None:
+    """The selection of a view; None: its rows are gone, and it names other ones, or they are there again.
+
+    Args:
+        request: for the view.
+        view: what it says.
+        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
+
+    Raises:
+        SpecError: they are damaged, or of another view; or they cannot be read. FetchError: likewise, of remote ones.
+    """
+    place, options = request.place, request.storage_options
+    url = _resolved(request, view.rows, "rows")
+    try:
+        rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, storage_options=_narrowed(request))
+        return rows.load()
     except OSError as error:
-        what = f"{checks.where(place)}rows: {url} cannot be read ({error})"
-        raise SpecError(what, path="rows", url=place) from error
+        if isinstance(error, FileNotFoundError) and place is not None:
+            _, now = _parse_view(request, read_bytes(place, storage_options=options))
+            if now is None or now.rows != view.rows or _is_there(url):
+                return None
+        if isinstance(error, FetchError):
+            raise
+        raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
 
 
-def _guarded(request: IndexRequest, url: str, path: str) -> str:
+def _is_there(url: str) -> bool:
+    return urls.is_local(url) and os.path.exists(os.path.expanduser(urls.local_path(url)))
+
+
+def _resolved(request: IndexRequest, written: str, path: str) -> str:
     """A URL that a view names.
 
     Raises:
-        NotAllowedError: the view is from a remote place, and this is a local file.
+        SpecError: it is none. NotAllowedError: the view is from a remote place, and this is a local file.
     """
-    is_remote = request.place is not None and not urls.is_local(request.place)
+    place = request.place
+    url = checks.resolve(None if place is None else urls.directory_of(place), written, path, place)
+    is_remote = place is not None and not urls.is_local(place)
     if is_remote and not request.allow_local and urls.reaches_local(url):
-        forbid_local(request.place, path, url)
+        forbid_local(str(place), path, url)
     return url
 
 

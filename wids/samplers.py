@@ -21,20 +21,24 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
+from wids.errors import StateError
 from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
+from wids.order.mixture import REWEIGHT_ADVICE, Mixing, mixed_parts
 from wids.order.state import START, EpochPosition, build_state, check_order, parse_state
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
+from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Iterator, Mapping, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
-    from wids.order.layout import Layout
+    from wids.order.layout import Layout, Regrouping
+    from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
 
     Reshuffle = Literal["fixed", "epoch"]
@@ -65,7 +69,11 @@ class _EpochSampler(Sampler[int]):
     _epochs: int | None = 1
     _epoch_size: int | None = None
     _layout: Layout | None = None
+    _weights: Any = None  # (n,) float64
+    _weighted: tuple[tuple[int, bool], Copies] | None = None  # by which seed and order
     _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
+    _takes_epoch_size = False  # likewise
+    _source_batch = 1
 
     def __init__(
         self,
@@ -89,6 +97,12 @@ class _EpochSampler(Sampler[int]):
         self.lanes = 1
         self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
         self._chunks = chunks
+        parts = None if chunks is not None else mixed_parts(dataset)
+        self._mixing = None if parts is None else Mixing(parts)
+        if parts is not None:
+            if num_samples is not None:
+                raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
+            self._epoch_size, self._takes_epoch_size, self._layout = len(dataset), True, layout(dataset)
         self._length: int | None = None
         self._cursor: cursor.Cursor = cursor.NotStarted()
         self._origin = START
@@ -164,6 +178,8 @@ class _EpochSampler(Sampler[int]):
 
     @ranges.setter
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if self._mixing is not None:
+            raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")
         self._chunks, self._length = parse_ranges(ranges), None
 
     @property
@@ -214,35 +230,110 @@ class _EpochSampler(Sampler[int]):
         count = run.count_received(consumed, yielded, is_over=is_over)
         return self._state(run.config, run.place_after(count))
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
         """Let the next iteration resume at ``state``, with any number of ranks and workers, and any batch size.
 
         All ranks load the same state. If the state is at the end of its epoch, the next iteration is the next epoch,
-        unless `set_epoch` chooses the same one.
+        unless `set_epoch` chooses the same one. The weights of a mixture are the state's, also what `reweight` has
+        changed.
+
+        Args:
+            state: of `state_dict`.
+            reweight: the dataset is a mixture whose sources or weights are not all the state's: from the state's
+                position on, they hold. Sources that were there before go on where they were.
 
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
-        self._cursor, self._epoch_rng = cursor.load(self._cursor, self._adopt(state)), None
+        self._cursor, self._epoch_rng = cursor.load(self._cursor, self._adopt(state, is_reweighted=reweight)), None
+
+    def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
+        """Change the weights of a mixture's sources, on all ranks alike.
+
+        Args:
+            weights: name -> weight; sources that are left out keep theirs. Those of a mixture in shares add up to 1
+                before and after, so give all of them then.
+            at: from this position on: a number of samples that all ranks together have had. None: from the next
+                nominal epoch on.
+
+        Returns:
+            The position from which on they hold: ``at``, or up to ``lanes - 1`` more.
+
+        Raises:
+            ValueError: bad weights; the dataset is no mixture; ``at`` lies before the end of an iteration that has
+                begun.
+        """
+        if self._mixing is None:
+            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")
+        config, now = self._config(), self._cursor
+        if isinstance(now, cursor.Running):
+            earliest = usual = now.run.config.span(now.run.place)[1]
+        else:
+            place = cursor.next_place(now, config)
+            earliest, usual = place.position, place.position
+            if config.is_in_the_middle(place):
+                usual = config.span(place)[1] or earliest
+        if earliest is None or usual is None:
+            raise ValueError(
+                "an iteration without end has begun (epochs=None), and goes on with its weights; load the sampler's "
+                "own state_dict, change the weights, and begin another one"
+            )
+        position = usual if at is None else parse_int("at", at, minimum=0)
+        if position < earliest:
+            raise ValueError(
+                f"at is {position}, and what is read up to {earliest} is decided; load the sampler's own state_dict to "
+                "change the weights within an epoch that has begun"
+            )
+        return self._mixing.change(weights, position=position, lanes=config.lanes)
 
     def _state(self, config: EpochConfig, place: EpochPosition) -> dict[str, Any]:
-        return build_state(place, lanes=config.lanes, order=self._order(config))
+        order = self._order(config)
+        if self._mixing is not None:
+            order["weights"] = self._mixing.facts()
+        return build_state(place, lanes=config.lanes, order=order)
 
     def _order(self, config: EpochConfig) -> dict[str, Any]:
         """The facts that must be equal for a position to mean the same sample; the lanes come on top."""
-        if self._fingerprint is None:
+        if self._fingerprint is None and self._mixing is None:  # a mixture's sources have their own
             self._fingerprint = fingerprint(self.dataset)
         return {"dataset": self._fingerprint, **config.facts}
 
-    def _adopt(self, state: Any) -> cursor.Loaded:
-        """Check a state against this sampler, and take over its lanes."""
+    def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
+        """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
         place, lanes, order = parse_state(state)
-        there, here = order, self._order(self._config())
+        there, here, advice = order, self._order(self._config()), ""
         if not self._takes_lanes:
             there, here = {**there, "lanes": lanes}, {**here, "lanes": self.lanes}
-        check_order(there, here)
+        if self._mixing is not None and "sources" in there:
+            there, here = dict(there), dict(here)
+            weights, advice = there.pop("weights", None), f". {REWEIGHT_ADVICE}"
+            if self._takes_epoch_size:
+                here["epoch_size"] = there.get("epoch_size")
+            if here["batch"] is not None and there.get("batch") is not None:
+                self._check_global_batch(there["batch"], place.position)
+                here["batch"] = there["batch"]
+            compared = _common_sources(there, here) if is_reweighted else (there, here)
+            check_order(*compared, advice=advice)
+            self._mixing.rows = 1 if here["batch"] is None else here["batch"] // lanes
+            self._mixing.adopt(weights, position=place.position, lanes=lanes, is_reweighted=is_reweighted)
+            self._epoch_size = here["epoch_size"]
+        else:
+            check_order(there, here)
         self.lanes, self._origin = lanes, place
-        return cursor.Loaded(place, {**order, "lanes": lanes})
+        return cursor.Loaded(place, {**here, "lanes": lanes})
+
+    def _check_global_batch(self, batch: Any, position: int) -> None:
+        """Raise StateError unless this sampler's ranks read whole batches of a state that has batches of one source."""
+        mine = self._source_batch * self.num_replicas
+        if batch != mine:
+            raise StateError(
+                f"the state's global batches are of {batch} samples, and here {self.num_replicas} rank(s) with "
+                f"source_batch={self._source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
+            )
+        if position % mine:
+            raise StateError(
+                f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
+            )
 
     # --- iterations
 
@@ -256,20 +347,21 @@ class _EpochSampler(Sampler[int]):
         }
         regrouping, world, rank = None, 1, 0
         if self._chunks is not None:  # assigned for this rank alone
-            plan = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing)
+            plan: Plan | MixturePlan = Plan(chunks=self._chunks, chunksize=1, lanes=1, **mixing)
         else:
-            boundaries = None
-            if self._layout is not None:
-                boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
-            plan = Plan(
-                lo=self._lo,
-                hi=self._hi,
-                boundaries=boundaries,
-                chunksize=parse_int("chunksize", self.chunksize, minimum=1),
-                lanes=lanes,
-                is_dealt=self.reshuffle == "epoch",
-                **mixing,
-            )
+            mixing["chunksize"] = parse_int("chunksize", self.chunksize, minimum=1)
+            mixing |= {"lanes": lanes, "is_dealt": self.reshuffle == "epoch"}
+            if self._mixing is not None:
+                plan = self._mixing.plan(self._layout, **mixing)
+            else:
+                boundaries = None
+                if self._layout is not None:
+                    boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
+                if self._weights is None:
+                    plan = Plan(lo=self._lo, hi=self._hi, boundaries=boundaries, **mixing)
+                else:
+                    copies = self._copies(boundaries, regrouping, seed=mixing["seed"])
+                    plan = Plan(hi=self._epoch_size or self._hi - self._lo, copies=copies, **mixing)
             world, rank = parse_int("num_replicas", self.num_replicas, minimum=1), parse_int("rank", self.rank)
         return EpochConfig(
             plan=plan,
@@ -283,6 +375,17 @@ class _EpochSampler(Sampler[int]):
             length=self._length,
             origin=self._origin,
         )
+
+    def _copies(self, boundaries: Indices | None, regrouping: Regrouping | None, *, seed: int) -> Copies:
+        """How often each sample comes in a pass, by the weights."""
+        key = seed, bool(self.shuffle)
+        if self._weighted is None or self._weighted[0] != key:
+            weights, samples = self._weights, np.arange(self._lo, self._hi)
+            weights = weights[samples if regrouping is None else regrouping.take(samples)]
+            count = self._epoch_size or len(weights)
+            copies = Copies(weights, count=count, first=self._lo, boundaries=boundaries, seed=seed)
+            self._weighted = key, copies
+        return self._weighted[1]
 
     def _prefetch(self, run: Run) -> Prefetcher | None:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``."""
@@ -379,7 +482,13 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epochs: passes in one iteration, one after another without a tail between them; None for endless iteration.
         epoch_size: samples of all ranks in a nominal epoch. Nominal epochs are consecutive parts of the endless
             sequence of passes, so that every sample is seen equally often; their ends are rounded up to equal counts
-            on all ranks.
+            on all ranks. With ``weights``, the samples of a pass.
+        weights: how often samples come: a number for each sample of the dataset, or the name of a column. A sample's
+            expected copies in a pass are its part of all weights, times ``epoch_size`` (default: the samples there
+            are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
+        source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
+            each global batch is of one source, and nominal epochs are whole global batches; see
+            `wids.MixtureBatchSampler`.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -410,6 +519,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         reshuffle: Reshuffle = "fixed",
         epochs: int | None = 1,
         epoch_size: int | None = None,
+        weights: Any = None,
+        source_batch: int = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -429,12 +540,26 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self._takes_lanes = lanes is None
         self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, minimum=1)
         self._epochs = None if epochs is None else parse_int("epochs", epochs, minimum=1)
-        self._epoch_size = None if epoch_size is None else parse_int("epoch_size", epoch_size, minimum=1)
-        if self._epoch_size is not None and self._epochs != 1:
+        size = None if epoch_size is None else parse_int("epoch_size", epoch_size, minimum=1)
+        if size is not None and self._epochs != 1:
             raise ValueError(
                 f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
             )
+        run = parse_int("source_batch", source_batch, minimum=1)
+        if self._mixing is None or self._epochs is None:
+            self._epoch_size, self._takes_epoch_size = size, False
+            if run != 1 and self._mixing is None:
+                raise ValueError(f"source_batch is {run}, and a {type(dataset).__name__} is no mixture")
+        else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
+            self._takes_epoch_size, each = size is None, run * self.lanes
+            size = len(dataset) * self._epochs if size is None else size
+            self._epoch_size, self._epochs = size if run == 1 else -(-size // each) * each, 1
+        self._source_batch = run
+        if self._mixing is not None:
+            self._mixing.rows = run
         self._layout = layout(dataset)
+        if weights is not None:
+            self._weights = self._parse_weights(weights)
         self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
         if self.tail == "mask" and not takes_marks(dataset):
             raise ValueError(
@@ -442,6 +567,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
                 "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
             )
+
+    def _parse_weights(self, weights: Any) -> Any:
+        if self._mixing is not None:
+            raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
+        if isinstance(weights, str):
+            read = getattr(type(self.dataset), "read_column", None)
+            if read is None:
+                raise ValueError(f"weights is {weights!r}, and a {type(self.dataset).__name__} has no columns")
+            weights = read(self.dataset, weights)
+        found = parse_weights(weights, len(self.dataset))
+        if not found[self._lo : self._hi].any():
+            raise ValueError(f"no weight of the range {self._lo} .. {self._hi} is above 0")
+        return found
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len
@@ -480,6 +618,8 @@ class ShardListSampler(_EpochSampler):
         seed: int = 0,
         shufflefirst: bool = False,
     ) -> None:
+        if lengths is None and mixed_parts(dataset) is not None:
+            raise ValueError("the dataset is a mixture, whose shards have no common order; use ChunkedSampler")
         given = getattr(dataset, "lengths", None) if lengths is None else lengths
         ends = shard_ends(given)
         if ends is None:
@@ -489,6 +629,12 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
+
+
+def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two orders of mixtures, with the sources alone that are in both."""
+    names = there["sources"].keys() & here["sources"].keys()
+    return tuple({**order, "sources": {n: order["sources"][n] for n in names}} for order in (there, here))  # type: ignore[return-value]
 
 
 def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type

@@ -1,29 +1,23 @@
-"""Parts of a dataset: which samples they have, and how they are saved. Without torch."""
+"""Parts of a dataset: which samples they have. Without torch."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-import re
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import msgspec
 import numpy as np
 
-from wids.errors import InputError, OutputError, OutputExistsError, SpecError
+from wids import error_log
+from wids.errors import InputError
 from wids.events import logger
-from wids.index import view_file, writing
-from wids.index.fingerprint import fingerprint, portable_names
+from wids.index.fingerprint import portable_names
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
-from wids.index.spec import parse_json
-from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.live_index import LiveIndex
 from wids.order.permutation import SPLIT, random_words
-from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_output, named_packs
 from wids.osfiles.shared_selection import SharedSelection
+from wids.view_saving import save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +35,6 @@ SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
 # How a step begins that made a part of a split.
 PART = "part "
-_OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 
 
 def choose(shards: ShardList, indices: Integers) -> SharedSelection:
@@ -64,7 +57,7 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
     where = ""
     if isinstance(what, (str, os.PathLike)):
         path = os.fspath(what)
-        if path.endswith(".jsonl"):
+        if path.endswith(error_log.SUFFIX):
             return np.flatnonzero(_in_log(path, collection))
         what, where = read_samples(path), f"{path}: "
     if hasattr(what, "__array__"):
@@ -77,30 +70,23 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
     return parse_indices(what, len(collection))
 
 
-class _Line(msgspec.Struct):
-    shard: str | None
-    row: int | None
-
-
 def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
-    """Where the samples of a log of errors are (`wids.substitutes`, ``wids verify --report``).
+    """Where the samples of a log of errors are; see `wids.error_log`.
 
     Raises:
         InputError: it cannot be read, or is no such log.
     """
-    found, bad = np.zeros(len(collection), np.bool_), dict[str, set[int]]()
-    try:
-        with open(path, "rb") as file:
-            for line in filter(bytes.strip, file):
-                told = msgspec.json.decode(line, type=_Line)
-                if told.shard is not None and told.row is not None:
-                    bad.setdefault(told.shard, set()).add(told.row)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a log of errors ({error})", path=path) from error
+    found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
+    strange = set(bad)
     for k, url in enumerate(collection.shards.urls if bad else ()):
-        if url in bad and collection.lengths[k]:
+        name = error_log.shard_name(url)
+        if name in bad:
+            strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]
-            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[url]))
+            found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
+    if strange:
+        words = "%s: %d of the %d shards in it are none of this dataset's, such as %s"
+        logger.warning(words, path, len(strange), len(bad), min(strange))
     return found
 
 
@@ -162,80 +148,6 @@ def split(
     else:
         raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
     return deal(parts, draws)
-
-
-def save(shards: ShardList, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
-    """Write a view: its index at ``path``, and its rows beside it.
-
-    Args:
-        shards: of the view, with its selection; without one, the view is of all samples.
-        path: a local path.
-        place: of the index that lists these shards; None: the view lists them itself.
-        made_by: how it was made, a step each.
-
-    Raises:
-        OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
-    """
-    path = check_output(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
-    if place is not None and absolute(place) == path:
-        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
-    selection = shards.selection
-    if selection is None:
-        selection = choose(shards, np.arange(sum(shards.nsamples), dtype=np.int64))
-    home = os.path.dirname(path)
-    view = View(
-        rows="",  # `write_view` names them
-        nsamples=len(selection),
-        view_of=None if place is None else writing.writable(writing.relative_to(absolute(place), home)),
-        view_of_fingerprint=fingerprint(shards),
-        view_of_counts=(len(shards), sum(shards.nsamples)),
-        made_by=list(made_by),
-        name=shards.header.get("name"),
-    )
-    index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view)}
-    if place is None:
-        entries = [shards.describe(k) for k in range(len(shards))]
-        written = writing.place_entries([absolute(entry["url"]) for entry in entries], home=home)
-        index |= named_packs(shards.all_packs(), home)
-        index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
-    write_view({key: value for key, value in index.items() if value is not None}, selection, path)
-
-
-def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
-    """Write the index of a view, and its rows beside it under a name of their own.
-
-    Args:
-        index: as JSON has it; its ``rows`` are named here.
-        selection: the rows.
-        path: an absolute path, as `check_output` gives it.
-    """
-    rows = f"{path.removesuffix('.json')}.{selection.digest}{SUFFIX}"
-    # The rows first: a view that is there is whole, also while it is replaced.
-    with atomic.part_file(rows) as (part, fd):
-        system.write_parts(fd, pack_rows(*selection.arrays))
-        os.fsync(fd)
-        os.replace(part, rows)
-    before = _rows_at(path)
-    atomic.write_atomically(path, writing.dump_index({**index, "rows": os.path.basename(rows)}))
-    if before is not None and before not in (rows, _rows_at(path)):  # another process may have saved it meanwhile
-        with contextlib.suppress(OSError):
-            os.unlink(before)
-
-
-def _rows_at(path: str) -> str | None:
-    """The rows of the view that is at a path, if this module wrote them there."""
-    try:
-        fd, _ = atomic.open_file(path)
-        with open(fd, "rb") as file:
-            found = view_file.parse_view(parse_json(file.read(), path), path)
-    except (OSError, SpecError):
-        return None
-    stem = os.path.basename(path).removesuffix(".json")  # of a copy they are another view's
-    if found is None or not found.rows.startswith(stem) or not _OWN_ROWS.fullmatch(found.rows[len(stem) :]):
-        return None
-    return os.path.join(os.path.dirname(path), found.rows)
 
 
 def _of_file(samples: Any) -> str:
@@ -320,7 +232,11 @@ class WithViews:
         Raises:
             OutputError: it is no name of a local file. OSError: it cannot be written.
         """
-        save(self._collection.shards, os.fspath(path), place=self._collection.place, made_by=self._steps)
+        collection = self._collection
+        selection = collection.shards.selection
+        if selection is None:
+            selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
+        save(collection.shards, selection, os.fspath(path), place=collection.place, made_by=self._steps)
 
     def _view(self, indices: Integers, step: str) -> Self:
         view = copy.copy(self)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from statistics import median
 
 from wids_api import WidsApi, WidsBatches
-from worker import Done, serve
+from worker import Done, cut, draw, serve
+
+# Samples that are read one after the other.
+_TURN = 500
 
 
 class Ours(WidsBatches, WidsApi):
@@ -43,6 +47,30 @@ class Ours(WidsBatches, WidsApi):
             return Done(len(readers), 0, seconds)
 
         return lambda _seed: work
+
+    def views(self, row: dict):
+        """The time that ``view[i]`` takes as a multiple of that of ``dataset[i]``: the same samples, in turns."""
+        dataset = self.dataset(row)
+        view = dataset.select(range(len(dataset)))  # it finds the row of each sample as a smaller one does
+
+        def arrange(seed: int):
+            order = draw(row, self.sets, seed)
+
+            def work() -> Done:
+                seconds: list[list[float]] = [[], []]
+                for number, batch in enumerate(cut(order, _TURN)):
+                    for index in batch:  # whoever comes first reads blocks ahead for the others
+                        dataset[index]
+                    for k in (number % 2, 1 - number % 2):
+                        data, begin = (dataset, view)[k], time.perf_counter()
+                        for index in batch:
+                            data[index]
+                        seconds[k].append(time.perf_counter() - begin)
+                return Done(1, 0, median(seconds[1]) / median(seconds[0]))
+
+            return work
+
+        return arrange
 
     def build(self, row: dict):
         """Scan the headers and group the members, as for a shard without a saved table."""

@@ -26,6 +26,7 @@ KINDS = (
     "items",  # one sample at a time, by index
     "batches",  # a list of samples at a time, by a list of indices
     "loader",  # one epoch of a DataLoader, shuffled by the contender's own sampler
+    "views",  # one sample at a time of a view, beside the same one of its dataset
     "open",  # opening every shard once, with whatever index the contender saves
     "build",  # making that index from the shards
     "imports",  # importing the package in a fresh interpreter
@@ -68,6 +69,8 @@ def draw(row: dict, sets: dict, seed: int) -> list[int]:
     """The sample indices of one round; the same for every contender that is asked for as many."""
     data = sets[row["data"]]
     rng = random.Random(seed)
+    if row["order"] == "sequence":
+        return list(range(data["samples"]))
     if row["order"] == "random":
         return [rng.randrange(data["samples"]) for _ in range(row["draws"] or data["samples"])]
     first, chunks = 0, []

@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support import columns as made
-from tests.support.cli import complaint, run, run_ok
+from tests.support.cli import PATIENCE_SECONDS, complaint, run, run_ok, spawn
 from tests.support.shards import write_tar
 from wids import testing
 
@@ -96,7 +97,7 @@ def test_failures(tmp_path, monkeypatch):
     assert "2 of 2 shards could not be read" in err
     assert not os.path.exists("i.columns.parquet")
     code, out, err = run("columns", "create", "i.json", "--json", ".json:v", "--missing", "null")
-    assert (code, len(err.splitlines())) == (0, 2)
+    assert (code, len(err.splitlines())) == (0, 3)  # and that all of the column is null
     assert out.endswith("null, for they cannot be parsed: 2 members\n")
 
 
@@ -117,6 +118,54 @@ def test_failures(tmp_path, monkeypatch):
 def test_complaints(index, args, code, words):
     """One line that says what to do."""
     assert words in complaint(code, *args)
+
+
+def test_values_that_python_has_not(index):
+    """Are printed as text; what Parquet has not, and columns that their names do not tell apart, are complained of."""
+    run_ok("columns", "create", index)
+    sql = "select date '20000-01-02' d, 'infinity'::timestamp t"
+    assert run_ok("query", index, sql, "--csv").startswith("d,t\n20000-01-02,<value out of range")
+    assert json.loads(run_ok("query", index, sql, "--json"))["d"] == "20000-01-02"
+    assert "20000-01-02" in run_ok("query", index, sql)
+    assert "cast it to varchar" in complaint(1, "query", index, "select interval 1 month i", "-o", "x.parquet")
+    for flags in (("--json",), ("-o", "x.parquet")):
+        assert "several columns are called 'a'" in complaint(1, "query", index, "select 1 a, 2 a", *flags)
+    assert not os.path.exists("x.parquet")
+    assert run_ok("query", index, "select 1 a, 2 a", "--csv") == "a,a\n1,2\n"
+
+
+def test_a_misspelt_field(index):
+    """Is told: all of its column is null."""
+    code, _, err = run("columns", "create", index, "--field", ".clss=label", "--json", ".json:meta.tags")
+    assert code == 0
+    assert err.splitlines() == [
+        f"wids: no sample has a value for the column '{name}': all of it is null" for name in ("label", "tags")
+    ]
+
+
+def test_columns_of_a_view(index):
+    """Are those of its index: the command says so."""
+    run_ok("columns", "create", index)
+    run_ok("view", index, "--where", '"row" > 1', "-o", "v.json")
+    assert run_ok("query", "v.json", 'select count(*) c, max("index") m from samples', "--csv") == "c,m\n4,3\n"
+    assert "is a view" in complaint(1, "columns", "create", "v.json")
+    assert not os.path.exists("v.columns.parquet")
+
+
+def test_ctrl_c_ends_a_query(index):
+    """That would never end by itself; nothing is left of it."""
+    run_ok("columns", "create", index)
+    sql = "select count(*) from samples, range(10000000000000) r where hash(r.range) = 1"
+    begun = (
+        "from wids.columns import sql; make = sql._make_view; "
+        "sql._make_view = lambda *a: print('begun', make(*a), flush=True)"
+    )
+    with spawn("query", index, sql, before=begun, env={"TMPDIR": os.getcwd()}) as process:
+        assert process.stdout.readline() == "begun None\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, out, err) == (130, "", "wids: interrupted\n")
+    assert not [name for name in os.listdir() if name.startswith("wids-sql")]
 
 
 def test_bad_sql(index):

@@ -17,7 +17,7 @@ import pytest
 
 import wids
 from tests.support import backends, columns
-from tests.support.cli import PATIENCE_SECONDS, in_one_line, run, run_apart, spawn
+from tests.support.cli import PATIENCE_SECONDS, in_one_line, run, run_apart, run_ok, spawn
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
@@ -621,6 +621,26 @@ def test_where_asks_the_columns_beside_an_index(tmp_path, monkeypatch):
         assert (code, err) == (0, "")
         assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == [row["key"] for row in rows if is_wanted(row)]
         assert bool(looked) == is_looked_at
+
+
+@pytest.mark.parametrize(
+    ("predicate", "is_wanted"),
+    [
+        ("label = 1", lambda _, row: row["label"] == 1),
+        ("cls = 1 and has_bin", lambda _, row: row["label"] == 1),
+        ("index % 2 = 1 and cls < 3 and label > 0", lambda number, row: number % 2 and 0 < row["label"] < 3),
+    ],
+)
+def test_where_asks_a_view(tmp_path, predicate, is_wanted):
+    """Of its own samples, by columns and by fields; they are counted from 0 on."""
+    source = columns.write_dataset(tmp_path / "in", (9, 0, 14))
+    columns.make_columns(source)
+    rows = [row for row in columns.rows_of((9, 0, 14)) if row["width"] and row["width"] > 104]
+    run_ok("view", source, "--where", "width > 104", "-o", tmp_path / "v.json")
+    code, _, err = run_pack(tmp_path / "v.json", "-o", tmp_path / "out/x-%d.tar", "--where", predicate)
+    assert (code, err) == (0, "")
+    expected = [row["key"] for number, row in enumerate(rows) if is_wanted(number, row)]
+    assert [key for key, _ in shown(tmp_path / "out/x.json")] == expected
 
 
 def test_where_leaves_out_what_cannot_be_asked(tmp_path):

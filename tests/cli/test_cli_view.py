@@ -174,7 +174,7 @@ def test_views_are_split_and_merged(index, view, tmp_path):
     told = json.loads(run_ok("index", "merge", view, index, "-o", again, "--json"))[0]
     assert (told["samples"], told["repeated"], told["repeated_samples"]) == (12, 0, 3)
     assert keys(again) == keys(index)
-    assert "give what is merged another name" in complaint(1, "index", "merge", view, "-o", index)
+    assert "give the output another name" in complaint(1, "index", "merge", view, "-o", index)
 
 
 def test_views_of_several_indexes_are_merged(view, tmp_path):

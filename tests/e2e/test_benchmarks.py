@@ -44,11 +44,13 @@ def test_quick_run_reports_every_row(tmp_path):
     rows = {row["name"]: row for row in told["rows"]}
     assert list(rows) == [
         *("small", "batch32", "batch256", "large", "large-mmap", "random", "random10"),
+        *("view", "view-random"),
         *("loader0", "loader2", "open", "build-small", "build-large", "import"),
     ]
     for row in rows.values():
         assert row["errors"] == {}
-        expected = {"ours", "before"} if row["name"] == "import" else {"ours", "bare", "before"}
+        is_own = row["name"] in ("import", "view", "view-random")
+        expected = {"ours", "before"} if is_own else {"ours", "bare", "before"}
         assert set(row["figures"]) == expected
         assert all(len(figure["rounds"]) == 2 for figure in row["figures"].values())
         assert row["title"].split(",")[0] in run.stdout

@@ -72,8 +72,14 @@ def test_index(told, place):
 
 
 def test_columns(told):
-    """The same rows as by threads."""
-    assert told["columns"] == {"is_same": True, "rows": sum(COUNTS), "surveyed": 9}
+    """The same table and state as by threads, byte for byte; a second run reads nothing."""
+    expected = {"codes": [0] * 4, "is_same": True, "rows": sum(COUNTS), "surveyed": [9, 9, 0, 0]}
+    assert told["columns"] == expected
+
+
+def test_tables(told):
+    """The pack of member tables is the same as by threads, byte for byte."""
+    assert told["tables"] == {"codes": [0, 0], "is_same": True, "shards": 9}
 
 
 def test_verify(told):

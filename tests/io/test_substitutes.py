@@ -7,12 +7,11 @@ import pickle
 import random
 
 import pytest
-from torch.utils.data import DataLoader
 
 import wids
 from tests.support.cli import run
 from tests.support.shards import write_json, write_tar
-from wids.errors import DecodeError, FetchError, ShardReadError, TooManyErrorsError, TruncatedShardError
+from wids.errors import FetchError, ShardReadError, TooManyErrorsError, TruncatedShardError
 from wids.osfiles import system
 from wids.substitutes import pick
 
@@ -98,39 +97,10 @@ def test_samples_are_replaced(tmp_path, events):
 
 
 def test_the_only_sample_of_a_shard(tmp_path):
-    """There is nothing to take its place: its own error is raised."""
+    """There is nothing to take its place, which the error says, and why it failed."""
     dataset = opened(write(tmp_path))
-    with pytest.raises(DecodeError, match="0040"):
+    with pytest.raises(TooManyErrorsError, match=r"sample 40 failed, and its shard has no other one: .*0040"):
         dataset[40]
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn", None])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_any_world_and_workers(tmp_path, context, world):
-    """Every rank yields its number of batches, and the same substitutes for any world, workers and start method."""
-    dataset = opened(write(tmp_path, BAD - {40})).add_transform(facts)
-    pairs = {}
-    for rank in range(world):
-        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, chunksize=20, tail="mask")
-        loader = DataLoader(
-            dataset,
-            batch_size=16,
-            sampler=sampler,
-            num_workers=0 if context is None else 2,
-            multiprocessing_context=context,
-            collate_fn=list,
-        )
-        found = [each for batch in loader for each in batch]
-        assert len(found) == len(sampler)
-        pairs.update(found)
-    assert pairs == {i: expected(i) if i != 40 else 40 for i in range(sum(COUNTS))}
-
-
-def facts(sample):
-    """(the index that was asked for, the one that came)."""
-    for_whom = sample["__substitute_for__"]
-    assert isinstance(sample["__valid__"], bool)
-    return sample["__index__"] if for_whom < 0 else for_whom, sample["__index__"]
 
 
 def test_transformations_that_fail(tmp_path):
@@ -197,7 +167,7 @@ def test_too_many(tmp_path):
     index = write(tmp_path, bad=range(0, 200, 4), counts=(201,))
     log = tmp_path / "bad.jsonl"
     dataset = wids.ShardListDataset(index, on_error="substitute", max_errors=0.1, error_log=log)
-    with pytest.raises(TooManyErrorsError, match=r"1\d of [23]\d samples failed.*bad.jsonl"):
+    with pytest.raises(TooManyErrorsError, match=r"1\d of [2-4]\d samples failed.*bad.jsonl"):
         list(dataset)
     assert len(log.read_text().splitlines()) >= 10
     patient = wids.ShardListDataset(index, on_error="substitute", max_errors=0.9)

@@ -1,13 +1,11 @@
-"""Parts of a dataset: against lists of Python, saved and opened, in samplers and workers, and what is refused."""
+"""Parts of a dataset: saved and opened, in samplers and workers, and what is refused."""
 
 import gc
 import json
 import multiprocessing
 import os
-import pickle
-import random
 import shutil
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +14,6 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import wids
-from tests.support.examples import examples
 from tests.support.shards import serve, write_index, write_shards
 from wids import indexes
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
@@ -43,82 +40,6 @@ def names(dataset):
 def keys(dataset):
     """The key of each sample, in order."""
     return [each["__key__"] for each in dataset]
-
-
-def take(rng, view, expected):
-    """(a part of ``view``, its samples by the same choice from a list), by a random way of selecting."""
-    n, way = len(expected), rng.randrange(5)
-    if way == 0:
-        chosen = [rng.randrange(-n, n) for _ in range(rng.randrange(n + 1))] if n else []
-        return view.select(chosen), [expected[i] for i in sorted({i % n for i in chosen})] if n else []
-    if way == 1:
-        mask = [rng.random() < 0.6 for _ in range(n)]
-        return view.select(np.array(mask, bool)), [each for each, is_in in zip(expected, mask, strict=True) if is_in]
-    if way == 2 and n:
-        gone = {rng.choice(expected)[2] for _ in range(2)}
-        return view.exclude(list(gone)), [each for each in expected if each[2] not in gone]
-    if way == 3:
-        gone = [rng.randrange(n)] if n else []
-        return view.exclude(gone), [each for i, each in enumerate(expected) if i not in gone]
-    parts = view.split(0.4, 0.6, by=rng.choice(["key", "shard", "index"]), seed=rng.randrange(9))
-    found = [names(part) for part in parts]
-    assert sorted(found[0] + found[1], key=expected.index) == expected
-    at = rng.randrange(2)
-    return parts[at], [each for each in expected if each in found[at]]
-
-
-@pytest.mark.parametrize("seed", range(examples(200)))
-def test_chains_of_selections(dataset, tmp_path, seed):
-    """A chain of random selections is what the same choices leave of a list; with every access, pickled and saved."""
-    rng = random.Random(seed)
-    view, expected = dataset, names(dataset)
-    for _ in range(rng.randrange(1, 5)):
-        view, expected = take(rng, view, expected)
-    assert names(view) == expected
-    assert [each["__index__"] for each in view] == list(range(len(expected))) == list(range(len(view)))
-    assert sum(view.lengths) == len(view)
-    some = [rng.randrange(len(expected)) for _ in range(7)] if expected else []
-    assert [(each["__index__"], each["__key__"]) for each in view.__getitems__(some)] == [
-        (i, expected[i][2]) for i in some
-    ]
-    for i in some:
-        shard, row = view.locate(i)
-        assert (view.shards[shard]["url"], row) == expected[i][:2]
-        assert view.keys[i - len(expected)] == expected[i][2]
-        assert view.keys.index(expected[i][2]) == i
-    assert list(view.keys) == [key for _, _, key in expected]
-    assert names(pickle.loads(pickle.dumps(view))) == expected
-    view.save(tmp_path / "view.json")
-    again = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
-    assert names(again) == expected
-    assert again.fingerprint == view.fingerprint
-    check_samplers(rng, view)
-
-
-def check_samplers(rng, view):
-    """Equal counts, all samples, and a resume on another number of ranks that reads the rest."""
-    n, options = len(view), {"chunksize": rng.randrange(1, 4), "window": rng.randrange(1, 4), "lanes": 2}
-    if not n:
-        return
-    before, after = rng.randrange(1, 4), rng.randrange(1, 4)
-    ranks = [wids.DistributedChunkedSampler(view, num_replicas=before, rank=r, **options) for r in range(before)]
-    lists = [list(rank) for rank in ranks]
-    assert len({*map(len, lists)}) == 1 == len({len(rank) for rank in ranks}) or len(lists) == 1
-    assert {*chain.from_iterable(lists)} == set(range(n))
-    steps = rng.randrange(len(lists[0]) + 1)
-    states = []
-    for rank in ranks:
-        rank.set_epoch(1)
-        indices = iter(rank)
-        seen = [next(indices) for _ in range(steps)]
-        states.append((seen, rank.state_dict()))
-    rest = []
-    for r in range(after):
-        rank = wids.DistributedChunkedSampler(view, num_replicas=after, rank=r, **options)
-        rank.load_state_dict(states[0][1])
-        rest += list(rank)
-    if steps < len(lists[0]):
-        assert {*chain.from_iterable(seen for seen, _ in states), *rest} == set(range(n))
 
 
 def test_a_state_knows_its_view(dataset):
@@ -501,16 +422,21 @@ def test_keys_to_leave_out(dataset, tmp_path):
     assert len(dataset.exclude(np.array(["s0-000", "s0-001"], object))) == 17
 
 
-def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkeypatch):
-    """The opener has read which rows it has, and these are gone by then: it takes the new ones."""
+@pytest.mark.parametrize(("again", "found"), [(4, "s2-001"), (0, "s0-000")])
+def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkeypatch, again, found):
+    """The opener has read which rows it has, and these are gone by then: it takes those that are there."""
     path, read = tmp_path / "view.json", indexes.read_bytes
     dataset.select([0]).save(path)
 
-    def read_once(*arguments, **options):
-        monkeypatch.setattr(indexes, "read_bytes", read)
+    def read_and_save(*arguments, **options):
         data = read(*arguments, **options)
+        monkeypatch.setattr(indexes, "read_bytes", save_and_read)
         dataset.select([4]).save(path)
         return data
 
-    monkeypatch.setattr(indexes, "read_bytes", read_once)
-    assert keys(wids.ShardListDataset(path, transformations=[])) == ["s2-001"]
+    def save_and_read(*arguments, **options):
+        dataset.select([again]).save(path)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(indexes, "read_bytes", read_and_save)
+    assert keys(wids.ShardListDataset(path, transformations=[])) == [found]

@@ -4,6 +4,7 @@
     .wids/indexes/DIGEST.tables     the directory of a pack of member tables (`wids.cache.table_packs`)
     .wids/indexes/DIGEST.source     which of them a local JSON file is, as long as its size, times and inode are these
     .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
+    .wids/indexes/DIGEST.rows       the rows of a remote view (`wids.cache.view_rows`)
 
 Rules: a file appears whole, by ``os.replace``, and is never changed; of an index, the name says what is in it, so two
 writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index
@@ -26,7 +27,7 @@ import msgspec
 from wids.cache.directory import CacheDirectory
 from wids.errors import CacheError, WidsError
 from wids.events import logger
-from wids.index import table_pack
+from wids.index import table_pack, view_file
 from wids.index.compiled import SUFFIX
 from wids.osfiles import atomic, locks, system
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 COPY_SUFFIX = ".parquet"
 _SOURCE_SUFFIX = ".source"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SUFFIXES = "|".join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX)))
+_SUFFIXES = "|".join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX, view_file.SUFFIX)))
 _OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{_SUFFIXES})")
 _PART = re.compile(rf"{_OWN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.part")
 _UNUSED_SECONDS = 30 * 86_400.0

@@ -73,6 +73,7 @@ class Source(NamedTuple):
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
         shard_bytes: of a shard, about; None: not known.
         reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
+        leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
     """
 
     store: Downloads
@@ -80,17 +81,18 @@ class Source(NamedTuple):
     ahead_bytes: int | None
     shard_bytes: int | None = None
     reads_early: Callable[[Shard], bool] | None = None
+    leaves: Callable[[int], bool] | None = None
 
 
 class _UpcomingShard:
     """The cache file of an upcoming shard, and what became of downloading it."""
 
-    __slots__ = ("is_failed", "is_in_place", "path", "retry_at", "shard", "store", "thread")
+    __slots__ = ("is_in_place", "is_left", "path", "retry_at", "shard", "store", "thread")
 
-    def __init__(self, store: Downloads, shard: Shard) -> None:
-        self.store, self.shard = store, shard
-        self.path, self.is_in_place = store.place(shard.url)
-        self.is_failed = False
+    def __init__(self, source: Source, number: int) -> None:
+        self.store, self.shard = source.store, source.find(number)
+        self.path, self.is_in_place = source.store.place(self.shard.url)
+        self.is_left = source.leaves is not None and source.leaves(number)  # to its readers
         self.thread: threading.Thread | None = None
         self.retry_at = 0.0  # not to be tried before; 0: at any time
 
@@ -104,7 +106,7 @@ class _UpcomingShard:
 
     def needs_download(self) -> bool:
         """Whether it should be downloaded now."""
-        return not (self.is_in_place or self.is_failed or self.retry_at or self.is_cached())
+        return not (self.is_in_place or self.is_left or self.retry_at or self.is_cached())
 
 
 class Prefetcher:
@@ -201,7 +203,7 @@ class Prefetcher:
             if file.retry_at and now >= file.retry_at:
                 file.retry_at = 0.0
                 self._window.report(key, is_present=False)
-            elif looks and not (file.is_in_place or file.is_failed or file.retry_at):
+            elif looks and not (file.is_in_place or file.is_left or file.retry_at):
                 looks -= 1  # the next ones are looked at again: other processes may have evicted them
                 if not file.is_cached():
                     self._window.report(key, is_present=False)
@@ -211,8 +213,7 @@ class Prefetcher:
     def _file(self, key: ShardKey) -> _UpcomingShard:
         file = self._files.get(key)
         if file is None:
-            source = self._sources[key[0]]
-            file = self._files[key] = _UpcomingShard(source.store, source.find(key[1]))
+            file = self._files[key] = _UpcomingShard(self._sources[key[0]], key[1])
         return file
 
     def _start_downloads(self) -> None:
@@ -247,11 +248,11 @@ class Prefetcher:
         except CancelledTransferError:
             is_cancelled = True
         except WidsError as error:
-            file.is_failed = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
-            file.retry_at = 0.0 if file.is_failed else time.monotonic() + _FAILED_SECONDS
+            file.is_left = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
+            file.retry_at = 0.0 if file.is_left else time.monotonic() + _FAILED_SECONDS
             emit(file.store.hooks, NotFetchedAhead(url=file.shard.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
-            file.is_failed = True
+            file.is_left = True
             logger.exception("%s: cannot be downloaded ahead", file.shard.url)
         finally:
             file.thread = None

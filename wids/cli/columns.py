@@ -125,6 +125,7 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
     from wids.cli.format import count_of, format_size, print_errors, print_json, print_table, printable, shown_path
 
     print_errors([f"null: {why}" for why in outcome.troubles.values()])
+    print_errors([f"no sample has a value for the column {name!r}: all of it is null" for name in outcome.empty])
     if is_json:
         print_json(msgspec.to_builtins(outcome))
         return

@@ -63,8 +63,10 @@ def run_query(
 
     path = None if flags.output is None else check_output(flags.output)
     found = _ask(index, sql, flags)
+    if path is not None or flags.is_json:
+        _check_names(found.column_names, sql)
     if path is not None:
-        _write(found, path)
+        _write(found, path, sql)
         print(f"{shown_path(path)}: {count_of(found.num_rows, 'row')}, {count_of(found.num_columns, 'column')}")
     elif flags.is_csv:
         _print_csv(found)
@@ -99,9 +101,37 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     return beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection).query(collection, sql)
 
 
+def _check_names(names: list[str], sql: str) -> None:
+    """See that columns are told apart, where their names do that.
+
+    Raises:
+        QueryError: they are not.
+    """
+    from wids.errors import QueryError
+
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise QueryError(f"several columns are called {min(repeated)!r}: name them with AS; in: {sql}", found=sql)
+
+
 def _rows(table: Any) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches():
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*map(_values, batch.columns), strict=True)
+
+
+def _values(column: Any) -> list[Any]:
+    """The values as Python has them; as text, where it has not: a date after the year 9999, say."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        import pyarrow as pa
+
+        try:
+            found = column.cast(pa.string()).to_pylist()
+        except pa.ArrowException as error:
+            from wids.errors import QueryError
+
+            raise QueryError(f"{column.type} values cannot be printed ({error}); cast them to varchar") from error
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -128,11 +158,13 @@ def _print_csv(table: Any) -> None:
     writer.writerows(_rows(table))
 
 
-def _write(table: Any, path: str) -> None:
+def _write(table: Any, path: str, sql: str) -> None:
     import os
 
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from wids.errors import QueryError
     from wids.jobs.journal import unwritten
     from wids.osfiles import atomic
 
@@ -142,3 +174,5 @@ def _write(table: Any, path: str) -> None:
             os.replace(part, path)
     except OSError as error:
         raise unwritten(path, error) from error
+    except pa.ArrowException as error:
+        raise QueryError(f"Parquet cannot hold it ({error}); cast it to varchar; in: {sql}", found=sql) from error

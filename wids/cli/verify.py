@@ -7,8 +7,6 @@ printed. No shard, table or index is changed.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
@@ -117,18 +115,20 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     """
     if flags.is_quick and flags.is_decoded:
         raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
-    if flags.report and not (flags.is_decoded and flags.report.endswith(".jsonl")):
-        raise typer.BadParameter("--report is for --decode, and its name ends in .jsonl")
+    if flags.report and not flags.is_decoded:
+        raise typer.BadParameter("--report is for --decode; give that, too")
     if flags.is_quick and flags.journal is not None:
         raise typer.BadParameter(
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
         )
+    from wids import error_log
     from wids.cli.format import count_of, parse_range
     from wids.cli.progress import job_bar
     from wids.errors import JobError
     from wids.jobs.problems import VerifySettings
     from wids.jobs.verify import verify_shards
 
+    report = flags.report and error_log.check(flags.report, "a report of samples")  # now, and not after hours
     selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
     chosen, _, storage_options, selection = load_selected(index, selected, flags.storage_options)
     settings = VerifySettings(
@@ -153,8 +153,8 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
             journal=journal,
             show=show,
         )
-    if flags.report:
-        _write_report(flags.report, outcome)
+    if report:
+        _write_report(report, outcome)
     if is_json:
         _print_json(index, outcome)
     else:
@@ -193,24 +193,19 @@ def _decoder(flags: VerifyFlags) -> Any:
 
 
 def _write_report(path: str, outcome: VerifyOutcome) -> None:
-    """Write a line for each member that cannot be decoded, as `wids.substitutes` logs them."""
+    """Write a line for each member that cannot be decoded; see `wids.error_log`."""
+    from wids import error_log
     from wids.osfiles.atomic import write_atomically
 
     lines = [
-        json.dumps(
-            {
-                "shard": finding.url,
-                "row": problem.row,
-                "key": problem.key,
-                "field": problem.field,
-                "error": problem.detail or problem.what,
-            }
+        error_log.format_line(
+            finding.url, row=found.row, key=found.key, field=found.field, error=found.detail or found.what
         )
         for finding in outcome.findings
-        for problem in finding.problems
-        if problem.row is not None
+        for found in finding.problems
+        if found.row is not None
     ]
-    write_atomically(os.path.abspath(os.path.expanduser(path)), "".join(f"{line}\n" for line in lines).encode())
+    write_atomically(path, b"".join(lines))
 
 
 def _print_json(index: str, outcome: VerifyOutcome) -> None:

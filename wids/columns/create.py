@@ -18,11 +18,11 @@ import numpy as np
 from wids.collection import load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, extract_part
-from wids.columns.file import METADATA_KEY, VERSION, TableFacts
+from wids.columns.file import METADATA_KEY, VERSION, TableFacts, check_replaceable, table_schema
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
-from wids.errors import DecodeError, InputError, JobError, OutputError, SpecError
+from wids.errors import DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of
@@ -51,6 +51,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     Attributes:
         output: the table's path. samples: its rows.
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
+        empty: names of those for which no sample has a value; their fields or keys may be misspelt.
         surveyed: shards that were read. unchanged: shards that were known from before.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> why the first of them could not.
@@ -60,6 +61,7 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     output: str
     samples: int = 0
     columns: dict[str, str] = msgspec.field(default_factory=dict)
+    empty: list[str] = msgspec.field(default_factory=list)
     surveyed: int = 0
     unchanged: int = 0
     unparsed: int = 0
@@ -91,17 +93,18 @@ def create_columns(
     Raises:
         JobError: some shards could not be read; ``found`` says which and why (URL -> reason), and those that were
             read are not read again by the next run. The table that was there before stays.
-        OutputError: the table cannot be written. DependencyError: pyarrow is not installed.
-        SpecError, FetchError: the index is malformed, cannot be read, or is a view of another one.
+        OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
+            this one. DependencyError: pyarrow is not installed.
+        SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
     """
     import_parquet()
     output = check_output(output)
+    check_replaceable(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
     if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
-        raise SpecError(
+        raise InputError(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
-            f"{parent}",
-            url=index,
+            f"{parent}"
         )
     start = time.monotonic()
     with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
@@ -115,13 +118,18 @@ def check_output(output: str) -> str:
     """The absolute path of a table that is to be written.
 
     Raises:
-        OutputError: it is a URL, a directory, not called .parquet, or in a directory that does not exist.
+        OutputError: it is a URL, a directory or device, not called .parquet, no UTF-8, or in a directory that does not
+            exist.
     """
     if not urls.is_local(output):
         raise OutputError(f"{output}: a table is written to a local file; copy it there afterwards", url=output)
     path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if os.path.isdir(path) or not path.endswith(".parquet"):
-        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path)
+    if (os.path.exists(path) and not os.path.isfile(path)) or not path.endswith(".parquet"):
+        raise OutputError(f"{output}: give a file (no directory or device) whose name ends in .parquet", path=path)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"{output}: a table's path has to be UTF-8; choose another name", path=path) from error
     if not os.path.isdir(os.path.dirname(path)):
         raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path
@@ -211,6 +219,8 @@ class _Creating:
         except OSError as error:
             raise unwritten(self._output, error) from error
         self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
+        if facts.samples:
+            self.outcome.empty = [rule.name for rule, of in zip(self._spec.rules, layout.kinds, strict=True) if not of]
 
     def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
         pa, pq = import_arrow(), import_parquet()
@@ -280,11 +290,8 @@ class _ColumnLayout:
 
     def schema(self) -> Any:
         """The Arrow schema."""
-        pa = import_arrow()
-        own = [("index", pa.int64()), ("shard", pa.int32()), ("row", pa.int32())]
-        own += [("key", pa.string()), ("bytes", pa.int64())]
-        asked = [(rule.name, kinds.arrow_type(of)) for rule, of in zip(self._spec.rules, self.kinds, strict=True)]
-        return pa.schema([*own, *asked, *((name, pa.int64()) for name in self.sizes.values())])
+        asked = {rule.name: of for rule, of in zip(self._spec.rules, self.kinds, strict=True)}
+        return table_schema(asked, self.sizes.values())
 
     def types(self) -> dict[str, str]:
         """Name of each column -> its type in words."""

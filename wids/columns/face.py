@@ -43,7 +43,8 @@ class WithColumns:
 
         Raises:
             QueryError: it is not one SELECT, names what is not there, or takes more than 512 MiB and the temporary
-                directory. ColumnsError: there are no columns, or of another index; how to make them.
+                directory. KeyboardInterrupt: Ctrl-C, after which DuckDB has stopped. ColumnsError: there are no
+                columns, or of another index; how to make them.
             DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).
         """
         return self._columns.query(self._collection, sql)
@@ -52,7 +53,8 @@ class WithColumns:
         """The indices of the samples for which an SQL expression is true, like ``"width >= 512 and label in (3, 7)"``.
 
         Args:
-            predicate: what would stand after WHERE, over the columns that `query` sees.
+            predicate: what would stand after WHERE, over the columns that `query` sees. Where it is null a sample is
+                left out; a number is true where it is not 0.
 
         Returns:
             int64, ascending, each once.
@@ -61,6 +63,17 @@ class WithColumns:
             QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
         """
         return self._columns.find_rows(self._collection, predicate)
+
+    def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `query`.
+        """
+        quoted = name.replace('"', '""')
+        found = self.query(f'select "{quoted}" from samples order by "index"')  # noqa: S608
+        column: np.ndarray[Any, np.dtype[Any]] = found.column(0).to_numpy()
+        return column
 
     @property
     def column_names(self) -> list[str]:
@@ -82,23 +95,25 @@ class WithColumns:
     ) -> Self:
         """The same dataset with more columns, joined from a table of yours; nothing else of it is read or written.
 
-        It shares the open shards, the cache and the settings with this one, and begins with its transformations. The
+        Of a view it gives the same view with more columns: a table's keys and indices are those of its samples. It
+        shares the open shards, the cache and the settings with this one, and begins with its transformations. The
         joined columns lie in a temporary file ($TMPDIR) of this process, which its workers map.
 
         Args:
             table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
             on: ``"key"``: its column ``key`` (strings) is the samples' ``__key__``; ``"index"``: its column ``index``
-                (integers) their ``__index__``, of a whole dataset alone.
+                (integers) their ``__index__``, which is a view's own, as `query` of that view has it.
             columns: which of its columns; default: all but ``key`` and ``index``.
             missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
                 ``"error"``. Rows of the table that are no sample's are left out when joined by key.
             fields: columns that come into the samples, under their names, before the transformations: ``True`` (all of
-                the table), or names. Their values are Python's; null is None.
+                the table), or names. Their values are Python's; null is None. Names that samples have themselves
+                (``__key__``, or any that begins with a dot) cannot be theirs.
 
         Raises:
             ColumnsError: the table cannot be read; keys repeat, in it or among the samples; an index is out of range;
-                a sample has no row and ``missing="error"``. InputError: it lacks a column, or has it of the wrong type;
-                two columns would have one name. DependencyError: see `query`.
+                a sample has no row and ``missing="error"``. InputError: it lacks a column, or has it of the wrong type,
+                or of one that SQL has not; two columns would have one name. DependencyError: see `query`.
         """
         request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
         return self._with(self._columns.join(request, fields, self._collection))
@@ -112,7 +127,8 @@ class WithColumns:
         """The same dataset with columns of the index's own table in its samples, before the transformations.
 
         Args:
-            fields: which: ``True`` (all), or names; False: none, to name only the ``place``.
+            fields: which: ``True`` (all), or names; False: none, to name only the ``place``. ``index`` is the sample's
+                ``__index__``, also in views.
             place: path or URL of the table; default: beside the index, as ``wids columns create`` puts it.
 
         Raises:

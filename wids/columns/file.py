@@ -15,21 +15,24 @@ import msgspec
 
 from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
 from wids.cache.placement import default_cache_dir
+from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
-from wids.errors import CacheError, ColumnsError, ShardNotFoundError
+from wids.errors import CacheError, ColumnsError, OutputExistsError, ShardNotFoundError
 from wids.index import urls
 from wids.transport import retrying
 from wids.transport.download import download_to
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from wids.index.shardlist import ShardList
     from wids.transport.source import Stat
 
 SUFFIX = ".columns.parquet"
 METADATA_KEY = b"wids"
 VERSION = 1
-_MAKE, _CREATE = "make it: wids columns create", "make it again: wids columns create"
+_CREATE = "make it again: wids columns create"
 
 
 class MissingTableError(ColumnsError):
@@ -92,18 +95,16 @@ def open_table(path: str) -> TableFile:
         ColumnsError: there is none, it is damaged, or it was made in another way.
     """
     pq = import_parquet()
+    _check_file(path, path)
     try:
         file = pq.ParquetFile(path, memory_map=False)
-    except FileNotFoundError as error:
-        raise ColumnsError(f"{path}: there is no such file; {_CREATE}", path=path) from error
     except Exception as error:
         raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {_CREATE}", path=path) from error
     try:
         data = (file.schema_arrow.metadata or {})[METADATA_KEY]
         facts = msgspec.json.decode(data, type=TableFacts)
-        names = file.schema_arrow.names
-        needed = ["index", "shard", "row", "key", "bytes", *facts.columns, *facts.sizes.values()]
-        if facts.version != VERSION or names != needed or len(facts.kinds) != len(facts.columns):
+        needed = table_schema(dict(zip(facts.columns, facts.kinds, strict=True)), facts.sizes.values())
+        if facts.version != VERSION or not file.schema_arrow.equals(needed):
             raise ValueError("it is of another version, or contradicts itself")  # noqa: TRY301
         if file.metadata.num_rows != facts.samples:
             raise ValueError(f"it has {file.metadata.num_rows} rows and says {facts.samples}")  # noqa: TRY301
@@ -116,6 +117,50 @@ def open_table(path: str) -> TableFile:
             path=path,
         ) from error
     return TableFile(path, file, facts)
+
+
+def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
+    """The Arrow schema of a table.
+
+    Args:
+        kinds: name of each column that was asked for -> what occurs in it.
+        sizes: names of the columns of the fields' sizes.
+    """
+    pa = import_arrow()
+    own = [("index", pa.int64()), ("shard", pa.int32()), ("row", pa.int32())]
+    own += [("key", pa.string()), ("bytes", pa.int64())]
+    asked = [(name, types.arrow_type(of)) for name, of in kinds.items()]
+    return pa.schema([*own, *asked, *((name, pa.int64()) for name in sizes)])
+
+
+def _check_file(path: str, place: str) -> None:
+    """See that a path is a file's: opening another could wait for ever.
+
+    Raises:
+        MissingTableError: there is none. ColumnsError: it is something else.
+    """
+    if not os.path.exists(path):
+        raise MissingTableError(f"{place}: there is no such file", path=path)
+    if not os.path.isfile(path):
+        raise ColumnsError(f"{place}: is a directory or a device; give one Parquet file", path=path)
+
+
+def check_replaceable(path: str) -> None:
+    """See that a table that is to be written replaces none that was made in another way.
+
+    Raises:
+        OutputExistsError: it would.
+    """
+    pq = import_parquet()
+    try:
+        with pq.ParquetFile(path) as file:
+            is_own = METADATA_KEY in (file.schema_arrow.metadata or {})
+    except (OSError, import_arrow().ArrowException):  # there is none, or a damaged one
+        return
+    if not is_own:
+        raise OutputExistsError(
+            f"{path}: is a table that was not made by `wids columns create`; delete it, or write elsewhere", path=path
+        )
 
 
 def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> None:
@@ -142,8 +187,7 @@ def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str,
     """
     if urls.is_local(place):
         path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
-        if not os.path.isfile(path):
-            raise MissingTableError(f"{place}: there is no such file; {_MAKE}", path=path)
+        _check_file(path, place)
         return path
     options = storage_options
 
@@ -171,5 +215,5 @@ def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str,
                     f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place
                 )
     except ShardNotFoundError as error:
-        raise MissingTableError(f"{place}: there is no such file; {_MAKE}", url=place) from error
+        raise MissingTableError(f"{place}: there is no such file", url=place) from error
     return copies.path(digest)

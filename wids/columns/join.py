@@ -1,5 +1,6 @@
 """A table of a user's, brought into the order of a dataset's samples: row i is of sample i, null where there is none.
 
+Of a view's, too: then there is a row for each sample of the dataset that it is a view of, null for all others.
 Joined by the sample's index, or by its key (by DuckDB, which sorts and hashes within its limit of memory). Keys that
 repeat, in the table or among the samples, would make the join a matter of chance, and are refused by name.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -22,7 +23,7 @@ from wids.errors import ColumnsError, InputError
 from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 On: TypeAlias = Literal["key", "index"]
 Missing: TypeAlias = Literal["null", "error"]
@@ -34,7 +35,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
-        on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is.
+        on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is; of a view's, its own index.
         columns: which columns of it; None: all but key and index.
         missing: what is done where samples have no row in it: null, or an error.
     """
@@ -46,18 +47,14 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_table(
-    request: JoinRequest,
-    samples: SampleTable,
-    keys: Iterable[Sequence[str]] | None = None,
-    chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    request: JoinRequest, samples: SampleTable, keys: Iterable[Sequence[str]] | None = None
 ) -> mapped.MappedTable:
     """The columns of a table, one row for each sample, in a file of this process.
 
     Args:
         request: which table, and how.
         samples: the dataset's own columns; those with ``key`` where there are some.
-        keys: the keys of all samples, shard by shard, where they have no column; asked for only if they are needed.
-        chosen: the indices of those that a view has, which alone have to be in the table; None: all.
+        keys: the keys of its samples, shard by shard, where they have no column; asked for only if they are needed.
 
     Raises:
         InputError: the arguments do not fit each other, or the table.
@@ -67,9 +64,26 @@ def join_table(
         raise InputError(f"on is {request.on!r} ('key' or 'index'), missing is {request.missing!r} ('null' or 'error')")
     with contextlib.closing(_JoinedTable(request)) as given:
         rows = _find_rows(given, request.on, samples, keys)
-        _check_missing(rows if chosen is None else rows[chosen], request)
+        _check_missing(rows, request)
         table = given.read(given.names)
-    return mapped.write_mapped(_schema_of(table), _aligned(table, rows))
+    schema = _schema_of(table)
+    try:
+        return mapped.write_mapped(schema, _aligned(table, schema, samples.spread(rows)))
+    except import_arrow().ArrowException as error:
+        raise InputError(f"the table cannot be joined ({error}); choose its columns, or cast them before") from error
+
+
+def parse_names(what: str, names: Any) -> list[str]:
+    """Names of columns, as a program gives them.
+
+    Raises:
+        InputError: they are something else; ``what`` names the argument.
+    """
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        found = list(names)
+        if all(isinstance(name, str) for name in found):
+            return found
+    raise InputError(f"{what} is {names!r:.100}; give a list of names")
 
 
 def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
@@ -123,16 +137,16 @@ class _JoinedTable:
     def __init__(self, request: JoinRequest) -> None:
         self._source = source = _open(request.table)
         there = source.schema_arrow.names if hasattr(source, "schema_arrow") else source.column_names
-        if isinstance(request.columns, str):
-            raise InputError(f"columns is {request.columns!r}; give a list of names")
         if request.columns is None:
             self.names = [name for name in there if name not in ("key", "index")]
         else:
-            self.names = [name for name in request.columns if name != request.on]
+            self.names = [name for name in parse_names("columns", request.columns) if name != request.on]
         for name in (request.on, *self.names):
             if there.count(name) != 1:
                 found = "no column" if name not in there else "several columns"
                 raise InputError(f"the table has {found} {name!r}; it has {', '.join(there)}")
+        if not self.names:
+            raise InputError(f"no column is to be joined; the table has {', '.join(there)}")
         check_names(self.names)
 
     def close(self) -> None:
@@ -146,13 +160,19 @@ class _JoinedTable:
         Raises:
             ColumnsError: they cannot be read.
         """
-        if not hasattr(self._source, "schema_arrow"):
-            return self._source.select(list(names))
         pa = import_arrow()
         try:
-            return self._source.read(columns=list(names)).select(list(names))
+            table = self._source
+            if hasattr(table, "schema_arrow"):
+                table = table.read(columns=list(names))
+            table = table.select(list(names))
         except (OSError, pa.ArrowException) as error:
             raise ColumnsError(f"the table is damaged, or no Parquet that can be read ({error})") from error
+        try:
+            table.validate(full=True)
+        except pa.ArrowException as error:  # texts that are no UTF-8, say
+            raise ColumnsError(f"the table has values that are none of its types ({error})") from error
+        return table
 
 
 def _open(table: Any) -> Any:
@@ -177,7 +197,9 @@ def _find_rows(
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The table's row of each sample; -1: none."""
     column = given.read([on]).column(on)
-    rows = _rows_by_index(column, samples.samples) if on == "index" else _rows_by_key(column, samples, keys)
+    if not len(column):  # of whatever type
+        return np.full(samples.count, -1, np.int64)
+    rows = _rows_by_index(column, samples.count) if on == "index" else _rows_by_key(column, samples, keys)
     del column  # before the other columns are read
     import_arrow().default_memory_pool().release_unused()
     return rows
@@ -245,15 +267,62 @@ def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinReque
 
 
 def _schema_of(table: Any) -> Any:
-    """Without dictionaries, of which each batch would have its own."""
+    """The schema in which the columns of a table are written.
+
+    Raises:
+        InputError: a column is of a type that SQL has not.
+    """
     pa = import_arrow()
-    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
-    return pa.schema(list(zip(table.column_names, kinds, strict=True)))
+    fields = []
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        try:
+            fields.append((name, _plain_type(kind)))
+        except ValueError as error:
+            raise InputError(f"the table's column {name!r} is of type {kind}; cast it, or leave it out") from error
+    return pa.schema(fields)
 
 
-def _aligned(table: Any, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Any]:
+def _plain_type(kind: Any) -> Any:
+    """The type in which a column is written: one that each batch has by itself, and that SQL knows.
+
+    Raises:
+        ValueError: there is none.
+    """
+    pa = import_arrow()
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    if types.is_union(kind) or types.is_decimal256(kind):
+        raise ValueError(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        plain = _plain_type(kind.storage_type)
+        return kind if plain == kind.storage_type else plain
+    if types.is_nested(kind):
+        return _plain_nested(kind)
+    plain_types = {"halffloat": pa.float32(), "string_view": pa.string(), "binary_view": pa.binary()}
+    return plain_types.get(str(kind), kind)
+
+
+def _plain_nested(kind: Any) -> Any:
+    """See `_plain_type`."""
+    pa = import_arrow()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    field = kind.value_field.with_type(_plain_type(kind.value_type))
+    if "view" in str(kind).partition("<")[0]:  # of these, Arrow's own casts are damaged
+        if field.type != kind.value_type:
+            raise ValueError(kind)
+        return kind
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(field, kind.list_size)
+    return pa.large_list(field) if str(kind).startswith("large") else pa.list_(field)
+
+
+def _aligned(table: Any, schema: Any, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Any]:
     """The rows of a table in the order of samples, a batch at a time."""
-    pa, schema = import_arrow(), _schema_of(table)
+    pa = import_arrow()
     whole = pa.record_batch(
         [_whole(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)], names=schema.names
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.packages import import_arrow
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BOOL, INT, LONG, FLOAT, TEXT, OTHER = 1, 2, 4, 8, 16, 32
 _EXACT = 1 << 53  # beyond, not all integers are floats
 _INT64 = 1 << 63
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def kind_of(value: Any) -> int:
@@ -91,10 +93,14 @@ def _typed(values: list[Any], kinds: int) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """The JSON text of a value in a column of mixed ones; 1.0 is written as 1, which it may have been."""
-    if type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT:
+    """The JSON text of a value in a column of mixed ones; 1.0 is written as 1, which it may have been.
+
+    Half characters are escaped as in a text, so that the JSON is valid.
+    """
+    is_whole = type(value) is float and math.isfinite(value) and value == int(value) and abs(value) <= _EXACT
+    if is_whole and (value or math.copysign(1, value) > 0):  # -0.0 was none
         value = int(value)
-    return json.dumps(value, ensure_ascii=False)
+    return _HALF.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def writable(text: str | None) -> str | None:

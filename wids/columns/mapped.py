@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
-from wids.osfiles import tempdirs
+from wids.osfiles import forks, tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,12 +70,26 @@ class MappedTable:
         self.path = state
         self._open()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MappedTable:
+        return self  # it never changes, and the file goes with it
+
     def value(self, name: str, row: int) -> Any:
-        """One value (0 <= row < nrows) as Python has it; None is null."""
+        """One value (0 <= row < nrows) as Python has it; None is null.
+
+        Raises:
+            ColumnsError: Python has no such value, as of a date after the year 9999.
+        """
         chunks = self._chunks.get(name)
         if chunks is None:
             chunks = self._chunks[name] = self.table.column(name).chunks
-        return chunks[row >> BATCH_BITS][row & (BATCH_ROWS - 1)].as_py()
+        value = chunks[row >> BATCH_BITS][row & (BATCH_ROWS - 1)]
+        try:
+            return value.as_py()
+        except (ValueError, OverflowError) as error:
+            raise ColumnsError(
+                f"the column {name!r} has a value in row {row}, of type {value.type}, that Python has not ({error}); "
+                "leave it out of the fields"
+            ) from error
 
 
 def write_mapped(schema: Any, batches: Iterable[Any]) -> MappedTable:
@@ -108,7 +122,13 @@ class _Home:
     """The temporary directory of this process's files, made with the first of them."""
 
     def __init__(self) -> None:
-        self._lock, self._owner, self._path = threading.Lock(), -1, ""
+        self._owner, self._path = -1, ""
+        self.start_child()
+        forks.reset_in_child(self)
+
+    def start_child(self) -> None:
+        """In a forked child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()
 
     def directory(self) -> str:
         """Its path."""

@@ -25,7 +25,7 @@ from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
 from wids.index import writing
 from wids.jobs.journal import JobJournal, format_record, parse_records
-from wids.osfiles import atomic
+from wids.osfiles import atomic, locks
 from wids.osfiles.index_paths import absolute
 from wids.transport.upload import Target
 
@@ -56,6 +56,8 @@ class KnownParts:
         self._output, self._folder, self._home = output, output + PARTS_SUFFIX, os.path.dirname(output)
         self._spec = spec
         self._journal = JobJournal(output, JOURNAL_SUFFIX, PartFacts, writer="wids columns create", target=Target())
+        for path in (output, output + STATE_SUFFIX):
+            locks.remove_parts(path)
         self.facts: dict[str, PartFacts] = {}
         self._before = self._load_before()
         self._learn(facts for facts in self._journal.before if os.path.isfile(self._path(facts.url)))

@@ -16,6 +16,7 @@ import msgspec
 from wids.collection import ARCHIVES
 from wids.columns import join, sql
 from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
+from wids.columns.kinds import writable
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError
 from wids.index import urls
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 # Which columns come into the samples: all, none, or these.
 Fields: TypeAlias = "bool | str | Sequence[str]"
+# What samples have besides fields, whose names begin with a dot.
+_SAMPLE_NAMES = frozenset(
+    f"__{name}__" for name in ("key", "index", "shard", "shardindex", "dataset", "valid", "substitute_for")
+)
 
 
 class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +56,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
         """Put the values of the shown columns into a sample, by its ``__index__``."""
-        index = collection.whole_index(sample["__index__"])
-        for name, table in self.shown:
-            sample[name] = table.value(name, index)
+        index = sample["__index__"]
+        row = collection.whole_index(index)
+        for name, table in self.shown:  # a view counts anew, here as in SQL
+            sample[name] = index if name == "index" else table.value(name, row)
 
     def at(self, place: str | None, collection: ShardCollection) -> SampleColumns:
         """These, the index's own table at ``place``; None: where it was looked for.
@@ -109,6 +115,11 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = self.own_path(collection)
         if path is None and not self.joined:
+            if not collection.provider.files.is_standard:
+                raise ColumnsError(
+                    "columns are made of samples as `wids columns create` groups them, and this dataset has a key_rule "
+                    "or group of its own; if its samples are the same, name the file: with_columns(place=...)"
+                )
             raise ColumnsError(
                 f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; make them: "
                 "wids columns create, or attach a table by with_table"
@@ -158,21 +169,15 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
         """
-        chosen = collection.whole_indices()
-        if chosen is not None and request.on == "index":
-            raise InputError(
-                "this is a view, which counts its own samples; join the table on='key', or on='index' to the whole "
-                "dataset, and then select"
-            )
         self.check_rows(collection)
         path = self.own_path(collection)
-        source = sql.SampleTable(samples=collection.whole_length, path=path)
+        source = sql.SampleTable(samples=collection.whole_length, path=path, chosen=collection.whole_indices())
         if isinstance(request.table, (str, os.PathLike)):
             place = os.fspath(request.table)
             local = fetch_table(place, cache_dir=self.cache_dir, storage_options=self.storage_options)
             request = msgspec.structs.replace(request, table=local)
         keys = None if path is not None else _keys_of(collection)
-        table = join.join_table(request, source, keys, chosen)
+        table = join.join_table(request, source, keys)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
         return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
@@ -193,6 +198,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, shown=self._shown_with(names, join.copy_columns(path, names)))
 
     def _shown_with(self, names: list[str], table: MappedTable) -> tuple[tuple[str, Any], ...]:
+        _check_fields(names)
         there = {name for name, _ in self.shown}
         if repeated := there.intersection(names):
             raise InputError(f"the samples have a column {min(repeated)!r} already")
@@ -202,12 +208,13 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
     """The columns of a dataset that was made of ``shards``; nothing is looked at yet.
 
-    Those of a view are those of the index that it is a view of, or its own if it lists its shards itself.
+    Those of a view are those of the index that it is a view of, or its own if it lists its shards itself. Where samples
+    are grouped in another way than by ``wids columns create``, there are none.
     """
     place = None
     if collection.shards.selection is not None:
         shards = collection.shards.header.get("view_of", shards)
-    if isinstance(shards, (str, os.PathLike)):
+    if isinstance(shards, (str, os.PathLike)) and collection.provider.files.is_standard:
         name = os.fspath(shards)
         if isinstance(name, str) and not urls.basename_of(name).endswith(ARCHIVES):
             place = place_beside(name)
@@ -217,11 +224,22 @@ def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -
 def _choose(fields: Fields, names: Sequence[str]) -> list[str]:
     if isinstance(fields, bool):
         return list(names) if fields else []
-    wanted = [fields] if isinstance(fields, str) else list(fields)
+    wanted = [fields] if isinstance(fields, str) else join.parse_names("fields", fields)
     for name in wanted:
         if name not in names:
             raise InputError(f"fields: there is no column {name!r}; there are {', '.join(names)}")
     return list(dict.fromkeys(wanted))
+
+
+def _check_fields(names: Sequence[str]) -> None:
+    """See that columns do not take the place of what samples have anyway.
+
+    Raises:
+        InputError: one would.
+    """
+    for name in names:
+        if name.startswith(".") or name in _SAMPLE_NAMES:
+            raise InputError(f"fields: samples have a {name!r} of their own; give the column another name")
 
 
 def _names_of(path: str) -> list[str]:
@@ -232,8 +250,8 @@ def _names_of(path: str) -> list[str]:
         table.close()
 
 
-def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
-    """The keys of all samples of all shards, shard by shard, from member tables of local shards.
+def _keys_of(collection: ShardCollection) -> Iterator[list[str]]:
+    """The keys of the samples, shard by shard, from member tables of local shards.
 
     Raises:
         ColumnsError: shards are remote.
@@ -243,7 +261,8 @@ def _keys_of(collection: ShardCollection) -> Iterator[Sequence[str]]:
             "the keys of remote shards are not known without columns, and there are none beside the index; make them: "
             "wids columns create, name a file of them: with_columns(fields=False, place=...), or join on='index'"
         )
-    for k, count in enumerate(collection.shards.nsamples):
+    for k, count in enumerate(collection.lengths):
         if count:
-            keys = list(collection.open(k).table.keys())
-            yield [keys[row % len(keys)] for row in range(count)]
+            table = collection.open(k).table
+            keys = [str(writable(table.key(row))) for row in range(len(table))]
+            yield [keys[row % len(keys)] for row in collection.rows_of(k)]

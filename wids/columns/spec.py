@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from wids.columns.kinds import writable
 from wids.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,10 +99,11 @@ def check_names(names: Sequence[str]) -> None:
     """See that columns are told apart, also by SQL, where case does not matter.
 
     Raises:
-        InputError: two have one name, or one has none.
+        InputError: two have one name, or one has none that can be written.
     """
-    if not all(names):
-        raise InputError("a column has an empty name")
+    for name in names:
+        if not name or "\0" in name or name != writable(name):
+            raise InputError(f"a column cannot be called {name!r}: a name is UTF-8, not empty, and has no NUL")
     counts = Counter(name.casefold() for name in names)
     repeated = [name for name in names if counts[name.casefold()] > 1]
     if repeated:

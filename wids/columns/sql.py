@@ -4,7 +4,8 @@ Rules: what is asked can read these columns and nothing else. Of statements only
 network, extensions, other databases and the program's variables are out of reach, and no setting can be changed
 (``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
 a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
-directory while the query runs.
+directory while the query runs. Time is not limited: DuckDB works in a thread, so that Ctrl-C reaches the one that asks,
+who then stops it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +25,12 @@ from wids.errors import QueryError
 from wids.osfiles import tempdirs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
 
 DEFAULT_MEMORY_BYTES = 512 << 20
+_DESCRIBE = "DESCRIBE samples"
 _FIND = 'SELECT "index" FROM samples WHERE\n'
 _BATCH_ROWS = 1 << 17
 _GLOB = frozenset("*?[")
@@ -33,6 +39,8 @@ _MAX_NAMES, _MAX_LETTERS = 100, 2000
 _JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
 _SOME = 5
+# How often DuckDB is told to stop, which it does not hear before it has begun.
+_STOP_SECONDS = 0.02
 
 
 class _RefusedError(Exception):
@@ -43,7 +51,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
     """The columns that SQL is asked of.
 
     Attributes:
-        samples: rows.
+        samples: rows, before some are chosen.
         path: of the Parquet file with the index's own columns; None: it has none but ``index``.
         joined: Arrow tables of as many rows, whose columns come after those.
         chosen: the rows that a view has: int64, ascending; None: all. They are counted anew from 0 on.
@@ -53,6 +61,19 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     joined: Sequence[Any] = ()
     chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows that SQL sees."""
+        return self.samples if self.chosen is None else len(self.chosen)
+
+    def spread(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Row numbers of another table, one for each row that SQL sees, as one for each of `samples`; -1: none."""
+        if self.chosen is None:
+            return rows
+        found = np.full(self.samples, -1, rows.dtype)
+        found[self.chosen] = rows
+        return found
 
 
 def find_rows(
@@ -73,24 +94,29 @@ def find_rows(
         QueryError: it is no such expression, names a column that is not there, or needs too much.
         DependencyError: duckdb or pyarrow is not installed.
     """
-    if not isinstance(predicate, str):
-        raise QueryError(
-            f"{predicate!r:.50} is not a predicate: write one as text, like 'width >= 512'", found=predicate
-        )
-    with _connected(table, predicate, memory_bytes) as connection:
+    _check_text(predicate, "a predicate: write one as text, like 'width >= 512'")
+
+    def find(connection: Any) -> list[np.ndarray[Any, Any]]:
         _check_predicate(connection, predicate)
         reader = _reader_of(connection.sql(_FIND + predicate))
-        parts = [batch.column(0).to_numpy(zero_copy_only=False) for batch in reader]
-    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.zeros(0, np.int64), *parts]).astype(
-        np.int64, copy=False
-    )
-    if (found[1:] <= found[:-1]).any():
-        found = np.unique(found)
-    if len(found) and not 0 <= found[0] <= found[-1] < table.samples:
-        raise QueryError(
-            f"{table.path}: its column index has numbers that no sample has; make it again", found=predicate
-        )
-    return found
+        return [_indices_of(table, batch.column(0)) for batch in reader]
+
+    parts = _ask(table, predicate, find, memory_bytes)
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.zeros(0, np.int64), *parts])
+    return np.unique(found) if (found[1:] <= found[:-1]).any() else found
+
+
+def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A part of the column index.
+
+    Raises:
+        _RefusedError: it is no sample's.
+    """
+    if not column.null_count:
+        found: np.ndarray[Any, np.dtype[np.int64]] = column.to_numpy()
+        if not len(found) or 0 <= found.min() <= found.max() < table.count:
+            return found
+    raise _RefusedError(f"{table.path}: its column index has numbers that no sample has; make it again")
 
 
 def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
@@ -105,15 +131,30 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
         QueryError: it is no such statement, names what is not there, or needs too much.
         DependencyError: duckdb or pyarrow is not installed.
     """
-    if not isinstance(sql, str):
-        raise QueryError(f"{sql!r:.50} is not SQL: write a SELECT statement as text", found=sql)
-    with _connected(table, sql, memory_bytes) as connection:
-        statements = connection.extract_statements(sql)
-        kinds = [_kind_of(statement) for statement in statements]
+    _check_text(sql, "SQL: write a SELECT statement as text")
+
+    def read(connection: Any) -> Any:
+        kinds = [_kind_of(statement) for statement in connection.extract_statements(sql)]
         if kinds != ["SELECT"]:
             words = " and ".join(kinds) or "nothing"
             raise _RefusedError(f"one SELECT statement is run, and this is {words}")
         return _reader_of(connection.sql(sql)).read_all()
+
+    return _ask(table, sql, read, memory_bytes)
+
+
+def _check_text(sql: Any, what: str) -> None:
+    """See that SQL is text that DuckDB can be given.
+
+    Raises:
+        QueryError: it is not; ``what`` says what it should be.
+    """
+    if not isinstance(sql, str):
+        raise QueryError(f"{sql!r:.50} is not {what}", found=sql)
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise QueryError(f"{sql!r:.{_MAX_LETTERS}} has letters that UTF-8 lacks ({error.reason})", found=sql) from error
 
 
 def _kind_of(statement: Any) -> str:
@@ -126,8 +167,7 @@ def _kind_of(statement: Any) -> str:
 
 def names_of(table: SampleTable) -> list[str]:
     """The columns of a table, in their order."""
-    with _connected(table, "DESCRIBE samples", DEFAULT_MEMORY_BYTES) as connection:
-        return [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
+    return _ask(table, _DESCRIBE, _describe)
 
 
 def names_in(predicate: str) -> frozenset[str]:
@@ -136,9 +176,13 @@ def names_in(predicate: str) -> frozenset[str]:
     Raises:
         QueryError: it is no expression.
     """
-    with _connected(SampleTable(samples=0), predicate, DEFAULT_MEMORY_BYTES) as connection:
+    _check_text(predicate, "a predicate: write one as text")
+
+    def find(connection: Any) -> frozenset[str]:
         _check_predicate(connection, predicate)
         return frozenset(name.casefold() for name in _find_names(_parse(connection, _FIND + predicate)))
+
+    return _ask(SampleTable(samples=0), predicate, find)
 
 
 def _find_names(tree: Any) -> Iterator[str]:
@@ -156,7 +200,7 @@ class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
     Attributes:
-        rows: of each sample the row of the table, int32 or int64; -1: none.
+        rows: of each sample that SQL sees the row of the table, int32 or int64; -1: none.
         repeated: (how many keys the table has several times, some of them). repeated_samples: likewise of samples.
     """
 
@@ -171,32 +215,33 @@ def run_join(table: SampleTable, given: Any, own: Any = None, *, memory_bytes: i
     Args:
         table: the samples, with a column ``key``.
         given: an Arrow table with a column ``key`` of strings.
-        own: likewise the keys of all samples in their order, where ``table`` has none.
+        own: likewise the keys of the samples that SQL sees, in their order, where ``table`` has none.
         memory_bytes: that DuckDB may use.
 
     Raises:
         QueryError: it takes more, and the temporary directory. DependencyError: duckdb or pyarrow is not installed.
     """
     pa = import_arrow()
-    kind = np.int32 if max(len(given), table.samples) < 1 << 31 else np.int64
+    kind = np.int32 if max(len(given), table.count) < 1 << 31 else np.int64
     numbered = given.append_column("row", pa.array(np.arange(len(given), dtype=kind)))
-    joined = table.joined if own is None else (own,)
-    source = SampleTable(samples=table.samples, path=table.path if own is None else None, joined=joined)
-    rows = np.full(table.samples, -1, kind)
-    with _connected(source, "a join by key", memory_bytes, given=numbered) as connection:
+    source = table if own is None else SampleTable(samples=table.count, joined=(own,))
+    rows = np.full(table.count, -1, kind)
 
-        def repeated(name: str) -> tuple[int, list[str]]:
-            groups = f"SELECT key FROM {name} GROUP BY key HAVING count(*) > 1"  # noqa: S608 - ours
-            sql = f"SELECT count(*), min(key, {_SOME}) FROM ({groups})"  # noqa: S608
-            count, some = connection.execute(sql).fetchall()[0]
-            return count, some or []
+    def repeated(connection: Any, name: str) -> tuple[int, list[str]]:
+        groups = f"SELECT key FROM {name} GROUP BY key HAVING count(*) > 1"  # noqa: S608 - ours
+        sql = f"SELECT count(*), min(key, {_SOME}) FROM ({groups})"  # noqa: S608
+        count, some = connection.execute(sql).fetchall()[0]
+        return count, some or []
 
-        sql = 'SELECT s."index", g.row FROM samples s JOIN given g ON s.key = g.key'
-        in_table, in_samples = repeated("given"), repeated("samples")
+    def join(connection: Any) -> KeyJoin:
+        in_table, in_samples = repeated(connection, "given"), repeated(connection, "samples")
         if not (in_table[0] or in_samples[0]):
+            sql = 'SELECT s."index", g.row FROM samples s JOIN given g ON s.key = g.key'
             for batch in _reader_of(connection.sql(sql)):
-                rows[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
+                rows[_indices_of(source, batch.column(0))] = batch.column(1).to_numpy()
         return KeyJoin(rows, in_table, in_samples)
+
+    return _ask(source, "a join by key", join, memory_bytes, given=numbered)
 
 
 def _reader_of(relation: Any) -> Any:
@@ -205,9 +250,15 @@ def _reader_of(relation: Any) -> Any:
     return make(_BATCH_ROWS)
 
 
-@contextlib.contextmanager
-def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = None) -> Iterator[Any]:
-    """A connection to nothing but the view ``samples``; errors of DuckDB in the block become ours.
+def _ask(
+    table: SampleTable,
+    sql: str,
+    work: Callable[[Any], T],
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    *,
+    given: Any = None,
+) -> T:
+    """What ``work`` gives for a connection to nothing but the view ``samples``; errors of DuckDB become ours.
 
     Raises:
         QueryError: see above.
@@ -215,30 +266,67 @@ def _connected(table: SampleTable, sql: str, memory_bytes: int, *, given: Any = 
     duckdb, pa = import_duckdb(), import_arrow()
     names: list[str] = []
     with tempdirs.directory("sql") as scratch:
-        connection = duckdb.connect(
-            ":memory:",
-            config={
-                "memory_limit": f"{max(memory_bytes, 1 << 24) >> 10}KiB",
-                "temp_directory": os.path.join(scratch, "spilled"),
-                "python_enable_replacements": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "allow_community_extensions": False,
-            },
-        )
+        connection = duckdb.connect(":memory:", config=_settings(memory_bytes, scratch))
+
+        def ask() -> T:
+            with contextlib.closing(connection):
+                if given is not None:
+                    connection.register("given", given)
+                _make_view(connection, table, scratch)
+                names.extend(_describe(connection))
+                return work(connection)
+
         try:
-            if given is not None:
-                connection.register("given", given)
-            _make_view(connection, table, scratch)
-            names += [row[0] for row in connection.execute("DESCRIBE samples").fetchall()]
-            yield connection
+            return _run_apart(ask, connection.interrupt)
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
             story = " ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS]
             asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."
             there = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
             raise QueryError(f"{story}; in: {asked}; the columns of samples are {there}", found=sql) from error
-        finally:
-            connection.close()
+
+
+def _settings(memory_bytes: int, scratch: str) -> dict[str, Any]:
+    return {
+        "memory_limit": f"{max(memory_bytes, 1 << 24) >> 10}KiB",
+        "temp_directory": os.path.join(scratch, "spilled"),
+        "python_enable_replacements": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+    }
+
+
+def _describe(connection: Any) -> list[str]:
+    """The names of the columns of ``samples``."""
+    return [row[0] for row in connection.execute(_DESCRIBE).fetchall()]
+
+
+def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """What ``work`` gives or raises, in a thread; if waiting for it is ended (Ctrl-C), it is interrupted first.
+
+    A thread that waits for DuckDB itself hears of signals when DuckDB is done.
+    """
+    future: Future[T] = Future()
+
+    def run(future: Future[T]) -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
+    thread.start()
+    try:
+        return future.result()
+    except BaseException:
+        while not future.done():
+            with contextlib.suppress(Exception):  # it is done by now
+                interrupt()
+            wait([future], _STOP_SECONDS)
+        raise
+    finally:
+        thread.join()
+        del future  # its error's traceback holds this frame
 
 
 def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
@@ -255,17 +343,18 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
         connection.register(f"joined_{k}", joined)
         parts.append(f"joined_{k}")
     whole = f"SELECT * FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
-    if table.chosen is not None:
-        pa = import_arrow()
-        numbers = np.arange(len(table.chosen), dtype=np.int64)
-        connection.register("chosen", pa.table({"place": table.chosen, "number": numbers}))
+    if table.chosen is not None:  # not joined by index: three times as slow
+        kind = np.int32 if table.samples < 1 << 31 else np.int64
+        numbers = table.spread(np.arange(table.count, dtype=kind))
+        connection.register("chosen", import_arrow().table({"number": numbers}))
         whole = (
-            'SELECT w.* REPLACE (c.number AS "index") '  # noqa: S608
-            f'FROM ({whole}) w JOIN chosen c ON w."index" = c.place'
+            'SELECT w.* REPLACE (c.number::BIGINT AS "index") '  # noqa: S608
+            f"FROM ({whole}) w POSITIONAL JOIN chosen c WHERE c.number >= 0"
         )
     connection.execute(f"CREATE VIEW samples AS {whole}")
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
+    connection.execute("SET enable_progress_bar = false")  # it is on where Python is interactive
     connection.execute("SET lock_configuration = true")
 
 

@@ -225,6 +225,24 @@ class ShardList:
         """The keys that all shards of each component have."""
         return self._defaults
 
+    def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
+        """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
+
+        A mixture is two sub-datasets or more, one of which has a weight. A sub-dataset within another has the other's
+        weight, unless it has its own; those that follow each other with the same name and weight are one.
+        """
+        found: list[tuple[str | None, int, int, float | None]] = []
+        ends = [*self._starts[1:], len(self)][: len(self._starts)]
+        for start, end, keys in zip(self._starts, ends, self._defaults, strict=True):
+            name, weight = keys.get("dataset"), keys.get("weight")
+            if start == end:
+                continue
+            if found and (found[-1][0], found[-1][3]) == (name, weight):
+                found[-1] = name, found[-1][1], end, weight
+            else:
+                found.append((name, start, end, weight))
+        return found if len(found) > 1 and any(weight is not None for *_, weight in found) else []
+
     @property
     def extras(self) -> Extras:
         """The keys that single shards have, and that wids does not know."""

@@ -42,6 +42,7 @@ _LETTERS = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?[0-9]+)?")
 _MAX_DIGITS, _MAX_SHOWN = 18, 200
 _PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_USER, _PASSWORD = re.compile(r"(?<=://)[^/]*@"), re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 _NAME_TAIL = 80
 
 
@@ -110,6 +111,19 @@ def without_query(url: str) -> str:
     """The URL up to its query."""
     head, path, _ = _split(url)
     return head + path
+
+
+def without_access(url: str) -> str:
+    """The URL without what may give access to it: ``user:password@``, and a query, as those that are signed.
+
+    A query stays where it names the file (``get?name=3.tar``), that is, where there is no extension before it; and a
+    user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
+    """
+    head, path, query = _split(url)
+    scheme = scheme_of(head.rpartition("::")[2])
+    is_token = scheme in _WITH_QUERY or scheme in _SERVICES
+    head = _USER.sub("", head) if is_token else _PASSWORD.sub(r"\1@", head)
+    return head + path + ("" if "." in posixpath.basename(path) else query)
 
 
 def host_of(url: str) -> str:

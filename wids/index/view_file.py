@@ -3,9 +3,10 @@
 JSON form::
 
     {"wids_version": 1, "name": ..., "view_of": URL, "view_of_fingerprint": DIGEST,
-     "view_of_counts": [SHARDS, SAMPLES], "rows": URL, "nsamples": N, "made_by": [TEXT, ...]}
+     "view_of_counts": [SHARDS, SAMPLES], "rows": URL, "rows_checksum": CRC, "nsamples": N, "made_by": [TEXT, ...]}
 
-``view_of`` and ``rows`` are relative to the view. A view of shards that have no index has their ``"shardlist"`` in the
+``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
+digits. A view of shards that have no index has their ``"shardlist"`` in the
 place of ``view_of``. The file of rows, little-endian, each section padded with zeros to a multiple of 8 bytes::
 
     16 bytes  "WIDSROWS", version (u32), CRC-32 of the rest (u32)
@@ -38,6 +39,8 @@ MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
 _MAGIC, _VERSION = b"WIDSROWS", 1
 _CHECKED_AT_A_TIME = 1 << 20
 _START, _FACTS = struct.Struct("<8sII"), struct.Struct("<QQQQ")
+# Where the ends begin.
+FIRST = _START.size + _FACTS.size
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +50,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         name: of the dataset.
         view_of: the index that lists the shards; None: the view lists them itself.
         view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
-        rows: where the rows lie. nsamples: how many.
+        rows: where the rows lie. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
         made_by: how it was made, a step each.
     """
 
@@ -56,6 +59,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     view_of_fingerprint: str
     view_of_counts: tuple[int, int]
     rows: str
+    rows_checksum: str
     nsamples: int
     made_by: list[str] = msgspec.field(default_factory=list)
 
@@ -78,12 +82,22 @@ def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview
     kind = "<u4" if width == 4 else "<i8"
     columns = [ends.astype("<i8").tobytes(), rows.astype(kind, copy=False).tobytes()]
     body = sections.pad(columns)
-    size = _START.size + _FACTS.size + sum(map(len, body))
+    size = FIRST + sum(map(len, body))
     facts = _FACTS.pack(size, len(ends), len(rows), width)
     checksum = crc32(facts)
     for part in body:
         checksum = crc32(part, checksum)
     return [_START.pack(_MAGIC, _VERSION, checksum) + facts, *body]
+
+
+def checksum_of(data: bytes | memoryview) -> str:
+    """The checksum in a file of rows that is no shorter than its first section: 8 hexadecimal digits."""
+    return f"{_START.unpack_from(data)[2]:08x}"
+
+
+def max_bytes(shards: int, samples: int) -> int:
+    """How long a file of rows is at most."""
+    return FIRST + 8 * (shards + samples)
 
 
 def unpack_rows(
@@ -100,7 +114,7 @@ def unpack_rows(
         SpecError: it is damaged, or of other shards.
     """
     view = memoryview(data)
-    if len(view) < _START.size + _FACTS.size:
+    if len(view) < FIRST:
         raise _damaged(place, "is too short")
     magic, version, checksum = _START.unpack_from(view)
     if magic != _MAGIC or version != _VERSION:
@@ -108,7 +122,7 @@ def unpack_rows(
     size, nshards, total, width = _FACTS.unpack_from(view, _START.size)
     if size != len(view) or width not in (4, 8) or crc32(view[_START.size :]) != checksum:
         raise _damaged(place, f"is damaged ({len(view)} of {size} bytes, or a wrong checksum)")
-    found, end = sections.cut(view, _START.size + _FACTS.size, (8 * nshards, width * total))
+    found, end = sections.cut(view, FIRST, (8 * nshards, width * total))
     if end != size:
         raise _damaged(place, "is damaged (its samples and shards do not fill it)")
     if counts is not None and nshards != len(counts):

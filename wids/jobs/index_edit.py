@@ -261,8 +261,10 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
         rebased |= named_packs(own_packs(index, place, urls.directory_of(absolute(place))), os.path.dirname(path))
     if view is None:
         return _write(path, rebased)
-    shards, samples = view_edit.write_rebased(rebased, view, place, path)
-    return Merged(output=path, shards=shards, samples=samples)
+    selection = view_edit.write_rebased(rebased, view, place, path)
+    if selection is None:
+        return rebase_index(place, base, output=output)
+    return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
 
 
 def convert_index(place: str, output: str) -> Merged:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -247,17 +246,6 @@ def _name_pack(index: str, path: str) -> None:
         raise unwritten(index, error) from error
 
 
-def _remove_parts(path: str) -> None:
-    """Delete what killed runs left half written of a pack; it is as large as the pack."""
-    home, name = os.path.split(path)
-    pattern = re.compile(re.escape(name) + r"\.[0-9]+-[0-9a-f]{8}\.part")
-    with contextlib.suppress(OSError):
-        for found in filter(pattern.fullmatch, os.listdir(home)):
-            with contextlib.suppress(OSError):  # gone
-                if locks.is_locked(os.path.join(home, found)) is False:
-                    os.unlink(os.path.join(home, found))
-
-
 class _TablePacking:
     """Tables on their way into one pack; to be closed.
 
@@ -286,7 +274,7 @@ class _TablePacking:
         self._spool_path = path + _SPOOL_SUFFIX
         self._journal = JobJournal(path, _JOURNAL_SUFFIX, SpooledTable, writer="wids index tables", target=Target())
         self._spool = -1
-        _remove_parts(path)
+        locks.remove_parts(path)
         try:
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
             if not self._journal.before:  # what is in it belongs to no run

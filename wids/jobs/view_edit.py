@@ -15,16 +15,16 @@ from wids.index import urls
 from wids.index.fingerprint import fingerprint
 from wids.index.selection import pick
 from wids.index.spec import list_shards
-from wids.index.view_file import unpack_rows
-from wids.indexes import IndexRequest, read_rows
-from wids.osfiles.index_paths import absolute
+from wids.indexes import IndexRequest, load_rows
+from wids.osfiles.index_paths import absolute, public_place
 from wids.osfiles.shared_selection import SharedSelection
-from wids.views import choose, save, write_view
+from wids.view_saving import name_parent, save, write_view
+from wids.views import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wids.index.selection import Integers
+    from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
 
@@ -79,22 +79,21 @@ def merge_views(sources: Sequence[Source], output: str, *, name: str | None) -> 
             of them is a view of.
     """
     for source in sources:
-        if source.shards.selection is not None and source.listed_by == output:
-            raise OutputExistsError(
-                f"{output}: is the index that {source.place} is a view of; give what is merged another name",
-                path=output,
-            )
-    parents = {(source.listed_by, fingerprint(source.shards)) for source in sources}
-    place = next(iter(parents))[0] if len(parents) == 1 else None
+        if source.shards.selection is not None:
+            check_not_parent(output, source.listed_by, source.place)
+    parents = {(source.listed_by and public_place(source.listed_by), fingerprint(source.shards)) for source in sources}
+    place = sources[0].listed_by if len(parents) == 1 else None
     if place is None:
         whole, indices = _list_together(sources)
     else:
         whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
     chosen = np.unique(indices)
-    found = whole.select(SharedSelection(*pick(chosen, whole.whole_ends())))
+    selection = SharedSelection(*pick(chosen, whole.whole_ends()))
+    found = whole.select(selection)
     found.header = {**whole.header, "name": name}
     names = ", ".join(urls.basename_of(source.place) for source in sources)
-    save(found, output, place=place, made_by=[f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"])
+    step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
+    save(found, selection, output, place=place, made_by=[step])
     return found, len(indices) - len(chosen)
 
 
@@ -110,18 +109,19 @@ def _list_together(sources: Sequence[Source]) -> tuple[ShardList, Integers]:
     parts = []
     for source in sources:
         for (url, entry), rows in zip(source.entries, source.rows(), strict=True):
-            first = entries.setdefault(url, {**entry, "url": url})
+            name = public_place(url)
+            first = entries.setdefault(name, {**entry, "url": url})
             if first["nsamples"] != entry["nsamples"]:
                 raise SpecError(
                     f"{source.place}: {url} holds {entry['nsamples']:,} samples, and {first['nsamples']:,} by an index "
                     "before it; bring the indexes up to date (wids index update)",
                     url=source.place,
                 )
-            parts.append((url, rows))
+            parts.append((name, rows))
     whole = list_shards(entries.values())
     whole.use_packs([url for source in sources for url in source.shards.all_packs()])
     starts = dict(zip(entries, [0, *whole.whole_ends()], strict=False))
-    return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[url] for url, rows in parts)])
+    return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
 
 
 def split_view(source: Source, parts: Sequence[range], outputs: Sequence[str]) -> list[ShardList]:
@@ -137,14 +137,14 @@ def split_view(source: Source, parts: Sequence[range], outputs: Sequence[str]) -
     found = []
     for k, (part, output) in enumerate(zip(parts, outputs, strict=True)):
         indices = np.arange(ends[part.start], ends[part.stop], dtype=np.int64)
-        view = shards.select(choose(shards, indices))
+        selection = choose(shards, indices)
         step = f"index split, {k} of {len(parts)}: {len(indices):,} of {ends[-1]:,}"
-        save(view, output, place=source.listed_by, made_by=[*shards.header["made_by"], step])
-        found.append(view)
+        save(shards, selection, output, place=source.listed_by, made_by=[*shards.header["made_by"], step])
+        found.append(shards.select(selection))
     return found
 
 
-def write_rebased(index: dict[str, Any], view: View, place: str, output: str) -> tuple[int, int]:
+def write_rebased(index: dict[str, Any], view: View, place: str, output: str) -> Selection | None:
     """Write a view that was read from ``place``, its rows beside it.
 
     Args:
@@ -154,12 +154,28 @@ def write_rebased(index: dict[str, Any], view: View, place: str, output: str) ->
         output: an absolute path.
 
     Returns:
-        How many shards it has samples of, and how many samples.
+        Its samples; None: nothing was written, for the view was saved again after it was read.
 
     Raises:
-        SpecError: its rows are gone, or damaged. FetchError: they cannot be read.
+        SpecError: its rows are gone, or damaged. FetchError: they cannot be read. OutputExistsError: the output is the
+            index that it is a view of.
     """
-    url, data = read_rows(IndexRequest(place=place), view)
-    selection = SharedSelection(*unpack_rows(data, counts=None, place=url))
-    write_view(index, selection, output)
-    return sum(map(bool, selection.counts)), len(selection)
+    if view.view_of is not None:
+        check_not_parent(output, urls.join(urls.directory_of(absolute(place)), view.view_of), place)
+    selection = load_rows(IndexRequest(place=place), view)
+    if selection is not None:
+        index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}
+        write_view(index, selection, output)
+    return selection
+
+
+def check_not_parent(output: str, parent: str | None, place: str) -> None:
+    """See that what is written does not replace the index that a view is of.
+
+    Raises:
+        OutputExistsError: it would.
+    """
+    if parent is not None and absolute(parent) == output:
+        raise OutputExistsError(
+            f"{output}: is the index that {place} is a view of; give the output another name", path=output
+        )

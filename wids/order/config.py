@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.order.epoch import EpochOrder, Stream, end_position, nominal_start
-from wids.order.layout import digest
+from wids.order.epoch import Plan, end_position, nominal_start
 from wids.order.state import START, EpochPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.epoch import Plan, Tail
+    from wids.order.epoch import Tail
     from wids.order.layout import Regrouping
+    from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
 
 
@@ -34,7 +34,7 @@ class EpochConfig:
     """What the epochs of one rank depend on.
 
     Attributes:
-        plan: the order of all samples.
+        plan: the order of all samples; that of a mixture has no end, so an ``epoch_size`` or none of ``epochs``.
         regrouping: which sample is read at which position of the plan's; None: the positions are the samples.
         lanes: as a state says them; the plan of chunks that a rank was given has one, and ignores this.
         world, rank: how many ranks read the order, and which of them this is.
@@ -45,7 +45,7 @@ class EpochConfig:
         origin: the place of the state that was loaded last; nominal epochs after it do not begin before it.
     """
 
-    plan: Plan
+    plan: Plan | MixturePlan
     regrouping: Regrouping | None = None
     lanes: int = 1
     world: int = 1
@@ -64,8 +64,7 @@ class EpochConfig:
     @property
     def chunks_at_a_time(self) -> int:
         """How many chunks, of one shard each, a rank mixes at a time."""
-        window = self.plan.window if self.plan.is_shuffled else 1
-        return window * -(-self.lanes // self.world)
+        return self.plan.mixed_chunks * -(-self.lanes // self.world)
 
     def first_place(self, epoch: int) -> EpochPosition:
         """Where an epoch begins.
@@ -137,18 +136,21 @@ class EpochConfig:
         """The rank's indices from a place to its epoch's end, (n,) at a time."""
         start, stop = self.span(place)
         if self.is_stream or stop is None:
-            found = Stream(self.plan).blocks(start + self.rank, stop, self.world)
+            found = self.plan.stream(start + self.rank, stop, self.world)
         else:
-            found = EpochOrder(self.plan, place.epoch).blocks(start + self.rank, stop, self.world)
+            found = self._one_plan.order(place.epoch).blocks(start + self.rank, stop, self.world)
         return found if self.regrouping is None else map(self.regrouping.take, found)
 
     def ranges(self) -> Indices:
         """The rank's chunks in the order of the range: (nchunks, 2), half-open.
 
         Raises:
-            ValueError: it has none of its own: lanes are shared out among ranks, or chunks anew in each epoch.
+            ValueError: it has none of its own: lanes are shared out among ranks, or chunks anew in each epoch; or it
+                reads a mixture.
         """
-        plan = self.plan
+        plan = self._one_plan
+        if plan.copies is not None:
+            raise ValueError("with weights, other samples are drawn in each pass, and no chunks are a rank's own")
         if plan.lanes % self.world or (plan.is_dealt and self.world > 1):
             raise ValueError(
                 f"no chunks are this rank's own: {self.world} ranks read {plan.lanes} lanes, reshuffle is "
@@ -156,24 +158,13 @@ class EpochConfig:
             )
         return np.concatenate([plan.lane_chunks(lane) for lane in range(self.rank, plan.lanes, self.world)])
 
+    @property
+    def _one_plan(self) -> Plan:
+        if not isinstance(self.plan, Plan):
+            raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
+        return self.plan
+
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What a position's meaning depends on, besides the dataset and the lanes, as plain values for a state."""
-        plan = self.plan
-        return {
-            "shards": _digest(plan.boundaries),
-            "ranges": _digest(plan.chunks),
-            "samples": len(plan),
-            "first": plan.lo,
-            "seed": plan.seed,
-            "shuffle": plan.is_shuffled,
-            "chunksize": plan.chunksize,
-            "window": plan.window,
-            "reshuffle": "epoch" if plan.is_dealt else "fixed",
-            "epochs": self.epochs,
-            "epoch_size": self.epoch_size,
-        }
-
-
-def _digest(indices: Indices | None) -> str | None:
-    return None if indices is None else digest(np.asarray(indices, "<i8").tobytes())
+        return {**self.plan.facts, "epochs": self.epochs, "epoch_size": self.epoch_size}

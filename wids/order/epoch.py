@@ -21,19 +21,21 @@ in lane T % L.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from wids.order.lane import Lane, cut_chunks, slice_chunks
+from wids.order.layout import digest
 from wids.order.permutation import CHUNKS, DEAL, permutation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.permutation import Indices
+    from wids.order.weights import Copies, Draw
 
 Tail = Literal["pad", "drop", "mask"]
 
@@ -69,6 +71,7 @@ class Plan:
         is_shuffled: False leaves each lane in the order of the range.
         is_dealt: chunks are dealt to the lanes anew in each epoch; False: a lane keeps its part of the range.
         seed: any integer, modulo 2**64.
+        copies: the range is of places, not samples: which sample is at a place, by weights; None: they are the samples.
     """
 
     lo: int = 0
@@ -81,11 +84,44 @@ class Plan:
     is_shuffled: bool
     is_dealt: bool = False
     seed: int
+    copies: Copies | None = None
 
     def __len__(self) -> int:
         if self.chunks is not None:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
+
+    @property
+    def mixed_chunks(self) -> int:
+        """How many chunks of a lane are mixed at a time."""
+        return self.window if self.is_shuffled else 1
+
+    def order(self, number: int, *, shift: int = 0) -> EpochOrder:
+        """The order of an epoch, or of a pass; see `EpochOrder`."""
+        if self.copies is None:
+            return EpochOrder(self, number, shift=shift)
+        draw = self.copies.draw(number)
+        return _WeightedOrder(replace(self, boundaries=draw.boundaries, copies=None), number, shift=shift, draw=draw)
+
+    def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
+        """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""
+        return Stream(self).blocks(start, stop, step)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the order depends on, besides the lanes, as plain values for a state."""
+        return {
+            "shards": _digest(self.boundaries),
+            "ranges": _digest(self.chunks),
+            "samples": len(self),
+            "first": self.lo,
+            "seed": self.seed,
+            "shuffle": self.is_shuffled,
+            "chunksize": self.chunksize,
+            "window": self.window,
+            "reshuffle": "epoch" if self.is_dealt else "fixed",
+            "sample_weights": None if self.copies is None else self.copies.digest,
+        }
 
     def lane_bounds(self, lane: int, *, shift: int = 0) -> tuple[int, int]:
         """The half-open part of ``0 .. n`` that lane number ``lane`` owns, counted in samples of the range.
@@ -175,6 +211,19 @@ class EpochOrder:
             found[k::cycle] = lane.rows(t // lanes, -(-(count - k) // cycle), stride)
         return found
 
+    def take(self, positions: Indices) -> Indices:
+        """G at ascending positions below n: (count,) -> (count,)."""
+        rows, lanes = np.divmod(positions, self.plan.lanes)
+        lanes = (lanes + self.shift) % self.plan.lanes
+        if not len(lanes) or (lanes == lanes[0]).all():
+            return self.lane(int(lanes[0])).take(rows) if len(lanes) else rows
+        by_lane = np.argsort(lanes, kind="stable")
+        edges = np.append(0, np.flatnonzero(np.diff(lanes[by_lane])) + 1)
+        found = np.empty(len(positions), np.int64)
+        for where in np.split(by_lane, edges[1:]):
+            found[where] = self.lane(int(lanes[where[0]])).take(rows[where])
+        return found
+
     def lane(self, number: int) -> Lane:
         """A lane in this epoch."""
         lane = self._lanes.get(number)
@@ -207,11 +256,39 @@ class EpochOrder:
         return chunks
 
 
+class _WeightedOrder(EpochOrder):
+    """G of one pass by weights."""
+
+    def __init__(self, plan: Plan, epoch: int, *, shift: int, draw: Draw) -> None:
+        super().__init__(plan, epoch, shift=shift)
+        self._draw = draw
+
+    def _read(self, first: int, count: int, step: int) -> Indices:
+        return self._draw.samples(super()._read(first, count, step))
+
+    def take(self, positions: Indices) -> Indices:
+        """See `EpochOrder.take`."""
+        return self._draw.samples(super().take(positions))
+
+
 class Stream:
     """Pass after pass over a plan's samples as one endless sequence, each pass in an order of its own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._pass: EpochOrder | None = None  # that was taken from last
+
+    def take(self, positions: Indices) -> Indices:
+        """The stream at ascending positions: (count,) -> (count,); n is above 0."""
+        n, parts = len(self.plan), []
+        while len(positions):
+            number = int(positions[0]) // n
+            count = int(np.searchsorted(positions, (number + 1) * n, side="left"))
+            if self._pass is None or self._pass.epoch != number:
+                self._pass = self.plan.order(number, shift=number * n % self.plan.lanes)
+            parts.append(self._pass.take(positions[:count] - number * n))
+            positions = positions[count:]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
     def blocks(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the stream's ``start:stop:step`` in pieces; without a stop there is no end, unless n is 0."""
@@ -219,7 +296,11 @@ class Stream:
         while n and (stop is None or start < stop):
             number, at = divmod(start, n)
             begin = number * n
-            order = EpochOrder(self.plan, number, shift=begin % self.plan.lanes)
+            order = self.plan.order(number, shift=begin % self.plan.lanes)
             end = n if stop is None else min(n, stop - begin)
             yield from order.blocks(at, end, step)
             start += -(-(end - at) // step) * step
+
+
+def _digest(indices: Indices | None) -> str | None:
+    return None if indices is None else digest(np.asarray(indices, "<i8").tobytes())

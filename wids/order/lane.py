@@ -117,6 +117,20 @@ class Lane:
             first, count = first + taken * stride, count - taken
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._ends[:0]
 
+    def take(self, rows: Indices) -> Indices:
+        """The samples in ascending rows: (n,) -> (n,)."""
+        found = np.empty(len(rows), np.int64)
+        done = 0
+        while done < len(rows):
+            first = int(rows[done])
+            _, lo, hi, samples = self._slot
+            if not lo <= first < hi:
+                _, lo, hi, samples = self._slot = self._mix(*self._find(first))
+            end = int(np.searchsorted(rows, hi, side="left"))
+            found[done:end] = samples[rows[done:end] - lo]
+            done = end
+        return found
+
     def slot_starts(self) -> Indices:
         """The first row of each slot, and the end of the last one: (nslots + 1,)."""
         slots = np.arange(self._nslots + 1)

@@ -148,10 +148,10 @@ def _ends_by_class(dataset: Any) -> Indices | None:
 
 
 def _layout(dataset: Any, ends_of: Callable[[Any], Indices | None]) -> Layout | None:
+    if (joined := parts_of(dataset)) is not None:  # before its lengths, which may be those of its parts
+        return _join([_layout(part, ends_of) or _consecutive(np.array([len(part)]), None) for part in joined])
     if (ends := ends_of(dataset)) is not None:
         return _consecutive(ends, dataset)
-    if (joined := parts_of(dataset)) is not None:
-        return _join([_layout(part, ends_of) or _consecutive(np.array([len(part)]), None) for part in joined])
     if (part := part_of(dataset)) is not None:
         inner = _layout(part[0], ends_of)
         return _pick(inner, part[1]) if inner is not None else None

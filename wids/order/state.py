@@ -64,16 +64,26 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     return EpochPosition(facts["epoch"], facts["position"], facts["yielded"]), facts["lanes"], dict(order)
 
 
-def check_order(there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raise StateError, naming all that differs, unless both orders are the same."""
+def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = "") -> None:
+    """Raise StateError, naming all that differs, unless both orders are the same; ``advice`` ends its message."""
+    there, here = _flatten(there), _flatten(here)
     names = sorted(there.keys() | here.keys())
     differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if differing:
         listed = "; ".join(f"{name}: {there.get(name)!r} there, {here.get(name)!r} here" for name in differing)
         raise StateError(
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
-            "was saved, or leave the state and begin an epoch"
+            f"was saved, or leave the state and begin an epoch{advice}"
         )
+
+
+def _flatten(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts within facts, with their path as the name."""
+    found: dict[str, Any] = {}
+    for name, value in order.items():
+        inner = _flatten(value) if isinstance(value, Mapping) and value else None
+        found |= {name: value} if inner is None else {f"{name}.{key}": fact for key, fact in inner.items()}
+    return found
 
 
 _ABSENT = object()

@@ -92,6 +92,32 @@ def write_atomically(path: str, data: bytes) -> None:
         os.replace(part, path)
 
 
+def append_line(path: str, line: bytes) -> None:
+    """Add a line to a file, which is made if it is not there; lines of many processes are not mixed.
+
+    Where the last line has no end (the disk was full, or its writer was killed), this one begins a new one all the
+    same.
+
+    Args:
+        path: of the file.
+        line: with its line feed.
+
+    Raises:
+        OSError: it cannot be written, or not all of it. IsADirectoryError: the path is a directory, a FIFO, a device.
+    """
+    fd = os.open(path, system.READ_FLAGS | os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(f"{path} is not a regular file")
+        if status.st_size and system.pread(fd, 1, status.st_size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(fd, line) < len(line):  # at once: no other process's line comes between
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def part_file(path: str) -> Iterator[tuple[str, int]]:
     """A new file of our own beside ``path``, locked while it is being written, and gone if it is not published.

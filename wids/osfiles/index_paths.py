@@ -20,6 +20,11 @@ def absolute(url: str) -> str:
     return writing.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
 
 
+def public_place(url: str) -> str:
+    """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
+    return absolute(url) if urls.is_local(url) else urls.without_access(url)
+
+
 def check_output(output: str, *, is_compiled: bool = False) -> str:
     """The absolute path of an index that is to be written.
 

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import threading
 import time
 import weakref
@@ -331,6 +332,17 @@ def is_locked(path: str) -> bool | None:
         return None if is_free is None or os.fstat(fd).st_nlink == 0 else not is_free
     finally:
         os.close(fd)
+
+
+def remove_parts(path: str) -> None:
+    """Delete what killed processes left half written of a file (`wids.osfiles.atomic`); it may be as large as that."""
+    home, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"\.[0-9]+-[0-9a-f]{8}\.part")
+    with contextlib.suppress(OSError):
+        for found in filter(pattern.fullmatch, os.listdir(home)):
+            with contextlib.suppress(OSError):  # gone
+                if is_locked(os.path.join(home, found)) is False:
+                    os.unlink(os.path.join(home, found))
 
 
 def lease(fd: int) -> bool | None:

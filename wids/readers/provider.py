@@ -271,6 +271,13 @@ class AutoProvider:
             return self.access != "fetch"
         return self._arrivals.can_arrive() and self._by_ranges.may_have_table(shard)
 
+    def takes_little(self, shard: Shard, count: int) -> bool:
+        """Whether so many samples of a shard are read by byte ranges, and it is not downloaded: with ``"auto"`` alone.
+
+        That is where each with a request of its own costs less than the shard. May ask for nothing.
+        """
+        return self.access == "auto" and self._by_ranges.is_cheap(shard, count)
+
     def _is_cached(self, shard: Shard, path: str) -> bool:
         """Whether it is in the cache, or with ``"auto"`` is being downloaded."""
         found = self.cache.find(shard, path)

@@ -20,7 +20,7 @@ from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader
-from wids.transport import retrying
+from wids.transport import filesystems, retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import NoRangesError, ShardBytes
 
@@ -195,6 +195,15 @@ class RangeProvider:
         if urls.is_local(url) or not member_tables.may_be_published(url) or not self._is_standard():
             return False  # nor has a signed URL, whose directory others share that are not
         return urls.directory_of(url) not in self._without_tables or self._published.in_packs(shard)
+
+    def is_cheap(self, shard: Shard, count: int) -> bool:
+        """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""
+        if not shard.nsamples or count >= shard.nsamples or not self.may_have_table(shard):
+            return False
+        if shard.filesize is None:
+            return True
+        request = filesystems.connections().request_bytes(urls.host_of(shard.url))
+        return count * (shard.filesize / shard.nsamples + request) < shard.filesize
 
     def _is_standard(self) -> bool:
         return tables.is_standard(self._rule, self._group)

@@ -2,18 +2,25 @@
 
 import gzip
 import json
+import math
 import os
+import random
+import resource
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support import columns as made
 from tests.support.children import child, kill, receive, stop_here
+from tests.support.examples import examples
 from tests.support.servers import shard_requests
 from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import create as creating
+from wids.columns import sql
 from wids.columns.create import create_columns
 from wids.columns.file import open_table
 from wids.columns.spec import ColumnSpec, parse_spec
@@ -218,7 +225,9 @@ def test_a_run_that_is_killed_while_it_merges(index):
         assert receive(connection) == "here"
         kill(process)
     assert Path(table_of(index)).read_bytes() == before
+    assert [name for name in os.listdir(os.path.dirname(index)) if name.endswith(".part")]
     assert made.make_columns(index).surveyed == 0
+    assert not [name for name in os.listdir(os.path.dirname(index)) if name.endswith(".part")]
     assert made.read_rows(table_of(index)) == made.rows_of(COUNTS)
 
 
@@ -378,12 +387,131 @@ def test_a_wrong_count(index):
 
 
 @pytest.mark.parametrize(
-    ("output", "words"), [("gs://b/c.parquet", "local"), ("c.csv", r"\.parquet"), ("no/c.parquet", "no directory")]
+    ("output", "words"),
+    [
+        ("gs://b/c.parquet", "local"),
+        ("c.csv", r"\.parquet"),
+        ("no/c.parquet", "no directory"),
+        ("\udcff.parquet", "has to be UTF-8"),
+    ],
 )
 def test_outputs_that_cannot_be(index, output, words):
     """Are refused before the work."""
     with pytest.raises(OutputError, match=words):
         made.make_columns(index, output=output)
+
+
+def _make_with(connection, index, bytes_):
+    """Make columns where no file may have more than so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+    try:
+        connection.send(made.make_columns(index, options=RunOptions(jobs=1)).samples)
+    except OutputError as error:
+        connection.send(str(error))
+
+
+@pytest.mark.parametrize("bytes_", [0, 200, 2000, 8000])
+def test_a_full_disk(tmp_path, bytes_):
+    """While the journal, a part or the table is written: an error that says so; the next run makes the table."""
+    counts = (300, 0, 300)
+    index = made.write_dataset(tmp_path / "d", counts)
+    with child(_make_with, index, bytes_) as (process, connection):
+        assert "cannot be written" in receive(connection)
+        process.join()
+    assert not os.path.exists(table_of(index))
+    assert made.make_columns(index).samples == 600
+    assert made.read_rows(table_of(index)) == made.rows_of(counts)
+    assert len(os.listdir(os.path.dirname(index))) == len(counts) + 3
+
+
+def test_tables_of_others(tmp_path, index):
+    """Are not replaced."""
+    path = tmp_path / "scores.parquet"
+    pq.write_table(pa.table({"score": [1]}), path)
+    with pytest.raises(OutputExistsError, match="was not made by `wids columns create`; delete it"):
+        made.make_columns(index, output=str(path))
+    assert pq.read_table(path)["score"].to_pylist() == [1]
+    assert sorted(os.listdir(tmp_path)) == ["d", "scores.parquet"]
+
+
+VALUES = [1, 2, 2.5, -0.0, True, None, "a", "1", "\ud800", {"a": 1.0}, [1], 2**60, 2**63, math.nan, 1e300]
+
+
+def put_random_shard(path, rng):
+    """A shard of some samples whose values are of few kinds; its time is another one than before."""
+    few = rng.sample(VALUES, 2)
+    members = []
+    for i in range(rng.randrange(6)):
+        found = {"v": rng.choice(few), "w": rng.choice(VALUES)}
+        name = f"{os.path.basename(path)[:-4]}-{i}"
+        members.append((f"{name}.json", json.dumps(found if rng.random() < 0.8 else {}).encode()))
+        members += [(f"{name}.txt", b"text")] * (rng.random() < 0.5)
+    write_tar(path, members)
+    os.utime(path, ns=(0, rng.randrange(10**15)))
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_histories(tmp_path, monkeypatch, seed):
+    """Whatever shards come, go, change and move between runs, the table is what one run over all of them makes."""
+    monkeypatch.setattr(creating, "_GROUP_ROWS", 5)
+    rng = random.Random(seed)
+    spec = parse_spec(jsons=[".json:v,w=x"], texts=[".txt"])
+    shards = []
+    for step in range(5):
+        for _ in range(rng.randrange(1, 4)):
+            what = rng.choice(["add", "add", "change", "remove", "move"]) if shards else "add"
+            if what == "add":
+                path = str(tmp_path / f"s{step}{rng.randrange(10**6)}.tar")
+                put_random_shard(path, rng)
+                shards.insert(rng.randrange(len(shards) + 1), path)
+            elif what == "change":
+                put_random_shard(rng.choice(shards), rng)
+            elif what == "remove":
+                shards.remove(rng.choice(shards))
+            else:
+                rng.shuffle(shards)
+        create_columns(shards, str(tmp_path / "c.parquet"), spec, options=RunOptions(jobs=2))
+        create_columns(shards, str(tmp_path / f"{step}.parquet"), spec, options=RunOptions(jobs=1))
+        assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / f"{step}.parquet").read_bytes()
+
+
+def test_shards_that_are_listed_twice(tmp_path):
+    """Have their rows twice, also when they are known from before."""
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": 1}'), ("b.json", b'{"v": 2}')])
+    shards, output = [str(tmp_path / "a.tar")] * 3, str(tmp_path / "c.parquet")
+    for spec in (parse_spec(jsons=[".json:v"]), parse_spec(jsons=[".json:v"])):
+        create_columns(shards, output, spec)
+        assert [(row["shard"], row["v"]) for row in made.read_rows(output)] == [(k // 2, 1 + k % 2) for k in range(6)]
+    write_tar(tmp_path / "a.tar", [("a.json", b'{"v": "x"}'), ("b.json", b'{"v": 2}')])
+    assert create_columns([*shards, *shards], output, parse_spec(jsons=[".json:v"])).columns["v"] == "json"
+    assert [row["v"] for row in made.read_rows(output)] == ['"x"', "2"] * 6
+
+
+ODD_VALUES = [
+    (["NaN", "Infinity", "1"], "double", [math.nan, math.inf, 1.0]),
+    (['{"a": NaN}', "1"], "json", ['{"a": NaN}', "1"]),
+    (["1e400", "-0.0"], "double", [math.inf, -0.0]),
+    (["9223372036854775808", "1"], "json", ["9223372036854775808", "1"]),
+    (['"a\\u0000b"', '"\\ud800"'], "string", ["a\0b", "\\ud800"]),
+    (['{"\\ud800": 1}', "true"], "json", ['{"\\\\ud800": 1}', "true"]),
+    (['1, "v": 2', "3"], "int64", [2, 3]),  # a key that repeats: the last one holds
+    (["null", "null"], "string", [None, None]),
+]
+
+
+@pytest.mark.parametrize(("texts", "kind", "values"), ODD_VALUES)
+def test_odd_json(tmp_path, texts, kind, values):
+    """What JSON of the world has: its columns can be read, and asked by SQL."""
+    write_tar(tmp_path / "a.tar", [(f"{k}.json", f'{{"v": {text}}}'.encode()) for k, text in enumerate(texts)])
+    output = str(tmp_path / "c.parquet")
+    told = create_columns([str(tmp_path / "a.tar")], output, parse_spec(jsons=[".json:v"]))
+    assert (told.columns["v"], repr([row["v"] for row in made.read_rows(output)])) == (kind, repr(values))
+    assert told.empty == (["v"] if values == [None, None] else [])
+    found = sql.run_query(sql.SampleTable(samples=len(values), path=output), "select v from samples order by index")
+    assert repr(found["v"].to_pylist()) == repr(values)
+    if kind == "json":
+        whole = sql.SampleTable(samples=len(values), path=output)
+        assert len(sql.run_query(whole, "select json_extract(v, '$.a') from samples")) == len(values)
 
 
 def test_two_runs_for_one_table(index):

@@ -1,6 +1,7 @@
 """Tables joined to samples, and columns in samples, against dicts of Python; in every start method; bad tables."""
 
 import copy
+import datetime as dt
 import gc
 import os
 import pickle
@@ -21,7 +22,7 @@ from tests.support.children import call_in_child
 from tests.support.shards import write_tar
 from wids import testing
 from wids.columns import join, mapped
-from wids.errors import ColumnsError, InputError
+from wids.errors import ColumnsError, InputError, OutputError
 
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
@@ -162,6 +163,8 @@ def test_without_columns(tmp_path, index):
             remote.with_columns()
 
 
+NOT_UTF8 = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
+UNION = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
 BAD_TABLES = [
     ({"index": ["1"], "a": [1]}, {"on": "index"}, InputError, "index is of type string"),
     ({"index": [1.0], "a": [1]}, {"on": "index"}, InputError, "index is of type double"),
@@ -183,6 +186,24 @@ BAD_TABLES = [
     ({"key": ["k0001"], "a": [1]}, {"on": "key", "fields": ["b"]}, InputError, "fields: there is no column 'b'"),
     ({"key": ["k0001"], "Label": [1]}, {"on": "key"}, InputError, "two columns would be called 'Label'"),
     ({"key": ["k0001"], "a": [1], "A": [1]}, {"on": "key"}, InputError, "two columns would be called 'A'"),
+    ({"key": ["k0001"]}, {"on": "key"}, InputError, "no column is to be joined; the table has key"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "columns": []}, InputError, "no column is to be joined"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "columns": 3}, InputError, "columns is 3; give a list of names"),
+    ({"key": ["k0001"], "a": [1]}, {"on": "key", "fields": None}, InputError, "fields is None; give a list of names"),
+    ({"key": ["k0001"], "__index__": [1]}, {"on": "key", "fields": True}, InputError, "'__index__' of their own"),
+    ({"key": ["k0001"], ".cls": [1]}, {"on": "key", "fields": True}, InputError, r"'\.cls' of their own"),
+    ({"key": ["k0001"], "a\0b": [1]}, {"on": "key"}, InputError, "cannot be called"),
+    ({"key": ["k0001"], "": [1]}, {"on": "key"}, InputError, "cannot be called ''"),
+    ({"index": [0], "a": NOT_UTF8}, {"on": "index"}, ColumnsError, "none of its types .*UTF8"),
+    ({"key": NOT_UTF8, "a": [1]}, {"on": "key"}, ColumnsError, "none of its types .*UTF8"),
+    ({"index": [0], "a": pa.array([1], pa.decimal256(60))}, {"on": "index"}, InputError, "'a' is of type decimal256"),
+    ({"index": [0], "a": UNION}, {"on": "index"}, InputError, "'a' is of type dense_union"),
+    (
+        {"index": [0], "a": pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1]]))},
+        {"on": "index"},
+        InputError,
+        "cannot be joined .*; choose its columns, or cast them",
+    ),
 ]
 
 
@@ -200,10 +221,88 @@ def test_what_is_no_table(dataset, thing):
         dataset.with_table(thing, on="key")
 
 
+HALVES = pa.array([1.5, 2.0], pa.float16())
+TYPES = {
+    "half": (HALVES, 1.5),
+    "halves": (pa.FixedSizeListArray.from_arrays(HALVES, 1), [1.5]),
+    "halves in a struct": (
+        pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2], HALVES)], ["e"]),
+        {"e": [1.5]},
+    ),
+    "tensor": (pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 2, 1))), [1.0, 1.0]),
+    "view": (pa.array(["a", "b"], pa.string_view()), "a"),
+    "list view": (pa.array([[1], [2]], pa.list_view(pa.int64())), [1]),
+    "dictionary": (pa.array(["a", "b"]).dictionary_encode(), "a"),
+    "struct of dictionary": (pa.StructArray.from_arrays([pa.array(["a", "b"]).dictionary_encode()], ["e"]), {"e": "a"}),
+    "map": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), [("a", 1)]),
+    "blob": (pa.array([b"\0\xff", b""]), b"\0\xff"),
+    "null": (pa.nulls(2), None),
+    "largest": (pa.array([2**64 - 1, 0], pa.uint64()), 2**64 - 1),
+    "day": (pa.array([1, 2], pa.date32()), dt.date(1970, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(dataset, tmp_path, name):
+    """Values are Python's in samples; SQL has them too, and other columns beside them."""
+    values, expected = TYPES[name]
+    joined = dataset.with_table(pa.table({"index": [1, 2], name: values}), on="index", fields=True)
+    assert (joined[1][name], joined[0][name]) == (expected, None)
+    assert joined.find_rows("label = 1").tolist() == [row["index"] for row in ROWS if row["label"] == 1]
+    assert joined.query(f'select "{name}" v from samples where index = 1')["v"].to_pylist() == [expected]
+
+
+def test_values_that_python_has_not(dataset):
+    """Are an error of the sample that has one, and none of SQL."""
+    far = pa.table({"index": [1, 2], "day": pa.array([2**31 - 1, 1], pa.date32())})
+    joined = dataset.with_table(far, on="index", fields=True)
+    assert joined[2]["day"] == dt.date(1970, 1, 2)
+    with pytest.raises(ColumnsError, match="'day' has a value in row 1, of type date32"):
+        joined[1]
+    assert joined.find_rows("day > date '3000-01-01'").tolist() == [1]
+
+
+@pytest.mark.parametrize("on", ["key", "index"])
+@pytest.mark.parametrize(
+    "empty", [pa.table({"key": [], "index": [], "a": []}), pd.DataFrame({"key": [], "index": [], "a": []})]
+)
+def test_tables_without_rows(dataset, on, empty):
+    """Of whatever types: all is null."""
+    assert dataset.with_table(empty, on=on, fields=True)[0]["a"] is None
+    with pytest.raises(ColumnsError, match="45 of 45 samples have no row"):
+        dataset.with_table(empty, on=on, missing="error")
+
+
+def test_keys_of_any_bytes(tmp_path):
+    """Are escaped, as in the file of columns, where there is none."""
+    write_tar(tmp_path / "s.tar", [("ä.cls", b"1"), (b"\xff".decode("utf-8", "surrogateescape") + ".cls", b"2")])
+    dataset = wids.ShardListDataset(str(tmp_path / "s.tar"))
+    joined = dataset.with_table(pa.table({"key": ["\\udcff", "ä"], "v": [2, 1]}), on="key", fields=True)
+    assert [sample["v"] for sample in joined] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file(dataset, index, tmp_path, make):
+    """Is not opened: reading it might never end."""
+    own = index.replace(".json", ".columns.parquet")
+    os.unlink(own)
+    for path in (own, str(tmp_path / "t.parquet")):
+        make(path)
+    for use in (
+        lambda: dataset.with_table(tmp_path / "t.parquet", on="key"),
+        lambda: dataset.find_rows("true"),
+        lambda: dataset.with_columns(place=own),
+    ):
+        with pytest.raises(ColumnsError, match="is a directory or a device; give one Parquet file"):
+            use()
+    with pytest.raises(OutputError, match="give a file"):
+        made.make_columns(index)
+
+
 def test_files_that_are_no_tables(dataset, tmp_path):
     """Missing, empty, cut, or with bytes of something else in it."""
     path = tmp_path / "t.parquet"
-    with pytest.raises(ColumnsError, match="there is no such file"):
+    with pytest.raises(ColumnsError, match=r"there is no such file$"):
         dataset.with_table(path, on="key")
     pq.write_table(scores_of(range(TOTAL)), path)
     whole = path.read_bytes()
@@ -323,6 +422,13 @@ def test_files_go_with_their_datasets(dataset, monkeypatch, tmp_path):
     assert read_names(pickled, [1, 2]) == ["n1", "n2"]
     with pytest.raises(ColumnsError, match="live as long as the process that attached them"):
         pickle.loads(data)
+
+
+def test_deep_copies(dataset):
+    """Keep the file, as shallow ones do."""
+    copied = copy.deepcopy(dataset.with_table(scores_of(range(TOTAL)), on="index", columns=["name"], fields=True))
+    gc.collect()
+    assert read_names(copied, [1]) == read_names(pickle.loads(pickle.dumps(copied)), [1]) == ["n1"]
 
 
 def test_no_room(dataset, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,7 +15,9 @@ import wids
 from tests.support.cli import complaint, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.examples import examples
-from wids.errors import ColumnsError, InputError, QueryError
+from tests.support.shards import write_tar
+from wids.columns import mapped
+from wids.errors import ColumnsError, QueryError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -102,13 +105,73 @@ def test_columns_that_lie_elsewhere(index, tmp_path, kind):
     assert "label" not in view[0]
 
 
+def table_of(left, rng):
+    """A table for about half of these rows, in any order, and for others that are not there: (on, table, values)."""
+    on = rng.choice(["key", "index"])
+    chosen = rng.sample(range(len(left)), len(left) // 2)
+    values = {i: rng.randrange(1000) for i in chosen}
+    names = [left[i]["key"] if on == "key" else i for i in chosen] + (["nobody"] if on == "key" else [])
+    kind = pa.string() if on == "key" else pa.int64()
+    return on, pa.table({on: pa.array(names, kind), "score": [*values.values(), *([-1] * (on == "key"))]}), values
+
+
+@pytest.mark.parametrize("seed", range(examples(15)))
+def test_tables_of_views(index, tmp_path, seed, monkeypatch):
+    """A table joined to a view is one of its samples, by its own index, or by keys; so are selections of it."""
+    monkeypatch.setattr(mapped, "BATCH_BITS", 2)
+    monkeypatch.setattr(mapped, "BATCH_ROWS", 4)
+    rng = random.Random(seed)
+    if seed % 3 == 0:  # keys come from member tables
+        os.unlink(index.replace(".json", ".columns.parquet"))
+    view, left = wids.ShardListDataset(index, transformations=[]), ROWS
+    for _ in range(rng.randrange(1, 3)):
+        chosen = sorted(rng.sample(range(len(left)), len(left) * 2 // 3))
+        view, left = view.select(chosen), [left[i] for i in chosen]
+    on, table, values = table_of(left, rng)
+    joined = view.with_table(table, on=on, fields=True)
+    assert [sample["score"] for sample in joined] == [values.get(i) for i in range(len(left))]
+    assert joined.find_rows("score >= 0").tolist() == sorted(values)
+    assert "score" not in view[0]
+    best = joined.where("score >= 500")
+    assert [sample["score"] for sample in best] == [values[i] for i in sorted(values) if values[i] >= 500]
+    part = joined.select(range(0, len(left), 2))
+    asked = part.query('select "index", score from samples order by 1').to_pylist()
+    assert asked == [{"index": i, "score": values.get(2 * i)} for i in range(len(part))]
+    again = part.with_table(pa.table({"index": [1], "other": [7]}), on="index", fields=True)
+    assert [(sample["score"], sample["other"]) for sample in again] == [
+        (values.get(2 * i), 7 if i == 1 else None) for i in range(len(part))
+    ]
+    with pytest.raises(ColumnsError, match="not there"):
+        view.with_table(pa.table({"index": [len(left)], "other": [7]}), on="index")
+
+
+def test_keys_that_repeat_outside_of_a_view(tmp_path):
+    """Are no matter: only the keys of its own samples have to differ."""
+    write_tar(tmp_path / "s.tar", [(f"{row % 3}.cls", b"%d" % row) for row in range(6)])
+    dataset = wids.ShardListDataset(str(tmp_path / "s.tar"))
+    table = pa.table({"key": ["0", "2"], "a": [5, 7]})
+    assert [sample["a"] for sample in dataset.select([1, 3, 5]).with_table(table, on="key", fields=True)] == [
+        None,
+        5,
+        7,
+    ]
+    with pytest.raises(ColumnsError, match="1 keys of several samples"):
+        dataset.select([0, 1, 3]).with_table(table, on="key")
+
+
+def test_own_columns_in_samples_of_views(index):
+    """As `query` has them: ``index`` is the view's, ``shard`` and ``row`` stay."""
+    view = wids.ShardListDataset(index, transformations=[]).select([8, 9, 29]).with_columns(["index", "shard", "row"])
+    asked = view.query('select "index", shard, "row" from samples order by 1').to_pylist()
+    assert [{name: sample[name] for name in ("index", "shard", "row")} for sample in view] == asked
+    assert [row["index"] for row in asked] == [0, 1, 2]
+
+
 def test_what_is_refused(index, tmp_path):
-    """Bad predicates, tables of indices that are joined to views, and views of what has no columns."""
+    """Bad predicates, and views of what has no columns."""
     dataset = wids.ShardListDataset(index)
     with pytest.raises(QueryError, match="nothing_here"):
         dataset.where("nothing_here = 1")
-    with pytest.raises(InputError, match="then select"):
-        dataset.where("label = 1").with_table(pa.table({"index": [0]}), on="index")
     plain = wids.ShardListDataset(write_dataset(tmp_path / "plain", (3,)))
     with pytest.raises(ColumnsError, match="wids columns create"):
         plain.select([1]).where("label = 1")

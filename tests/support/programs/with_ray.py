@@ -15,14 +15,11 @@ import tempfile
 import time
 
 import msgspec
-import pyarrow.parquet as pq
 import ray
 from ray.cluster_utils import Cluster
 
 from wids import cli
 from wids.collection import load_shards
-from wids.columns.create import create_columns
-from wids.columns.spec import parse_spec
 from wids.jobs.index_create import create_index
 from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions
@@ -101,14 +98,48 @@ def indexes(options):
     return {"shards": outcome.shards, "code": code, "failed": [os.path.basename(u) for u in json.loads(out)["failed"]]}
 
 
-def columns(options):
-    """Columns of the shards, from the cluster and from threads."""
-    spec = parse_spec(fields=[".cls=label"], texts=[".txt=caption"])
-    rows = {}
-    for name, how in (("ray", options), ("here", RunOptions())):
-        told = create_columns("here.json", f"{name}.parquet", spec, options=how)
-        rows[name] = pq.read_table(told.output)
-    return {"is_same": rows["ray"].equals(rows["here"]), "rows": len(rows["ray"]), "surveyed": told.surveyed}
+def same_files(command, asked, names, suffixes):
+    """What a command prints as JSON, here and on the cluster, each with an output of its own; whether these are equal.
+
+    Args:
+        command: its words.
+        asked: its arguments and options.
+        names: of the outputs, here and on the cluster.
+        suffixes: of the files that each of them is.
+    """
+    told = []
+    for name, engine in zip(names, ("threads", "ray"), strict=True):
+        code, out = run(*command, *asked, "-o", name, "--engine", engine)
+        told.append({"code": code, **json.loads(out)})
+    is_same = [read(names[0] + suffix) == read(names[1] + suffix) for suffix in suffixes]
+    return told, all(is_same)
+
+
+def read(path):
+    """The bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def columns():
+    """Columns of the shards, from the cluster and from threads, by the command; a second run on the cluster."""
+    flags = ("here.json", "--field", ".cls=label", "--text", ".txt=caption", "--report-json")
+    names = ("here.parquet", "ray.parquet")
+    told, is_same = same_files(("columns", "create"), flags, names, ("", ".state"))
+    again, is_same_again = same_files(("columns", "create"), flags, names, ("", ".state"))
+    return {
+        "codes": [each["code"] for each in told + again],
+        "is_same": is_same and is_same_again,
+        "rows": told[1]["samples"],
+        "surveyed": [each["surveyed"] for each in told + again],
+    }
+
+
+def tables():
+    """The pack of member tables, from the cluster and from threads, by the command."""
+    shutil.copy("here.json", "packed.json")  # which comes to name the pack
+    told, is_same = same_files(("index", "tables"), ("packed.json", "--json"), ("here.tables", "ray.tables"), ("",))
+    return {"codes": [each["code"] for each in told], "is_same": is_same, "shards": told[1]["shards"]}
 
 
 def findings(options):
@@ -204,7 +235,7 @@ def main(url):
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         told["nodes"] = len(alive_nodes(ray))
         told |= {"verify": findings(options), "pack": packed(options)}
-        told["columns"] = columns(options)
+        told |= {"columns": columns(), "tables": tables()}
         told["warm"] = warmed(options, url, node.node_id)
         told["survived"] = survived(options, cluster, node)
         ray.shutdown()

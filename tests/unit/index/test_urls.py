@@ -438,3 +438,22 @@ def test_double_colons_in_web_urls(base):
         assert not urls.reaches_local(url)
         assert not urls.is_local(url)
         assert urls.basename_of(url) == name.partition("?")[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@h:8/a/b.json?sig=1#x", "https://h:8/a/b.json"),
+        ("https://token@h/b.tar", "https://h/b.tar"),
+        ("https://h/get?name=3.tar", "https://h/get?name=3.tar"),
+        ("s3://key:secret@bucket/b.tar", "s3://bucket/b.tar"),
+        ("s3://bucket/what?.tar", "s3://bucket/what?.tar"),
+        ("sftp://user:p@ss@host/b.tar", "sftp://user@host/b.tar"),
+        ("abfs://box@account.dfs.core.windows.net/b.tar", "abfs://box@account.dfs.core.windows.net/b.tar"),
+        ("simplecache::https://u:p@h/b.tar?sig=1", "simplecache::https://h/b.tar"),
+        ("/data/a@b?.tar", "/data/a@b?.tar"),
+    ],
+)
+def test_without_access(url, shown):
+    """Passwords, tokens and signatures go; what names the file stays."""
+    assert urls.without_access(url) == shown

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+
 from wids.codecs.decode import SampleDecoder
 from wids.columns import kinds, sql
 from wids.columns.extract import decode_value
@@ -50,14 +53,20 @@ def keep_matching(
     if not named <= {"index", *(name.casefold() for name in own_names)}:
         _look(listing, looked, skips_errors=skips_errors, tell=tell)
     kept = set(range(count)) - looked.bad
-    joined = [*(() if own is None else own.joined), *looked.table(count)]
-    table = sql.SampleTable(samples=count, path=None if own is None else own.path, joined=joined)
+    table = _join(own or sql.SampleTable(samples=count), looked.table(count))
     for predicate in predicates:
         kept.intersection_update(sql.find_rows(table, predicate).tolist())
     if not kept:
         raise InputError(f"of {count:,} samples none meets {' and '.join(map(repr, predicates))}")
     listing.unmatched += count - len(kept) - len(looked.bad)
     listing.items = [listing.items[k] for k in sorted(kept)]
+
+
+def _join(table: sql.SampleTable, looked: Sequence[Any]) -> sql.SampleTable:
+    """A table, and Arrow tables with a row for each that SQL sees of it."""
+    rows = table.spread(np.arange(table.count))
+    numbers = import_arrow().array(rows, mask=rows < 0)
+    return msgspec.structs.replace(table, joined=[*table.joined, *(each.take(numbers) for each in looked)])
 
 
 def _look(listing: SourceListing, looked: _Looked, *, skips_errors: bool, tell: Callable[[int], None]) -> None:

@@ -1,0 +1,157 @@
+"""Mixtures: several datasets as one, read in stated shares.
+
+A `Mixture` is a map-style dataset over its sources, one after another; which source a sampler reads next is decided in
+`wids.order.mixture`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import ConcatDataset
+from typing_extensions import Self
+
+from wids.collection import to_int
+from wids.order.layout import fingerprint
+from wids.order.mask import MarkedIndex
+from wids.order.mixture import Part, check_weights, fill_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wids.stats import Stats
+
+
+def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
+    """Mix datasets: a dataset of all their samples, which samplers read in stated shares.
+
+    ``wids.mix({"web": (web, 0.7), "books": (books, 0.3)})``. Samples have the name of their source in
+    ``__dataset__``, before their transformations. A `wids.ShardListDataset` is mixed as it is now: transformations that
+    are added to it later are not the mixture's.
+
+    Args:
+        sources: name -> dataset, or (dataset, weight); or a list of these, named ``"0"``, ``"1"``, ... Anything with
+            ``len()`` and ``[i]`` is a dataset. Only the ratios of weights matter; a weight of 0 leaves a source out
+            until a sampler's ``reweight`` gives it another. A source without a weight counts by its length, and then
+            all given weights are numbers of samples: shares below 1 have to be given for all of them.
+
+    Raises:
+        ValueError: no source; a bad weight; a source without samples that has one.
+        TypeError: a source is no dataset.
+    """
+    pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
+    datasets: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    for name, source in pairs:
+        if not isinstance(name, str):
+            raise TypeError(f"a source's name is {name!r}; it must be a string")
+        is_pair = isinstance(source, tuple) and len(source) == 2
+        datasets[name], given[name] = source if is_pair else (source, None)
+    return Mixture(datasets, given)
+
+
+class Mixture(ConcatDataset[Any]):
+    """Several datasets, one after another, with weights; `mix` makes it.
+
+    ``mixture[i]`` is a sample of the source that holds index i, with that source's transformations, then the mixture's.
+
+    Attributes:
+        datasets: the sources, a list. names: theirs, a list of str.
+        weights: name -> weight, float; those of the first sample on: a sampler may change its own.
+        lengths: samples of each source, a list of int.
+    """
+
+    takes_marked_indices = True
+
+    def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        for name, dataset in datasets.items():
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise TypeError(
+                    f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i]"
+                )
+        if not datasets:
+            raise ValueError("a mixture needs one source at least")
+        super().__init__([_named(dataset, name) for name, dataset in datasets.items()])
+        self.names = list(datasets)
+        sizes = dict(zip(self.names, self.lengths, strict=True))
+        self.weights = check_weights(fill_weights(weights, sizes), sizes)
+        self._transformations: list[Callable[[Any], Any]] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples of each source."""
+        return [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
+
+    def mixed_parts(self) -> list[Part]:
+        """The sources as samplers take them."""
+        ends = self.cumulative_sizes
+        return [
+            Part(name, end - length, end, self.weights[name], fingerprint(dataset))
+            for name, dataset, length, end in zip(self.names, self.datasets, self.lengths, ends, strict=True)
+        ]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        """The samples at ``indices``, in that order; each source reads its own together."""
+        asked: dict[int, tuple[list[int], list[Any]]] = {}
+        count = 0
+        for count, index in enumerate(indices, 1):
+            source, own = self._locate(index)
+            places, wanted = asked.setdefault(source, ([], []))
+            places.append(count - 1)
+            wanted.append(own)
+        found: list[Any] = [None] * count
+        for source, (places, wanted) in asked.items():
+            dataset: Any = self.datasets[source]
+            read = getattr(dataset, "__getitems__", None)
+            samples = [dataset[own] for own in wanted] if read is None else read(wanted)
+            for place, sample in zip(places, samples, strict=True):
+                found[place] = self._transform(sample, source)
+        return found
+
+    def add_transform(self, transform: Callable[[Any], Any]) -> Self:
+        """Append a function that all samples go through, after their source's transformations; returns the mixture."""
+        self._transformations.append(transform)
+        return self
+
+    def stats(self) -> dict[str, Stats]:
+        """The `wids.ShardListDataset.stats` of each source that has them."""
+        found: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        return {name: dataset.stats() for name, dataset in found if hasattr(dataset, "stats")}
+
+    def close(self) -> None:
+        """Close the open shards of all sources; they open again when needed."""
+        for dataset in self.datasets:
+            if hasattr(dataset, "close"):
+                dataset.close()
+
+    def __repr__(self) -> str:
+        total = sum(self.weights.values())
+        shares = ", ".join(f"{name} {weight / total:.1%}" for name, weight in self.weights.items())
+        return f"<Mixture of {len(self)} samples: {shares}>"
+
+    def _locate(self, index: Any) -> tuple[int, int]:
+        """The number of the source that holds an index, and its own index there; marks stay (``tail="mask"``)."""
+        plain, total = index if isinstance(index, MarkedIndex) else to_int(index), len(self)
+        if not -total <= plain < total:
+            raise IndexError(f"sample {int(plain)} of a mixture of {total}")
+        if plain < 0:
+            plain = int(plain) + total
+        source = bisect_right(self.cumulative_sizes, plain)
+        return source, plain - (self.cumulative_sizes[source - 1] if source else 0)
+
+    def _transform(self, sample: Any, source: int) -> Any:
+        if isinstance(sample, dict) and "__dataset__" not in sample:
+            sample["__dataset__"] = self.names[source]
+        for transform in self._transformations:
+            sample = transform(sample)
+        return sample
+
+
+def _named(dataset: Any, name: str) -> Any:
+    as_source = getattr(type(dataset), "as_source", None)
+    return dataset if as_source is None else as_source(dataset, name)

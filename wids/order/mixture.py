@@ -1,0 +1,352 @@
+"""The order of a mixture: at each row one source, each source in the order of its own passes.
+
+Rows and lanes are those of `wids.order.epoch`: position t is row t // L of lane t % L. All lanes read the same source
+in a row, which `wids.order.shares` chooses. A source's samples are drawn from its own endless `Stream`, one row of it
+after another:
+
+    G[t] = stream_s[k * L + t % L]       s: the source of row t // L;  k: how many rows it had before
+
+    shares 1/2, 1/4, 1/4; L = 2          row      0     1     2     3     4     5
+                                         source   a     b     a     c     a     b
+                                         G        a0 a1 b0 b1 a2 a3 c0 c1 a4 a5 b2 b3
+
+So nothing of a source comes again before all of it has come, with any number of ranks. With as many ranks as lanes, a
+source's count in any first part of a rank's sequence is within 1 of its share; in that of G within L.
+
+Weights may change at a row: a `Segment` begins. Its counts begin anew, and each source goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wids.errors import StateError
+from wids.order.epoch import Plan, Stream
+from wids.order.shares import MAX_SOURCES, Turns, to_shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wids.order.layout import Layout, Regrouping
+    from wids.order.permutation import Indices
+
+REWEIGHT_ADVICE = (
+    "To go on with this mixture's sources and weights from the state's position on, "
+    "load_state_dict(state, reweight=True)"
+)
+# Positions computed at a time, the first few for the first batch: each source whose turn comes has to make a window.
+_FIRST_BLOCK, _GROWTH, _BLOCK = 16, 4, 4096
+
+
+class Part(NamedTuple):
+    """A source as a dataset says it (``mixed_parts()``): indices ``first .. last`` of the dataset.
+
+    Attributes:
+        name: of the source. weight: its own, at first.
+        fingerprint: which samples these are; None: not known.
+    """
+
+    name: str
+    first: int
+    last: int
+    weight: float
+    fingerprint: str | None = None
+
+
+def mixed_parts(dataset: Any) -> list[Part] | None:
+    """The sources of a mixture; None: a dataset is none."""
+    find = getattr(type(dataset), "mixed_parts", None)  # of its class: a wrapper may hand on the attributes of another
+    return None if find is None else find(dataset)
+
+
+def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
+    """Sources out of (name, first, last, weight): without a name by number, a repeated name with its number.
+
+    Raises:
+        ValueError: bad weights; see `fill_weights`, `check_weights`.
+    """
+    names: dict[str, int] = {}
+    for k, (name, *_) in enumerate(parts):
+        own = str(k) if name is None else name
+        names[f"{own} ({k})" if own in names else own] = k
+    sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
+    weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
+    return [Part(name, parts[k][1], parts[k][2], weights[name]) for name, k in names.items()]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From a position on, weights.
+
+    Attributes:
+        position: a whole number of rows.
+        weights: name -> weight, of all sources with a weight above 0, and any others.
+    """
+
+    position: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """One source.
+
+    Attributes:
+        name: by which weights and states know it.
+        plan: the order of its samples, which are 0 .. len(plan) in it.
+        offset: the index of its first sample in the mixture.
+        regrouping: of indices of the mixture, as in `wids.order.config.EpochConfig`.
+        fingerprint: which samples these are; None: not known.
+    """
+
+    name: str
+    plan: Plan
+    offset: int
+    regrouping: Regrouping | None = None
+    fingerprint: str | None = None
+
+    def to_indices(self, samples: Indices) -> Indices:
+        """Indices of the mixture: (n,) -> (n,)."""
+        samples = samples + self.offset
+        return samples if self.regrouping is None else self.regrouping.take(samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixturePlan:
+    """All that the order of a mixture depends on; it takes the place of a `Plan` whose passes follow each other.
+
+    Attributes:
+        sources: at least one.
+        segments: by ascending positions, the first at 0.
+        lanes: L, of each source's plan too.
+        rows: how many rows in turn read the same source: those of a batch, or 1.
+    """
+
+    sources: tuple[MixedSource, ...]
+    segments: tuple[Segment, ...]
+    lanes: int
+    rows: int = 1
+    is_dealt: bool = False
+    chunks: None = field(default=None, init=False)
+
+    def __len__(self) -> int:
+        return sum(len(source.plan) for source in self.sources)
+
+    @property
+    def mixed_chunks(self) -> int:
+        """How many chunks are mixed at a time."""
+        weights = self.segments[-1].weights
+        return sum(source.plan.mixed_chunks for source in self.sources if weights.get(source.name))
+
+    def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
+        """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
+        order, count = _MixedOrder(self), _FIRST_BLOCK
+        while stop is None or start < stop:
+            end = order.segment_end(start)
+            left = math.inf if stop is None and end is None else min(x for x in (stop, end) if x is not None) - start
+            taken = count if left == math.inf else min(count, -(-int(left) // step))
+            yield order.take(start + step * np.arange(taken))
+            start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the order depends on, besides the lanes and the weights, as plain values for a state."""
+        sources = {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
+        return {"sources": sources, "batch": None if self.rows == 1 else self.rows * self.lanes}
+
+
+class _MixedOrder:
+    """A mixture's positions to indices, any of them."""
+
+    def __init__(self, plan: MixturePlan) -> None:
+        self._plan = plan
+        self._names = list(dict.fromkeys(name for segment in plan.segments for name in segment.weights))
+        by_name = {source.name: source for source in plan.sources}
+        self._sources = [by_name.get(name) for name in self._names]
+        self._streams = [None if source is None else Stream(source.plan) for source in self._sources]
+        self._starts = [segment.position for segment in plan.segments]
+        self._turns: list[Turns] = []
+        self._before: list[Indices] = [np.zeros(len(self._names), np.int64)]  # turns before each segment
+        for segment, end in zip(plan.segments, [*self._starts[1:], None], strict=True):
+            self._turns.append(Turns(to_shares([segment.weights.get(name, 0) for name in self._names])))
+            if end is not None:
+                turns = (end - segment.position) // (plan.lanes * plan.rows)
+                self._before.append(self._before[-1] + self._turns[-1].counts(turns))
+
+    def segment_end(self, position: int) -> int | None:
+        """Where the segment of a position ends; None: it does not."""
+        return next((start for start in self._starts if start > position), None)
+
+    def take(self, positions: Indices) -> Indices:
+        """The indices at ascending positions of one segment: (n,) -> (n,)."""
+        number = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
+        rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
+        numbers, rows = np.divmod(rows, self._plan.rows)
+        sources, turns = self._turns[number].take(numbers)
+        rows += (turns + self._before[number][sources]) * self._plan.rows
+        places, found = rows * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
+        for s in np.flatnonzero(np.bincount(sources)).tolist():
+            where = sources == s
+            source, stream = self._sources[s], self._streams[s]
+            assert source is not None and stream is not None, self._names[s]  # noqa: PT018, S101 - see `check_weights`
+            found[where] = source.to_indices(stream.take(places[where]))
+        return found
+
+
+def fill_weights(weights: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Weights of sources of which some have None: they count by their lengths.
+
+    Raises:
+        ValueError: some of the others are below 1, which are shares, not numbers of samples.
+    """
+    missing = [name for name, weight in weights.items() if weight is None]
+    shares = [name for name, weight in weights.items() if weight is not None and 0 < _parse_weight(name, weight) < 1]
+    if missing and shares:
+        raise ValueError(
+            f"source {missing[0]!r} has no weight, which counts as its length, {sizes[missing[0]]}; and {shares[0]!r} "
+            f"has a weight of {weights[shares[0]]}, which is a share. Give every source a weight"
+        )
+    return {name: sizes[name] if weight is None else weight for name, weight in weights.items()}
+
+
+def check_weights(weights: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> dict[str, float]:
+    """Weights of sources as floats, by name.
+
+    Args:
+        weights: of some or all sources, in any unit; those that are left out have none.
+        sizes: name -> number of samples, of each source there is; None: not known.
+
+    Raises:
+        ValueError: a name that is none of theirs; a weight that is not a finite number, or below 0; none above 0;
+            a weight for a source without samples.
+    """
+    if sizes is None:
+        sizes = dict.fromkeys(weights, 1)
+    if len(sizes) > MAX_SOURCES:
+        raise ValueError(f"a mixture has {len(sizes)} sources; at most {MAX_SOURCES} are possible")
+    unknown = [name for name in weights if name not in sizes]
+    if unknown:
+        raise ValueError(f"weights name {unknown[0]!r}, and the mixture's sources are {', '.join(map(repr, sizes))}")
+    found = {name: _parse_weight(name, weights.get(name, 0)) for name in sizes}
+    if not any(found.values()):
+        raise ValueError("all weights of a mixture are 0; one source at least needs a weight above 0")
+    empty = [name for name, weight in found.items() if weight and not sizes[name]]
+    if empty:
+        raise ValueError(f"source {empty[0]!r} has a weight of {found[empty[0]]:g} and no samples")
+    return found
+
+
+def _parse_weight(name: str, weight: Any) -> float:
+    try:
+        value = float(weight)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"the weight of source {name!r} is {weight!r}; it must be a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"the weight of source {name!r} is {weight!r}; it must be finite, and not below 0")
+    return value
+
+
+class Mixing:
+    """The sources of a sampler's mixture, and their weights, which may change.
+
+    Args:
+        parts: the sources.
+        rows: see `MixturePlan`.
+
+    Attributes:
+        rows: as given; may be assigned.
+        segments: the weights from each position on.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, rows: int = 1) -> None:
+        self._parts, self.rows = parts, rows
+        self._sizes = {part.name: part.last - part.first for part in parts}
+        self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
+        self.segments: tuple[Segment, ...] = (Segment(0, self.weights),)
+
+    def plan(self, layout: Layout | None, *, lanes: int, seed: int, is_shuffled: bool, **options: Any) -> MixturePlan:
+        """The order of the mixture, by what a `Plan` of each source takes."""
+        sources = []
+        for part in self._parts:
+            boundaries, regrouping = None, None
+            if layout is not None:
+                boundaries, regrouping = layout.arrange(part.first, part.last, is_sorted=is_shuffled)
+            plan = Plan(
+                hi=part.last - part.first,
+                boundaries=None if boundaries is None else boundaries - part.first,
+                lanes=lanes,
+                seed=_own_seed(seed, part.name),
+                is_shuffled=is_shuffled,
+                **options,
+            )
+            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
+        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, rows=self.rows)
+
+    def facts(self) -> dict[str, Any]:
+        """The weights as plain values for a state: the mixture's own, and those from each position on."""
+        changes = [[segment.position, dict(segment.weights)] for segment in self.segments]
+        return {"own": self.weights, "from": changes}
+
+    def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
+        """Have other weights from a position on, or from the next whole turn; those that are left out stay.
+
+        Returns:
+            The position from which on they hold; what was to come after it is gone.
+
+        Raises:
+            ValueError: bad weights; see `check_weights`.
+        """
+        each = lanes * self.rows
+        first = -(-position // each) * each
+        kept = [segment for segment in self.segments if segment.position <= first]
+        before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
+        changed = Segment(first, check_weights({**before, **weights}, self._sizes))
+        self.segments = (*(segment for segment in kept if segment.position < first), changed)
+        return first
+
+    def adopt(self, facts: Any, *, position: int, lanes: int, is_reweighted: bool) -> None:
+        """Take the weights of a state over.
+
+        Args:
+            facts: of the state.
+            position: the state's.
+            lanes: likewise.
+            is_reweighted: the mixture's own weights hold from the position on.
+
+        Raises:
+            StateError: they are damaged; or other ones than the mixture's.
+        """
+        own, segments = _parse_facts(facts, lanes * self.rows)
+        if is_reweighted:
+            self.segments = segments
+            self.change(self.weights, position=position, lanes=lanes)
+            return
+        names = [name for name in {**own, **self.weights} if own.get(name) != self.weights.get(name)]
+        if names:
+            listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
+            raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
+        self.segments = segments
+
+
+def _parse_facts(facts: Any, each: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
+    try:
+        own = check_weights(facts["own"])
+        found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts["from"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the state's weights are damaged: {error}") from None
+    positions = [segment.position for segment in found]
+    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % each for p in positions):
+        raise StateError(f"the state's weights are damaged: they begin at positions {positions}")
+    return own, found
+
+
+def _own_seed(seed: int, name: str) -> int:
+    """A source's seed: other than those of the sources beside it, and the same whatever they are."""
+    state = hashlib.blake2b(f"{seed} {name}".encode(errors="surrogatepass"), digest_size=8)
+    return int.from_bytes(state.digest(), "little")

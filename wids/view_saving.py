@@ -1,0 +1,145 @@
+"""Saving a view: an index that names another one and the rows of its shards, and the file of rows beside it.
+
+Rules: an index that is there is whole, also while it is replaced: the rows come first, under a name of their own, and
+those of before go last. One process at a time saves at a path; what one that was killed left half written goes with
+the next one. No password and no signature of a URL is written. Without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import OutputError, OutputExistsError, SpecError
+from wids.events import logger
+from wids.index import urls, view_file, writing
+from wids.index.fingerprint import fingerprint
+from wids.index.spec import parse_json
+from wids.index.view_file import SUFFIX, View, pack_rows
+from wids.osfiles import atomic, locks, system
+from wids.osfiles.index_paths import absolute, check_output, named_packs, public_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.index.selection import Selection
+    from wids.index.shardlist import ShardList
+
+_OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
+_OWN_PART = re.compile(r"(?:\.json|\.[0-9a-f]{16}\.rows)?\.[0-9]+-[0-9a-f]{8}\.part")
+_LOCK_SUFFIX = ".saving"
+
+
+def save(shards: ShardList, selection: Selection, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
+    """Write a view: its index at ``path``, and its rows beside it.
+
+    Args:
+        shards: all that the rows are of.
+        selection: its samples.
+        path: a local path.
+        place: of the index that lists these shards; None: the view lists them itself.
+        made_by: how it was made, a step each.
+
+    Raises:
+        OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
+    """
+    path = check_output(path)
+    home = os.path.dirname(path)
+    view = View(
+        name=shards.header.get("name"),
+        view_of=None if place is None else writing.writable(writing.relative_to(name_parent(absolute(place)), home)),
+        view_of_fingerprint=fingerprint(shards),
+        view_of_counts=(len(shards), sum(shards.nsamples)),
+        rows="",  # these two `write_view` sets
+        rows_checksum="",
+        nsamples=len(selection),
+        made_by=list(made_by),
+    )
+    index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view)}
+    if place is None:
+        entries = [shards.describe(k) for k in range(len(shards))]
+        written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
+        index |= named_packs(map(public_place, shards.all_packs()), home)
+        index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
+    write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+
+
+def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+    """Write the index of a view, and its rows beside it under a name of their own.
+
+    Args:
+        index: as JSON has it; its ``rows`` are named here.
+        selection: the rows.
+        path: an absolute path, as `check_output` gives it.
+
+    Raises:
+        OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
+        OSError: it cannot be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
+    if "view_of" in index and absolute(urls.join(os.path.dirname(path), index["view_of"])) == path:
+        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
+    rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
+    names = {"rows": os.path.basename(rows), "rows_checksum": view_file.checksum_of(parts[0])}
+    text = writing.dump_index({**index, **names})
+    with locks.acquire(path + _LOCK_SUFFIX):
+        _sweep(path)
+        _publish(path, text, rows, parts)
+
+
+def name_parent(place: str) -> str:
+    """How a view names the index that it is a view of, which lies at a URL or path."""
+    shown = place if urls.is_local(place) else urls.without_access(place)
+    if shown != place:
+        logger.warning(
+            "%s: what gives access to this index is not saved with a view of it; open the view with storage_options, "
+            "or with options={'view_of': URL}",
+            shown,
+        )
+    return shown
+
+
+def _publish(path: str, text: bytes, rows: str, parts: Sequence[bytes | memoryview]) -> None:
+    with atomic.part_file(rows) as (part, fd):
+        system.write_parts(fd, parts)
+        os.fsync(fd)
+        os.replace(part, rows)
+    before = _rows_at(path)
+    atomic.write_atomically(path, text)
+    if before not in (None, rows):
+        with contextlib.suppress(OSError):
+            os.unlink(before)
+
+
+def _sweep(path: str) -> None:
+    """Delete the part files of processes that were killed while they saved a view here."""
+    home, stem = os.path.split(_stem(path))
+    with contextlib.suppress(OSError):
+        for name in os.listdir(home):
+            part = os.path.join(home, name)
+            if name.startswith(stem) and _OWN_PART.fullmatch(name[len(stem) :]) and locks.is_locked(part) is False:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+
+
+def _rows_at(path: str) -> str | None:
+    """The rows of the view that is at a path, if this module wrote them there."""
+    try:
+        fd, _ = atomic.open_file(path)
+        with open(fd, "rb") as file:
+            found = view_file.parse_view(parse_json(file.read(), path), path)
+    except (OSError, SpecError):
+        return None
+    stem = os.path.basename(_stem(path))  # of a copy they are another view's
+    if found is None or not found.rows.startswith(stem) or not _OWN_ROWS.fullmatch(found.rows[len(stem) :]):
+        return None
+    return os.path.join(os.path.dirname(path), found.rows)
+
+
+def _stem(path: str) -> str:
+    return path.removesuffix(".json")
