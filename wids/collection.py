@@ -21,6 +21,7 @@ import numpy as np
 from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
 from wids.index import urls
+from wids.index.fingerprint import fingerprint_of_part
 from wids.index.selection import RepeatedRows
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
@@ -100,6 +101,26 @@ def load_shards(
     )
     found, narrowed = load_index(request, data)
     return base if base is not None else _own_base(found.header, request.place), found, narrowed
+
+
+def mixed_parts(shards: ShardList) -> list[Part] | None:
+    """The sub-datasets as sources of a mixture, if the index has weights for them.
+
+    Those of which a view has no samples are left out; if none with a weight is left, the view is no mixture.
+
+    Raises:
+        SpecError: bad weights.
+    """
+    found, firsts = shards.weighted_parts(), [0, *shards.ends()]
+    if shards.selection is not None:
+        found = [part for part in found if firsts[part[1]] < firsts[part[2]]]
+    if all(weight == 0 for *_, weight in found) and (shards.selection is not None or not found):
+        return None
+    parts = [(name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b)) for name, a, b, weight in found]
+    try:
+        return name_parts(parts)
+    except ValueError as error:
+        raise SpecError(str(error), path="datasets") from None
 
 
 class _NoReader:
@@ -254,17 +275,8 @@ class ShardCollection:
         return self._cum_lengths
 
     def mixed_parts(self) -> list[Part] | None:
-        """The sub-datasets as sources of a mixture, if the index has weights for them.
-
-        Raises:
-            SpecError: bad weights.
-        """
-        found = self.shards.weighted_parts() if self.name is None else []
-        firsts = [0, *self.ends]
-        try:
-            return name_parts([(name, firsts[a], firsts[b], weight) for name, a, b, weight in found]) if found else None
-        except ValueError as error:
-            raise SpecError(str(error), path="datasets") from None
+        """See `mixed_parts`."""
+        return mixed_parts(self.shards) if self.name is None else None
 
     def has_remote(self) -> bool:
         """Whether any shard goes through the cache."""
