@@ -340,7 +340,12 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         ahead = None if self.prefetching is True else int(self.prefetching)
         provider = collection.provider
         return Source(
-            provider.cache, lambda k: collection.shards[k], ahead, collection.shard_bytes(), provider.reads_early
+            provider.cache,
+            lambda k: collection.shards[k],
+            ahead,
+            collection.shard_bytes(),
+            provider.reads_early,
+            provider.cache.placement.directory,
         )
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:

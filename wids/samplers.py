@@ -359,7 +359,7 @@ class _EpochSampler(Sampler[int]):
             self.dataset,
             partial(run.config.blocks, run.place),
             position=lambda: run.drawn,
-            mixed=run.config.chunks_at_a_time,
+            mixed=run.config.mixed_ranges(run.place),
         )
         self._prefetcher = None if found is None else weakref.ref(found)
         return found

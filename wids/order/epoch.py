@@ -88,10 +88,12 @@ class Plan:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
 
-    @property
-    def mixed_chunks(self) -> int:
-        """How many chunks of a lane are mixed at a time."""
-        return self.window if self.is_shuffled else 1
+    def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
+        """The range, half-open, and how many chunks of a lane of it are mixed at a time."""
+        lo, hi = self.lo, self.hi
+        if self.chunks is not None:
+            lo, hi = (int(self.chunks.min()), int(self.chunks.max())) if len(self.chunks) else (0, 0)
+        return [(lo, hi, self.window if self.is_shuffled else 1)]
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""
