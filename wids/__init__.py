@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
+    from wids.batch_samplers import MixtureBatchSampler
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
     from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
     from wids.mixtures import Mixture, mix
+    from wids.order.weights import balance
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
 
@@ -24,12 +26,14 @@ __all__ = [
     "ChunkedSampler",
     "DistributedChunkedSampler",
     "Mixture",
+    "MixtureBatchSampler",
     "SampleDecoder",
     "ShardListDataset",
     "ShardListSampler",
     "ShardWriter",
     "ShardedSampler",
     "WidsError",
+    "balance",
     "create_cleanup_background_process",
     "errors",
     "events",
@@ -43,12 +47,14 @@ _MODULES = {
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
     "Mixture": "wids.mixtures",
+    "MixtureBatchSampler": "wids.batch_samplers",
     "SampleDecoder": "wids.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",
     "ShardWriter": "wids.writing.writer",
     "ShardedSampler": "wids.samplers",
     "WidsError": "wids.errors",
+    "balance": "wids.order.weights",
     "create_cleanup_background_process": "wids.cache.cleanup",
     "keep_most_recent_files": "wids.cache.cleanup",
     "mix": "wids.mixtures",

@@ -413,10 +413,13 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def as_source(self, name: str) -> Self:
         """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
         found = copy.copy(self)
-        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
-        found._index = LiveIndex(found._collection)
-        found._transformations = list(self._transformations)
+        found._take_name(name)  # noqa: SLF001 - of this class
         return found
+
+    def _take_name(self, name: str) -> None:
+        self._collection = self._collection.named(name)
+        self._index = LiveIndex(self._collection)
+        self._transformations = list(self._transformations)
 
     # --- samples
 

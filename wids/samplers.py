@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
+from wids.errors import StateError
 from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
@@ -29,13 +30,14 @@ from wids.order.layout import fingerprint, layout, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, Mixing, mixed_parts
 from wids.order.state import START, EpochPosition, build_state, check_order, parse_state
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
+from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
-    from wids.order.layout import Layout
+    from wids.order.layout import Layout, Regrouping
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
 
@@ -67,8 +69,11 @@ class _EpochSampler(Sampler[int]):
     _epochs: int | None = 1
     _epoch_size: int | None = None
     _layout: Layout | None = None
+    _weights: Any = None  # (n,) float64
+    _weighted: tuple[tuple[int, bool], Copies] | None = None  # by which seed and order
     _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
     _takes_epoch_size = False  # likewise
+    _source_batch = 1
 
     def __init__(
         self,
@@ -263,10 +268,7 @@ class _EpochSampler(Sampler[int]):
         config = self._config()
         is_running = isinstance(self._cursor, cursor.Running)
         place = self._current_place(config)
-        if is_running or config.is_in_the_middle(place):
-            end = config.span(place)[1]
-        else:
-            end = place.position
+        end = config.span(place)[1] if is_running or config.is_in_the_middle(place) else place.position
         earliest = end if is_running else place.position
         if earliest is None:
             raise ValueError(
@@ -304,14 +306,31 @@ class _EpochSampler(Sampler[int]):
             weights, advice = there.pop("weights", None), f". {REWEIGHT_ADVICE}"
             if self._takes_epoch_size:
                 here["epoch_size"] = there.get("epoch_size")
+            if here["batch"] is not None and there.get("batch") is not None:
+                self._check_global_batch(there["batch"], place.position)
+                here["batch"] = there["batch"]
             compared = _common_sources(there, here) if is_reweighted else (there, here)
             check_order(*compared, advice=advice)
+            self._mixing.rows = 1 if here["batch"] is None else here["batch"] // lanes
             self._mixing.adopt(weights, position=place.position, lanes=lanes, is_reweighted=is_reweighted)
             self._epoch_size = here["epoch_size"]
         else:
             check_order(there, here)
         self.lanes, self._origin = lanes, place
         return cursor.Loaded(place, {**here, "lanes": lanes})
+
+    def _check_global_batch(self, batch: Any, position: int) -> None:
+        """Raise StateError unless this sampler's ranks read whole batches of a state that has batches of one source."""
+        mine = self._source_batch * self.num_replicas
+        if batch != mine:
+            raise StateError(
+                f"the state's global batches are of {batch} samples, and here {self.num_replicas} rank(s) with "
+                f"source_batch={self._source_batch} read {mine} at a time; ranks times source_batch has to be {batch}"
+            )
+        if position % mine:
+            raise StateError(
+                f"the state is at sample {position}, within a global batch of {mine}; save states after whole batches"
+            )
 
     # --- iterations
 
@@ -335,7 +354,11 @@ class _EpochSampler(Sampler[int]):
                 boundaries = None
                 if self._layout is not None:
                     boundaries, regrouping = self._layout.arrange(self._lo, self._hi, is_sorted=mixing["is_shuffled"])
-                plan = Plan(lo=self._lo, hi=self._hi, boundaries=boundaries, **mixing)
+                if self._weights is None:
+                    plan = Plan(lo=self._lo, hi=self._hi, boundaries=boundaries, **mixing)
+                else:
+                    copies = self._copies(boundaries, regrouping, seed=mixing["seed"])
+                    plan = Plan(hi=self._epoch_size or self._hi - self._lo, copies=copies, **mixing)
             world, rank = parse_int("num_replicas", self.num_replicas, minimum=1), parse_int("rank", self.rank)
         return EpochConfig(
             plan=plan,
@@ -349,6 +372,17 @@ class _EpochSampler(Sampler[int]):
             length=self._length,
             origin=self._origin,
         )
+
+    def _copies(self, boundaries: Indices | None, regrouping: Regrouping | None, *, seed: int) -> Copies:
+        """How often each sample comes in a pass, by the weights."""
+        key = seed, bool(self.shuffle)
+        if self._weighted is None or self._weighted[0] != key:
+            weights, samples = self._weights, np.arange(self._lo, self._hi)
+            weights = weights[samples if regrouping is None else regrouping.take(samples)]
+            count = self._epoch_size or len(weights)
+            copies = Copies(weights, count=count, first=self._lo, boundaries=boundaries, seed=seed)
+            self._weighted = key, copies
+        return self._weighted[1]
 
     def _prefetch(self, run: Run) -> Prefetcher | None:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``."""
@@ -445,7 +479,13 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epochs: passes in one iteration, one after another without a tail between them; None for endless iteration.
         epoch_size: samples of all ranks in a nominal epoch. Nominal epochs are consecutive parts of the endless
             sequence of passes, so that every sample is seen equally often; their ends are rounded up to equal counts
-            on all ranks.
+            on all ranks. With ``weights``, the samples of a pass.
+        weights: how often samples come: a number for each sample of the dataset, or the name of a column. A sample's
+            expected copies in a pass are its part of all weights, times ``epoch_size`` (default: the samples there
+            are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
+        source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
+            each global batch is of one source, and nominal epochs are whole global batches; see
+            `wids.MixtureBatchSampler`.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -476,6 +516,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         reshuffle: Reshuffle = "fixed",
         epochs: int | None = 1,
         epoch_size: int | None = None,
+        weights: Any = None,
+        source_batch: int = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -500,11 +542,21 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
             )
-        if self._mixing is None or size is not None or self._epochs is None:
+        run = parse_int("source_batch", source_batch, minimum=1)
+        if self._mixing is None or self._epochs is None:
             self._epoch_size, self._takes_epoch_size = size, False
-        else:  # a nominal epoch is as long as passes over all sources together
-            self._epoch_size, self._epochs = len(dataset) * self._epochs, 1
+            if run != 1 and self._mixing is None:
+                raise ValueError(f"source_batch is {run}, and a {type(dataset).__name__} is no mixture")
+        else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
+            self._takes_epoch_size, each = size is None, run * self.lanes
+            size = len(dataset) * self._epochs if size is None else size
+            self._epoch_size, self._epochs = size if run == 1 else -(-size // each) * each, 1
+        self._source_batch = run
+        if self._mixing is not None:
+            self._mixing.rows = run
         self._layout = layout(dataset)
+        if weights is not None:
+            self._weights = self._parse_weights(weights)
         self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
         if self.tail == "mask" and not takes_marks(dataset):
             raise ValueError(
@@ -512,6 +564,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
                 "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
             )
+
+    def _parse_weights(self, weights: Any) -> Any:
+        if self._mixing is not None:
+            raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
+        if isinstance(weights, str):
+            read = getattr(type(self.dataset), "read_column", None)
+            if read is None:
+                raise ValueError(f"weights is {weights!r}, and a {type(self.dataset).__name__} has no columns")
+            weights = read(self.dataset, weights)
+        found = parse_weights(weights, len(self.dataset))
+        if not found[self._lo : self._hi].any():
+            raise ValueError(f"no weight of the range {self._lo} .. {self._hi} is above 0")
+        return found
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # assigned there; here it cannot differ from len

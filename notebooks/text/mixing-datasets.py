@@ -71,9 +71,8 @@ def make_sample(sample):
     return np.asarray(image), sample["__dataset__"]
 
 
-pictures = wids.mix(
-    {name: (source.select(range(len(source))).add_transform(make_sample), weights[name]) for name, source in sources.items()}
-)
+views = {name: source.select(range(len(source))).add_transform(make_sample) for name, source in sources.items()}
+pictures = wids.mix({name: (view, weights[name]) for name, view in views.items()})
 sampler = wids.DistributedChunkedSampler(pictures, num_replicas=1, rank=0, chunksize=50)
 batch = next(iter(DataLoader(pictures, batch_size=40, sampler=sampler, collate_fn=list)))
 colours = dict(zip(weights, ("#0072B2", "#D55E00", "#009E73"), strict=False))  # Okabe and Ito's, for all eyes
@@ -231,13 +230,14 @@ for sampler in samplers:
 after = read(samplers, (total - before.size) // resume_world_size)
 resumed = np.concatenate([before.T.ravel(), after.T.ravel()])
 whole = len(resumed)
+places = [0, before.size - 6, before.size, total // 2]
 pd.DataFrame(
     {
-        "without a break": [" ".join(map(str, order[k : k + 6])) for k in (0, before.size - 6, before.size, total // 2)],
-        "resumed": [" ".join(map(str, resumed[k : k + 6])) for k in (0, before.size - 6, before.size, total // 2)],
+        "without a break": [" ".join(map(str, order[k : k + 6])) for k in places],
+        "resumed": [" ".join(map(str, resumed[k : k + 6])) for k in places],
         "by ranks": [world_size, world_size, resume_world_size, resume_world_size],
     },
-    index=pd.Index([0, before.size - 6, before.size, total // 2], name="from sample"),
+    index=pd.Index(places, name="from sample"),
 )
 
 # %% [markdown]
@@ -267,7 +267,8 @@ assert changed == {total // 2}, "weights changed at another position"
 for k, name in enumerate(mixture.names):
     own, length = order[source_of(order) == k], mixture.lengths[k]
     for first in range(0, len(own), length):
-        assert len(set(own[first : first + length])) == len(own[first : first + length]), f"{name}: a sample came too soon"
+        one_pass = own[first : first + length]
+        assert len(set(one_pass)) == len(one_pass), f"{name}: a sample came too soon"
 assert (resumed == order[:whole]).all(), "the resumed run has read other samples"
 assert total - whole < resume_world_size
 print(f"{whole:,} samples in the same order, on {world_size} ranks and on {world_size}, then {resume_world_size}")

@@ -61,6 +61,17 @@ class WithColumns:
         """
         return self._columns.find_rows(self._collection, predicate)
 
+    def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `query`.
+        """
+        quoted = name.replace('"', '""')
+        found = self.query(f'select "{quoted}" from samples order by "index"')  # noqa: S608
+        column: np.ndarray[Any, np.dtype[Any]] = found.column(0).to_numpy()
+        return column
+
     @property
     def column_names(self) -> list[str]:
         """The columns that `query` sees, in their order.

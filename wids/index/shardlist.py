@@ -226,10 +226,11 @@ class ShardList:
         return self._defaults
 
     def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
-        """(name, first shard, last shard + 1, weight) of each sub-dataset; empty: none has a weight, or there is one.
+        """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
 
-        A sub-dataset within another has the other's weight, unless it has its own; those that follow each other with
-        the same name and weight are one. A list of shards, which has no sub-datasets, may name them shard by shard.
+        A mixture is two sub-datasets or more, one of which has a weight. A sub-dataset within another has the other's
+        weight, unless it has its own; those that follow each other with the same name and weight are one. A list of
+        shards, which has no sub-datasets, may name them shard by shard.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
         for first, last, keys in self._components() if self._starts else self._own_components():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.order.epoch import EpochOrder, Plan, end_position, nominal_start
+from wids.order.epoch import Plan, end_position, nominal_start
 from wids.order.state import START, EpochPosition
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class EpochConfig:
         if self.is_stream or stop is None:
             found = self.plan.stream(start + self.rank, stop, self.world)
         else:
-            found = EpochOrder(self._one_plan, place.epoch).blocks(start + self.rank, stop, self.world)
+            found = self._one_plan.order(place.epoch).blocks(start + self.rank, stop, self.world)
         return found if self.regrouping is None else map(self.regrouping.take, found)
 
     def ranges(self) -> Indices:
@@ -152,6 +152,8 @@ class EpochConfig:
                 reads a mixture.
         """
         plan = self._one_plan
+        if plan.copies is not None:
+            raise ValueError("with weights, other samples are drawn in each pass, and no chunks are a rank's own")
         if plan.lanes % self.world or (plan.is_dealt and self.world > 1):
             raise ValueError(
                 f"no chunks are this rank's own: {self.world} ranks read {plan.lanes} lanes, reshuffle is "
@@ -162,7 +164,7 @@ class EpochConfig:
     @property
     def _one_plan(self) -> Plan:
         if not isinstance(self.plan, Plan):
-            raise ValueError("a mixture has no chunks of its own, and no epochs that end: its sources have")
+            raise ValueError("a mixture has no chunks of its own: its sources have")  # noqa: TRY004 - an argument's
         return self.plan
 
     @cached_property

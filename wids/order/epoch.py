@@ -21,7 +21,7 @@ in lane T % L.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.order.permutation import Indices
+    from wids.order.weights import Copies, Draw
 
 Tail = Literal["pad", "drop", "mask"]
 
@@ -70,6 +71,7 @@ class Plan:
         is_shuffled: False leaves each lane in the order of the range.
         is_dealt: chunks are dealt to the lanes anew in each epoch; False: a lane keeps its part of the range.
         seed: any integer, modulo 2**64.
+        copies: the range is of places, not samples: which sample is at a place, by weights; None: they are the samples.
     """
 
     lo: int = 0
@@ -82,6 +84,7 @@ class Plan:
     is_shuffled: bool
     is_dealt: bool = False
     seed: int
+    copies: Copies | None = None
 
     def __len__(self) -> int:
         if self.chunks is not None:
@@ -90,10 +93,17 @@ class Plan:
 
     def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
         """The range, half-open, and how many chunks of a lane of it are mixed at a time."""
-        lo, hi = self.lo, self.hi
+        lo, hi = (self.lo, self.hi) if self.copies is None else self.copies.span
         if self.chunks is not None:
             lo, hi = (int(self.chunks.min()), int(self.chunks.max())) if len(self.chunks) else (0, 0)
         return [(lo, hi, self.window if self.is_shuffled else 1)]
+
+    def order(self, number: int, *, shift: int = 0) -> EpochOrder:
+        """The order of an epoch, or of a pass; see `EpochOrder`."""
+        if self.copies is None:
+            return EpochOrder(self, number, shift=shift)
+        draw = self.copies.draw(number)
+        return _WeightedOrder(replace(self, boundaries=draw.boundaries, copies=None), number, shift=shift, draw=draw)
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield ``start:stop:step`` of the passes that follow each other, in pieces; see `Stream`."""
@@ -112,6 +122,7 @@ class Plan:
             "chunksize": self.chunksize,
             "window": self.window,
             "reshuffle": "epoch" if self.is_dealt else "fixed",
+            "sample_weights": None if self.copies is None else self.copies.digest,
         }
 
     def lane_bounds(self, lane: int, *, shift: int = 0) -> tuple[int, int]:
@@ -247,6 +258,21 @@ class EpochOrder:
         return chunks
 
 
+class _WeightedOrder(EpochOrder):
+    """G of one pass by weights."""
+
+    def __init__(self, plan: Plan, epoch: int, *, shift: int, draw: Draw) -> None:
+        super().__init__(plan, epoch, shift=shift)
+        self._draw = draw
+
+    def _read(self, first: int, count: int, step: int) -> Indices:
+        return self._draw.samples(super()._read(first, count, step))
+
+    def take(self, positions: Indices) -> Indices:
+        """See `EpochOrder.take`."""
+        return self._draw.samples(super().take(positions))
+
+
 class Stream:
     """Pass after pass over a plan's samples as one endless sequence, each pass in an order of its own."""
 
@@ -261,7 +287,7 @@ class Stream:
             number = int(positions[0]) // n
             count = int(np.searchsorted(positions, (number + 1) * n, side="left"))
             if self._pass is None or self._pass.epoch != number:
-                self._pass = EpochOrder(self.plan, number, shift=number * n % self.plan.lanes)
+                self._pass = self.plan.order(number, shift=number * n % self.plan.lanes)
             parts.append(self._pass.take(positions[:count] - number * n))
             positions = positions[count:]
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
@@ -272,7 +298,7 @@ class Stream:
         while n and (stop is None or start < stop):
             number, at = divmod(start, n)
             begin = number * n
-            order = EpochOrder(self.plan, number, shift=begin % self.plan.lanes)
+            order = self.plan.order(number, shift=begin % self.plan.lanes)
             end = n if stop is None else min(n, stop - begin)
             yield from order.blocks(at, end, step)
             start += -(-(end - at) // step) * step

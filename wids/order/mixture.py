@@ -1,8 +1,8 @@
 """The order of a mixture: at each row one source, each source in the order of its own passes.
 
 Rows and lanes are those of `wids.order.epoch`: position t is row t // L of lane t % L. All lanes read the same source
-in a row, which `wids.order.shares` chooses, so a source's samples are drawn from its own endless `Stream`, one row of
-it after another:
+in a row, which `wids.order.shares` chooses. A source's samples are drawn from its own endless `Stream`, one row of it
+after another:
 
     G[t] = stream_s[k * L + t % L]       s: the source of row t // L;  k: how many rows it had before
 
@@ -128,11 +128,13 @@ class MixturePlan:
         sources: at least one.
         segments: by ascending positions, the first at 0.
         lanes: L, of each source's plan too.
+        rows: how many rows in turn read the same source: those of a batch, or 1.
     """
 
     sources: tuple[MixedSource, ...]
     segments: tuple[Segment, ...]
     lanes: int
+    rows: int = 1
     is_dealt: bool = False
     chunks: None = field(default=None, init=False)
 
@@ -179,9 +181,8 @@ class MixturePlan:
     @property
     def facts(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes and the weights, as plain values for a state."""
-        return {
-            "sources": {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
-        }
+        sources = {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
+        return {"sources": sources, "batch": None if self.rows == 1 else self.rows * self.lanes}
 
 
 class _MixedOrder:
@@ -199,8 +200,8 @@ class _MixedOrder:
         for segment, end in zip(plan.segments, [*self._starts[1:], None], strict=True):
             self._turns.append(Turns(to_shares([segment.weights.get(name, 0) for name in self._names])))
             if end is not None:
-                rows = (end - segment.position) // plan.lanes
-                self._before.append(self._before[-1] + self._turns[-1].counts(rows))
+                turns = (end - segment.position) // (plan.lanes * plan.rows)
+                self._before.append(self._before[-1] + self._turns[-1].counts(turns))
 
     def _segment_of(self, position: int) -> int:
         return bisect_right(self._starts, position) - 1
@@ -212,20 +213,21 @@ class _MixedOrder:
     def counts(self, position: int) -> dict[str, int]:
         """See `MixturePlan.counts`."""
         number = self._segment_of(position)
-        turns = self._turns[number]
-        row, rest = divmod(position - self._starts[number], self._plan.lanes)
-        found = (self._before[number] + turns.counts(row)) * self._plan.lanes
+        turns, each = self._turns[number], self._plan.lanes * self._plan.rows
+        turn, rest = divmod(position - self._starts[number], each)
+        found = (self._before[number] + turns.counts(turn)) * each
         if rest:
-            found[turns.take(np.array([row]))[0]] += rest
+            found[turns.take(np.array([turn]))[0]] += rest
         return dict(zip(self._names, found.tolist(), strict=True))
 
     def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
         """See `MixturePlan.places`."""
         number = self._segment_of(int(positions[0]))
         rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
-        sources, turns = self._turns[number].take(rows)
-        turns += self._before[number][sources]
-        places = turns * self._plan.lanes + lanes
+        numbers, rows = np.divmod(rows, self._plan.rows)
+        sources, turns = self._turns[number].take(numbers)
+        rows += (turns + self._before[number][sources]) * self._plan.rows
+        places = rows * self._plan.lanes + lanes
         for s in np.flatnonzero(np.bincount(sources)).tolist():
             where, source = np.flatnonzero(sources == s), self._sources[s]
             assert source is not None, self._names[s]  # noqa: S101 - see `check_weights`
@@ -240,21 +242,21 @@ class _MixedOrder:
 
     def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """See `MixturePlan.find`."""
-        lanes = self._plan.lanes
+        each = self._plan.lanes * self._plan.rows
         for number, begin in enumerate(self._starts):
             lo, hi = max(start, begin), min(stop, self.segment_end(begin) or stop)
             turns, before = self._turns[number], self._before[number]
             if lo >= hi:
                 continue
-            firsts, lasts = (turns.counts(row) for row in ((lo - begin) // lanes, -((begin - hi) // lanes)))
+            firsts, lasts = (turns.counts(turn) for turn in ((lo - begin) // each, -((begin - hi) // each)))
             for s, source in enumerate(self._sources):
                 if source is None or firsts[s] == lasts[s]:
                     continue
                 own = wanted[np.searchsorted(wanted, source.offset) :] - source.offset
-                span = (int(count + before[s]) * lanes for count in (firsts[s], lasts[s]))
+                span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
                 for place, sample in find_in_stream(source.plan, own, *span):
-                    turn, lane = divmod(place, lanes)
-                    position = begin + turns.row_of(s, turn - int(before[s])) * lanes + lane
+                    turn, rest = divmod(place, each)
+                    position = begin + turns.row_of(s, turn - int(before[s])) * each + rest
                     if lo <= position < hi:
                         yield position, sample + source.offset
 
@@ -317,13 +319,15 @@ class Mixing:
 
     Args:
         parts: the sources.
+        rows: see `MixturePlan`.
 
     Attributes:
+        rows: as given; may be assigned.
         segments: the weights from each position on.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Part], *, rows: int = 1) -> None:
+        self._parts, self.rows = parts, rows
         self._sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
         self.segments: tuple[Segment, ...] = (Segment(0, self.weights),)
@@ -344,7 +348,7 @@ class Mixing:
                 **options,
             )
             sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
-        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes)
+        return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, rows=self.rows)
 
     def facts(self) -> dict[str, Any]:
         """The weights as plain values for a state: the mixture's own, and those from each position on."""
@@ -352,7 +356,7 @@ class Mixing:
         return {"own": self.weights, "from": changes}
 
     def change(self, weights: Mapping[str, Any], *, position: int, lanes: int) -> int:
-        """Have other weights from a position on, or from the next whole row; those that are left out stay.
+        """Have other weights from a position on, or from the next whole turn; those that are left out stay.
 
         Returns:
             The position from which on they hold; what was to come after it is gone.
@@ -360,7 +364,8 @@ class Mixing:
         Raises:
             ValueError: bad weights; see `check_weights`.
         """
-        first = -(-position // lanes) * lanes
+        each = lanes * self.rows
+        first = -(-position // each) * each
         kept = [segment for segment in self.segments if segment.position <= first]
         before = {name: weight for name, weight in kept[-1].weights.items() if name in self._sizes}
         changed = Segment(first, check_weights({**before, **weights}, self._sizes))
@@ -379,7 +384,7 @@ class Mixing:
         Raises:
             StateError: they are damaged; or other ones than the mixture's.
         """
-        own, segments = _parse_facts(facts, lanes)
+        own, segments = _parse_facts(facts, lanes * self.rows)
         if is_reweighted:
             self.segments = segments
             self.change(self.weights, position=position, lanes=lanes)
@@ -408,14 +413,14 @@ def plan_order(
     return Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), **options)
 
 
-def _parse_facts(facts: Any, lanes: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
+def _parse_facts(facts: Any, each: int) -> tuple[dict[str, float], tuple[Segment, ...]]:
     try:
         own = check_weights(facts["own"])
         found = tuple(Segment(operator.index(position), check_weights(weights)) for position, weights in facts["from"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the state's weights are damaged: {error}") from None
     positions = [segment.position for segment in found]
-    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % lanes for p in positions):
+    if not found or positions[0] != 0 or sorted(set(positions)) != positions or any(p % each for p in positions):
         raise StateError(f"the state's weights are damaged: they begin at positions {positions}")
     return own, found
 

@@ -15,7 +15,7 @@ Indices = NDArray[np.int64]
 
 _WORD = 1 << 64
 # Streams make permutations for different purposes independent, also at the same seed and position.
-CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES = 1, 2, 3, 4, 5, 6, 7
+CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:

@@ -36,6 +36,7 @@ def check(turns, first, rows):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_prefix_has_each_source_within_one_of_its_share(seed, monkeypatch):
+    """Every prefix has each source within one of its share."""
     monkeypatch.setattr(shares, "_MIN_ROWS", 8)  # many blocks
     rng = random.Random(seed)
     for _ in range(20):
@@ -44,11 +45,13 @@ def test_every_prefix_has_each_source_within_one_of_its_share(seed, monkeypatch)
 
 
 def test_blocks_follow_each_other_over_many_of_them():
+    """Blocks follow each other over many of them."""
     for weights in ([0.7, 0.3], [1] * 40, [5, 3, 2, 2**-20], [1e-9, 1 - 1e-9], [np.pi, np.e, 2**0.5]):
         check(Turns(to_shares(weights)), 10**9, 5000)
 
 
 def test_any_rows_are_those_of_all_rows():
+    """Any rows are those of all rows."""
     rng = np.random.default_rng(3)
     shares_of = to_shares([0.5, 0.25, 0.2, 0.05, 1e-6])
     sources, counts = Turns(shares_of).take(np.arange(10**5))
@@ -60,6 +63,7 @@ def test_any_rows_are_those_of_all_rows():
 
 
 def test_shares_are_exact_and_none_vanishes():
+    """Shares are exact and none vanishes."""
     found = to_shares([Fraction(1, 3), 1e-300, 0, 2 / 3])
     assert sum(found) == WHOLE
     assert found[1:3] == (1, 0)
@@ -67,6 +71,7 @@ def test_shares_are_exact_and_none_vanishes():
 
 
 def test_one_source_has_all_rows_and_none_of_weight_zero_any():
+    """One source has all rows and none of weight zero any."""
     sources, counts = Turns(to_shares([0, 3, 0])).take(np.array([0, 1, 5, 10**9]))
     assert sources.tolist() == [1, 1, 1, 1]
     assert counts.tolist() == [0, 1, 5, 10**9]
