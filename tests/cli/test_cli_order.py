@@ -242,6 +242,22 @@ def test_a_sample_of_a_mixture_may_come_often_or_not_at_all(mixture):
     assert "not read in this epoch" in said
 
 
+def test_a_saved_view_of_a_mixture(tmp_path, mixture):
+    """Has the order of its samplers: the samples that it has of each sub-dataset, in their shares."""
+    ShardListDataset(mixture).exclude(range(100, 640)).save(tmp_path / "some.json")
+    rows = read_of(tmp_path / "some.json", 0, world=1, epoch=2)
+    told = run_json("at", tmp_path / "some.json", "--batch-size", 1000, "--step", 0, "--epoch", 2)
+    assert [one["index"] for one in told["samples"]] == rows
+    assert len(rows) == 615
+    parts = run_json("info", tmp_path / "some.json")["mixture"]
+    assert [(part["name"], part["samples"]) for part in parts] == [
+        ("web", 100),
+        ("books", 10),
+        ("code", 500),
+        ("rest", 5),
+    ]
+
+
 def test_nominal_epochs_of_any_index(big):
     """--epoch-size is the sampler's epoch_size."""
     batches = batches_of(LENGTHS, 1, world=2, batch_size=5, epoch=4, epoch_size=300)

@@ -163,9 +163,8 @@ class _Blocks:
 class _Split:
     """Small sources have every so many rows together, evenly spaced, the others the rest."""
 
-    nrows = _MAX_ROWS
-
     def __init__(self, shares: tuple[int, ...], small: list[int]) -> None:
+        self.nrows = _MIN_ROWS
         self._share = sum(shares[s] for s in small)
         self._nsources = len(shares)
         large = [s for s, share in enumerate(shares) if share >= _SMALL]
