@@ -160,6 +160,7 @@ class ShardCollection:
     _is_remote: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
+    _parts: tuple[list[Part] | None] | None
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class ShardCollection:
     def named(self, name: str) -> ShardCollection:
         """The same shards, whose samples have another name; they share the open shards."""
         found = copy.copy(self)
-        found.name, found.here = name, NOWHERE
+        found.name, found.here, found._parts = name, NOWHERE, None  # noqa: SLF001 - of this class
         return found
 
     def adopt(self, shards: ShardList) -> None:
@@ -213,7 +214,7 @@ class ShardCollection:
         """Make shard ``k`` the one shard of ``row``."""
         del self.pool.lru[self.shards.urls[k]]
         self.shards.replace(k, row)
-        self.here, self._is_remote, self.place = NOWHERE, None, None
+        self.here, self._is_remote, self.place, self._parts = NOWHERE, None, None, None
         if self.shards.nsamples is not self.lengths:
             self.sum_lengths()
 
@@ -264,6 +265,7 @@ class ShardCollection:
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
         self.here, self._is_remote, self._cum_lengths, self._whole_ends = NOWHERE, None, None, None
+        self._parts = None
         self.lengths: Sequence[int] = self.shards.lengths
         self.ends: Sequence[int] = self.shards.ends()
 
@@ -275,8 +277,10 @@ class ShardCollection:
         return self._cum_lengths
 
     def mixed_parts(self) -> list[Part] | None:
-        """See `mixed_parts`."""
-        return mixed_parts(self.shards) if self.name is None else None
+        """See `mixed_parts`; found once, for the fingerprints of a million shards take seconds."""
+        if self._parts is None:
+            self._parts = (mixed_parts(self.shards) if self.name is None else None,)
+        return self._parts[0]
 
     def has_remote(self) -> bool:
         """Whether any shard goes through the cache."""

@@ -218,6 +218,8 @@ def read_of(mixture, rank, *, world, epoch, **options):
         (("--seed", "4", "--chunksize", "50"), {"seed": 4, "chunksize": 50}, 3, 7),
         (("--epoch-size", "101", "--lanes", "4"), {"epoch_size": 101, "lanes": 4}, 3, 5),
         (("--reshuffle", "epoch", "--window", "1"), {"reshuffle": "epoch", "window": 1}, 2, 1),
+        (("--source-batch", "8"), {"source_batch": 8}, 3, 2),
+        (("--source-batch", "5", "--epoch-size", "77"), {"source_batch": 5, "epoch_size": 77}, 2, 4),
     ],
 )
 def test_at_and_when_of_a_mixture_agree_with_samplers(mixture, flags, options, world, epoch):
@@ -271,6 +273,12 @@ def test_what_a_mixture_has_not(mixture):
         assert words in complaint(2, "at", mixture, "--step", "0", *flags)
 
 
+def test_turns_of_what_is_no_mixture(big):
+    """Other indexes have no sources to take turns."""
+    assert "no sub-datasets with weights" in complaint(2, "at", big, "--step", "0", "--source-batch", "4")
+    assert "no sub-datasets with weights" in complaint(2, "simulate", big, "--shard-size", "1MB", "--source-batch", "4")
+
+
 def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
     """35 sources of 10**7 samples, 64 ranks: when a sample comes in a late nominal epoch, without going through it."""
     parts = [Part(f"s{k}", k * 10**7, (k + 1) * 10**7, 1 + k) for k in range(35)]
@@ -305,7 +313,7 @@ def test_defaults_are_the_samplers():
     sampler = inspect.signature(DistributedChunkedSampler).parameters
     for command in (show_batch, show_readings):
         ours = inspect.signature(command).parameters
-        for name in ("chunksize", "window", "seed", "lanes", "shuffle", "reshuffle"):
+        for name in ("chunksize", "window", "seed", "lanes", "shuffle", "reshuffle", "source_batch", "epoch_size"):
             assert ours[name].default == sampler[name].default
         assert sampler["tail"].default is None
         assert DistributedChunkedSampler(range(3), num_replicas=1).tail == ours["tail"].default

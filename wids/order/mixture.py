@@ -396,8 +396,18 @@ class Mixing:
         self.segments = segments
 
 
+def nominal_size(size: int, *, rows: int, lanes: int) -> int:
+    """Samples of a nominal epoch, at least ``size``: in a mixture of turns of several rows, whole turns."""
+    return size if rows == 1 else -(-size // (rows * lanes)) * rows * lanes
+
+
 def plan_order(
-    counts: ShardCounts, parts: Sequence[Part] | None, *, span: tuple[int, int] | None = None, **options: Any
+    counts: ShardCounts,
+    parts: Sequence[Part] | None,
+    *,
+    span: tuple[int, int] | None = None,
+    rows: int = 1,
+    **options: Any,
 ) -> Plan | MixturePlan:
     """The order of the samples of an index, as samplers have it.
 
@@ -405,10 +415,16 @@ def plan_order(
         counts: its shards.
         parts: the sources, if it is a mixture.
         span: else, which of the samples, half-open; None: all.
+        rows: see `MixturePlan`.
         options: lanes, seed, and the others of a `Plan`.
+
+    Raises:
+        ValueError: several ``rows`` in turn, and it is no mixture.
     """
     if parts is not None:
-        return Mixing(parts).plan(layout(counts), **options)
+        return Mixing(parts, rows=rows).plan(layout(counts), **options)
+    if rows != 1:
+        raise ValueError(f"source_batch is {rows}, and the index has no sub-datasets with weights")
     lo, hi = span or (0, len(counts))
     return Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), **options)
 

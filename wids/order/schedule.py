@@ -13,6 +13,7 @@ import numpy as np
 
 from wids.order.config import EpochConfig
 from wids.order.epoch import EpochOrder, Plan
+from wids.order.mixture import nominal_size
 from wids.order.search import find_in_pass, find_in_stream, lanes_of, matches
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class Timetable:
         epoch_size: int | None = None,
     ) -> None:
         self.plan, self.epoch, self.world, self.batch_size = plan, epoch, world, batch_size
-        if epoch_size is None and not isinstance(plan, Plan):
-            epoch_size = len(plan)
+        if not isinstance(plan, Plan):
+            epoch_size = nominal_size(epoch_size or len(plan), rows=plan.rows, lanes=plan.lanes)
         config = EpochConfig(plan=plan, lanes=plan.lanes, world=world, tail=tail, epoch_size=epoch_size)
         self._start, end = config.span(config.first_place(epoch))
         assert end is not None  # noqa: S101 - for the type checker: the epoch has a size

@@ -10,7 +10,7 @@ import numpy as np
 
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
-from wids.order.mixture import Part, plan_order
+from wids.order.mixture import Part, nominal_size, plan_order
 from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
@@ -36,6 +36,7 @@ class TrainingJob:
         lengths: samples in each shard. sizes: bytes of each.
         footprints: bytes that each takes in a cache, with its member table.
         parts: the sources of a mixture, whose epochs are nominal; None: it is none.
+        source_batch: of a mixture: samples in turn that a rank reads of one source.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
         chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
         passes, nbatches: passes in an epoch without a tail between them, or batches of each rank in an epoch.
@@ -55,6 +56,7 @@ class TrainingJob:
     sizes: Indices
     footprints: Indices
     parts: tuple[Part, ...] | None = None
+    source_batch: int = 1
     world: int = 1
     ranks_per_node: int = 8
     epochs: int = 1
@@ -86,6 +88,8 @@ class TrainingJob:
             raise ValueError(
                 "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
             )
+        if self.source_batch != 1 and self.parts is None:
+            raise ValueError(f"source_batch is {self.source_batch}, and the index has no sub-datasets with weights")
         if self.is_by_shards and self.parts is not None:
             raise ValueError(
                 "the shards of a mixture have no common order that ranks could have shards of their own of"
@@ -174,6 +178,7 @@ class TrainingJob:
         plan = plan_order(
             ShardCounts(self.lengths),
             self.parts,
+            rows=self.source_batch,
             chunksize=self.chunksize,
             window=self.window,
             lanes=self.lanes or self.world,
@@ -182,8 +187,8 @@ class TrainingJob:
             seed=self.seed,
         )
         size = None if self.nbatches is None else self.nbatches * self.batch_size * self.world
-        if self.parts is not None and size is None:
-            size = n * self.passes
+        if self.parts is not None:
+            size = nominal_size(size or n * self.passes, rows=self.source_batch, lanes=plan.lanes)
         if n * self.passes < self.world and self.passes != 1:
             raise ValueError(f"an epoch of {n * self.passes} samples on {self.world} ranks has less than one for each")
         return [

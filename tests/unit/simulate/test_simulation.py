@@ -100,19 +100,21 @@ def test_indices_are_the_samplers(lengths, options, is_shuffled, is_dealt):
             check_visits(course.coming(epoch), where)
 
 
-@pytest.mark.parametrize("nbatches", [None, 7])
+@pytest.mark.parametrize(("nbatches", "source_batch"), [(None, 1), (None, 8), (7, 1)])
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches):
+def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches, source_batch):
     """Every visit is a stretch in which a rank reads the shard; a sample more, and it would be another one's."""
     lengths = [30, 41, 22, 9, 9, 50]
     sources = {"a": ([30, 41], 0.5), "b": ([22, 9, 9], 0.375), "c": ([50], 0.125)}
     parts = [Part("a", 0, 71, 0.5), Part("b", 71, 111, 0.375), Part("c", 111, 161, 0.125)]
-    described = describe(lengths, parts=tuple(parts), world=world, epochs=3, nbatches=nbatches, chunksize=10)
+    job_options = {"parts": tuple(parts), "nbatches": nbatches, "source_batch": source_batch}
+    described = describe(lengths, world=world, epochs=3, chunksize=10, **job_options)
     epochs, outcome = simulate(described)
     mixture = wids.mix({name: (Numbers(counts), weight) for name, (counts, weight) in sources.items()})
     size = None if nbatches is None else nbatches * 32 * world
     for rank in range(world):
-        sampler = DistributedChunkedSampler(mixture, num_replicas=world, rank=rank, chunksize=10, epoch_size=size)
+        options = {"num_replicas": world, "rank": rank, "epoch_size": size, "source_batch": source_batch}
+        sampler = DistributedChunkedSampler(mixture, chunksize=10, **options)
         for epoch in epochs:
             read = np.searchsorted(np.cumsum(lengths), list(sampler), side="right")
             assert epoch.counts[rank] == len(read)

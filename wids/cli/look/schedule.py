@@ -93,6 +93,7 @@ class ScheduleOptions(OrderOptions):
             is_shuffled=self.shuffle,
             is_dealt=self.reshuffle == "epoch",
             seed=self.seed,
+            rows=self.source_batch,
         )
 
     def worker_of(self, step: int) -> int | None:

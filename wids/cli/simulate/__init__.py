@@ -73,6 +73,7 @@ def _describe(
         sizes=np.array(sizes, np.int64),
         footprints=np.array([size + table for size, table in zip(sizes, tables, strict=True)], np.int64),
         parts=None if parts is None else tuple(parts),
+        source_batch=order.source_batch,
         world=training.world_size,
         ranks_per_node=ranks_per_node,
         epochs=training.epochs,
