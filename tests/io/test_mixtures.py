@@ -466,6 +466,7 @@ def test_sources_with_directories_of_their_own_have_limits_of_their_own(remote, 
         caplog, remote_mixture(remote, tmp_path.__truediv__, {**enough, "talks": 2}.__getitem__), lanes=9
     )[-1:]
     assert "read 3 at a time" in said  # of nine lanes with windows of two, three shards
+    assert f"cache_size={4 * remote[1]} would do" in said
 
 
 def test_an_index_with_weights_needs_a_window_of_each_source(remote, tmp_path, caplog):

@@ -128,9 +128,9 @@ def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
     Args:
         mixed: shards that one rank reads at a time.
         ranks: of the node.
-        total: how many shards there are.
+        total: how many shards there are; with space for one more, which their member tables take.
     """
-    return min((mixed + 1) * ranks, total)
+    return min((mixed + 1) * ranks, total + 1)
 
 
 def good_ahead(rate: float, *, typical: int, each: float, shards: int = MIN_SHARDS) -> int:
