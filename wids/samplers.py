@@ -265,17 +265,20 @@ class _EpochSampler(Sampler[int]):
         """
         if self._mixing is None:
             raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")
-        config = self._config()
-        is_running = isinstance(self._cursor, cursor.Running)
-        place = self._current_place(config)
-        end = config.span(place)[1] if is_running or config.is_in_the_middle(place) else place.position
-        earliest = end if is_running else place.position
-        if earliest is None:
+        config, now = self._config(), self._cursor
+        if isinstance(now, cursor.Running):
+            earliest = usual = now.run.config.span(now.run.place)[1]
+        else:
+            place = cursor.next_place(now, config)
+            earliest, usual = place.position, place.position
+            if config.is_in_the_middle(place):
+                usual = config.span(place)[1] or earliest
+        if earliest is None or usual is None:
             raise ValueError(
                 "an iteration without end has begun (epochs=None), and goes on with its weights; load the sampler's "
                 "own state_dict, change the weights, and begin another one"
             )
-        position = parse_int("at", at, minimum=0) if at is not None else earliest if end is None else end
+        position = usual if at is None else parse_int("at", at, minimum=0)
         if position < earliest:
             raise ValueError(
                 f"at is {position}, and what is read up to {earliest} is decided; load the sampler's own state_dict to "

@@ -182,6 +182,21 @@ def test_reweight_without_a_position_begins_with_the_next_nominal_epoch():
     assert Counter(name for name, _ in read(sampler, 40, mixture)) == {"a": 10, "b": 30}
 
 
+def test_what_was_read_keeps_its_weights():
+    """After an epoch, and between epochs, weights change from the next one on."""
+    mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 1)})
+    (sampler,) = ranks(mixture, 1, epoch_size=40)
+    first = read(sampler, 41, mixture)
+    sampler.reweight({"b": 0})
+    assert sampler.state_dict()["order"]["weights"]["from"][-1] == [40, {"a": 1.0, "b": 0.0}]
+    assert Counter(name for name, _ in read(sampler, 40, mixture)) == {"a": 40}
+    sampler.set_epoch(0)
+    assert read(sampler, 41, mixture) == first
+    sampler.set_epoch(7)
+    sampler.reweight({"a": 0, "b": 1})
+    assert sampler.state_dict()["order"]["weights"]["from"][-1][0] == 280
+
+
 def test_what_is_decided_cannot_be_reweighted():
     """What is decided cannot be reweighted."""
     mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 1)})
