@@ -280,10 +280,10 @@ def test_turns_of_what_is_no_mixture(big):
 
 
 def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
-    """35 sources of 10**7 samples, 64 ranks: when a sample comes in a late nominal epoch, without going through it."""
-    parts = [Part(f"s{k}", k * 10**7, (k + 1) * 10**7, 1 + k) for k in range(35)]
+    """35 sources of 10**7 samples, and ten that come all the time: when a sample comes in a late nominal epoch."""
+    parts = [Part("few", 0, 10, 100), *(Part(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35))]
     plan = plan_order(
-        ShardCounts([10_000] * 35_000), parts, chunksize=10_000, window=4, lanes=64, is_shuffled=True, seed=0
+        ShardCounts([10, *[10_000] * 35_000]), parts, chunksize=10_000, window=4, lanes=64, is_shuffled=True, seed=0
     )
     table = Timetable(plan, epoch=50, world=64, batch_size=32, tail="pad")
     asked = 34 * 10**7 + 4711

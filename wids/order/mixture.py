@@ -252,7 +252,8 @@ class _MixedOrder:
             for s, source in enumerate(self._sources):
                 if source is None or firsts[s] == lasts[s]:
                     continue
-                own = wanted[np.searchsorted(wanted, source.offset) :] - source.offset
+                first, last = np.searchsorted(wanted, [source.offset, source.offset + len(source.plan)])
+                own = wanted[first:last] - source.offset
                 span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
                 for place, sample in find_in_stream(source.plan, own, *span):
                     turn, rest = divmod(place, each)
