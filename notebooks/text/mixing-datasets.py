@@ -26,7 +26,7 @@ import bucket
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 import wids
 
@@ -261,6 +261,26 @@ pd.DataFrame(
     {"times seen, here": times_seen(order), "with replacement (one run)": times_seen(random_order)}, index=mixture.names
 )
 
+# %% [markdown]
+# ## Classes evened out by weights
+#
+# Where classes are not datasets of their own, samples have weights: an array, or the name of a column. `wids.balance` makes such from
+# labels; here the names of the sources are the labels, of a plain join of them. A sample's expected copies in a pass are its part of all
+# weights, times the samples of a pass. It comes the floor or the ceiling of that, so classes are even in each pass, not on average.
+
+# %%
+joined = ConcatDataset(mixture.datasets)
+labels = source_of(np.arange(len(joined)))
+per_class, most_off = {}, 0.0
+for power in (0.0, 0.5, 1.0):
+    class_weights = wids.balance(labels, power=power)
+    sampler = wids.DistributedChunkedSampler(joined, num_replicas=1, rank=0, chunksize=50, weights=class_weights)
+    copies = np.bincount(list(sampler), minlength=len(joined))
+    expected = class_weights / class_weights.sum() * len(joined)
+    most_off = max(most_off, abs(copies - expected).max())
+    per_class[f"power={power}"] = np.bincount(labels, copies).astype(int)
+pd.DataFrame(per_class, index=pd.Index(mixture.names, name="samples in one pass"))
+
 # %%
 assert (abs(ours) < 1 + 1e-6).all(), "a share is off by more than a sample"
 assert changed == {total // 2}, "weights changed at another position"
@@ -271,5 +291,7 @@ for k, name in enumerate(mixture.names):
         assert len(set(one_pass)) == len(one_pass), f"{name}: a sample came too soon"
 assert (resumed == order[:whole]).all(), "the resumed run has read other samples"
 assert total - whole < resume_world_size
+assert most_off < 1 + 1e-6, "a sample came neither the floor nor the ceiling of its expected copies"
+assert np.ptp(per_class["power=1.0"]) <= len(sources), "classes are not even"
 print(f"{whole:,} samples in the same order, on {world_size} ranks and on {world_size}, then {resume_world_size}")
 print("every share within one sample of what is due, in every stretch from the beginning")
