@@ -6,6 +6,7 @@ A `Mixture` is a map-style dataset over its sources, one after another; which so
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
 
     ``wids.mix({"web": (web, 0.7), "books": (books, 0.3)})``. Samples have the name of their source in
     ``__dataset__``, before their transformations. A `wids.ShardListDataset` is mixed as it is now: transformations that
-    are added to it later are not the mixture's.
+    are added to it later are not the mixture's. Weights within a source (another mixture, an index's sub-datasets) are
+    not looked at: its samples come evenly.
 
     Args:
         sources: name -> dataset, or (dataset, weight); or a list of these, named ``"0"``, ``"1"``, ... Anything with
@@ -146,6 +148,7 @@ class Mixture(ConcatDataset[Any]):
 
     def _transform(self, sample: Any, source: int) -> Any:
         if isinstance(sample, dict) and "__dataset__" not in sample:
+            sample = copy.copy(sample)  # which the source may keep
             sample["__dataset__"] = self.names[source]
         for transform in self._transformations:
             sample = transform(sample)

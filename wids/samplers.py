@@ -27,7 +27,7 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
-from wids.order.mixture import REWEIGHT_ADVICE, Mixing, mixed_parts
+from wids.order.mixture import REWEIGHT_ADVICE, Mixing, mixed_parts, nominal_size
 from wids.order.state import START, EpochPosition, build_state, check_order, parse_state
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 from wids.order.weights import Copies, parse_weights
@@ -396,7 +396,7 @@ class _EpochSampler(Sampler[int]):
             self.dataset,
             partial(run.config.blocks, run.place),
             position=lambda: run.drawn,
-            mixed=run.config.chunks_at_a_time,
+            mixed=run.config.mixed_ranges(run.place),
         )
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
@@ -551,9 +551,9 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             if run != 1 and self._mixing is None:
                 raise ValueError(f"source_batch is {run}, and a {type(dataset).__name__} is no mixture")
         else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
-            self._takes_epoch_size, each = size is None, run * self.lanes
+            self._takes_epoch_size = size is None
             size = len(dataset) * self._epochs if size is None else size
-            self._epoch_size, self._epochs = size if run == 1 else -(-size // each) * each, 1
+            self._epoch_size, self._epochs = nominal_size(size, rows=run, lanes=self.lanes), 1
         self._source_batch = run
         if self._mixing is not None:
             self._mixing.rows = run

@@ -223,6 +223,16 @@ class OrderOptions:
         Literal["fixed", "epoch"],
         typer.Option(help="A lane keeps its part, or chunks are dealt anew each epoch.", rich_help_panel=ORDER_PANEL),
     ] = "fixed"
+    source_batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Of a mixture: samples in turn that a rank reads of one sub-dataset.",
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = 1
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

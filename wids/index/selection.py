@@ -97,6 +97,12 @@ class Selection:
         end = self.ends[k]
         return self._array[end - self.counts[k] : end]
 
+    def between(self, first: int, last: int) -> Selection:
+        """That of the shards ``first .. last`` by themselves."""
+        before = self.ends[first - 1] if first else 0
+        ends = self._ends[first:last] - before
+        return Selection(ends, self._array[before : before + int(ends[-1])] if len(ends) else self._array[:0])
+
 
 def _narrow(rows: Integers) -> npt.NDArray[Any]:
     """In four bytes each, if they fit."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,12 +29,14 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
+from wids.order.layout import layout
+from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wids.order.layout import Layout, Regrouping
+    from wids.order.layout import Layout, Regrouping, ShardCounts
     from wids.order.permutation import Indices
 
 REWEIGHT_ADVICE = (
@@ -65,8 +68,8 @@ def mixed_parts(dataset: Any) -> list[Part] | None:
     return None if find is None else find(dataset)
 
 
-def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
-    """Sources out of (name, first, last, weight): without a name by number, a repeated name with its number.
+def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) -> list[Part]:
+    """Sources out of what a `Part` has: without a name by number, a repeated name with its number.
 
     Raises:
         ValueError: bad weights; see `fill_weights`, `check_weights`.
@@ -77,7 +80,7 @@ def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
         names[f"{own} ({k})" if own in names else own] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
-    return [Part(name, parts[k][1], parts[k][2], weights[name]) for name, k in names.items()]
+    return [Part(name, parts[k][1], parts[k][2], weights[name], parts[k][4]) for name, k in names.items()]
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,16 @@ class MixturePlan:
     def __len__(self) -> int:
         return sum(len(source.plan) for source in self.sources)
 
-    @property
-    def mixed_chunks(self) -> int:
-        """How many chunks are mixed at a time."""
-        weights = self.segments[-1].weights
-        return sum(source.plan.mixed_chunks for source in self.sources if weights.get(source.name))
+    def mixed_ranges(self, position: int = 0) -> list[tuple[int, int, int]]:
+        """(first index, last index + 1, chunks of a lane that are mixed) of each source with a weight from there on."""
+        following = [segment.position for segment in self.segments[1:]]
+        segments = self.segments[bisect_right(following, position) :]
+        return [
+            (lo + source.offset, hi + source.offset, chunks)
+            for source in self.sources
+            if any(segment.weights.get(source.name) for segment in segments)
+            for lo, hi, chunks in source.plan.mixed_ranges()
+        ]
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
@@ -153,6 +161,22 @@ class MixturePlan:
             taken = count if left == math.inf else min(count, -(-int(left) // step))
             yield order.take(start + step * np.arange(taken))
             start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
+
+    def counts(self, position: int) -> dict[str, int]:
+        """How many of the samples before a position are each source's, by name."""
+        return _MixedOrder(self).counts(position)
+
+    def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
+        """Where ascending positions lie in the sources: of each, (which of them, it, the positions in its stream).
+
+        Args:
+            positions: (n,), of one segment.
+        """
+        return _MixedOrder(self).places(positions) if len(positions) else iter(())
+
+    def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """(position, sample) of those at the positions ``start .. stop``, in no order; see `wids.order.search`."""
+        return _MixedOrder(self).find(wanted, start, stop)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -169,7 +193,7 @@ class _MixedOrder:
         self._names = list(dict.fromkeys(name for segment in plan.segments for name in segment.weights))
         by_name = {source.name: source for source in plan.sources}
         self._sources = [by_name.get(name) for name in self._names]
-        self._streams = [None if source is None else Stream(source.plan) for source in self._sources]
+        self._streams = {source.name: Stream(source.plan) for source in plan.sources}
         self._starts = [segment.position for segment in plan.segments]
         self._turns: list[Turns] = []
         self._before: list[Indices] = [np.zeros(len(self._names), np.int64)]  # turns before each segment
@@ -179,24 +203,63 @@ class _MixedOrder:
                 turns = (end - segment.position) // (plan.lanes * plan.rows)
                 self._before.append(self._before[-1] + self._turns[-1].counts(turns))
 
+    def _segment_of(self, position: int) -> int:
+        return bisect_right(self._starts, position) - 1
+
     def segment_end(self, position: int) -> int | None:
         """Where the segment of a position ends; None: it does not."""
         return next((start for start in self._starts if start > position), None)
 
-    def take(self, positions: Indices) -> Indices:
-        """The indices at ascending positions of one segment: (n,) -> (n,)."""
-        number = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
+    def counts(self, position: int) -> dict[str, int]:
+        """See `MixturePlan.counts`."""
+        number = self._segment_of(position)
+        turns, each = self._turns[number], self._plan.lanes * self._plan.rows
+        turn, rest = divmod(position - self._starts[number], each)
+        found = (self._before[number] + turns.counts(turn)) * each
+        if rest:
+            found[turns.take(np.array([turn]))[0]] += rest
+        return dict(zip(self._names, found.tolist(), strict=True))
+
+    def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
+        """See `MixturePlan.places`."""
+        number = self._segment_of(int(positions[0]))
         rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
         numbers, rows = np.divmod(rows, self._plan.rows)
         sources, turns = self._turns[number].take(numbers)
         rows += (turns + self._before[number][sources]) * self._plan.rows
-        places, found = rows * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
+        places = rows * self._plan.lanes + lanes
         for s in np.flatnonzero(np.bincount(sources)).tolist():
-            where = sources == s
-            source, stream = self._sources[s], self._streams[s]
-            assert source is not None and stream is not None, self._names[s]  # noqa: PT018, S101 - see `check_weights`
-            found[where] = source.to_indices(stream.take(places[where]))
+            where, source = np.flatnonzero(sources == s), self._sources[s]
+            assert source is not None, self._names[s]  # noqa: S101 - see `check_weights`
+            yield where, source, places[where]
+
+    def take(self, positions: Indices) -> Indices:
+        """The indices at ascending positions of one segment: (n,) -> (n,)."""
+        found = np.empty(len(positions), np.int64)
+        for where, source, places in self.places(positions):
+            found[where] = source.to_indices(self._streams[source.name].take(places))
         return found
+
+    def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """See `MixturePlan.find`."""
+        each = self._plan.lanes * self._plan.rows
+        for number, begin in enumerate(self._starts):
+            lo, hi = max(start, begin), min(stop, self.segment_end(begin) or stop)
+            turns, before = self._turns[number], self._before[number]
+            if lo >= hi:
+                continue
+            firsts, lasts = (turns.counts(turn) for turn in ((lo - begin) // each, -((begin - hi) // each)))
+            for s, source in enumerate(self._sources):
+                if source is None or firsts[s] == lasts[s]:
+                    continue
+                first, last = np.searchsorted(wanted, [source.offset, source.offset + len(source.plan)])
+                own = wanted[first:last] - source.offset
+                span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
+                for place, sample in find_in_stream(source.plan, own, *span):
+                    turn, rest = divmod(place, each)
+                    position = begin + turns.row_of(s, turn - int(before[s])) * each + rest
+                    if lo <= position < hi:
+                        yield position, sample + source.offset
 
 
 def fill_weights(weights: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -332,6 +395,39 @@ class Mixing:
             listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
             raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
         self.segments = segments
+
+
+def nominal_size(size: int, *, rows: int, lanes: int) -> int:
+    """Samples of a nominal epoch, at least ``size``: in a mixture of turns of several rows, whole turns."""
+    return size if rows == 1 else -(-size // (rows * lanes)) * rows * lanes
+
+
+def plan_order(
+    counts: ShardCounts,
+    parts: Sequence[Part] | None,
+    *,
+    span: tuple[int, int] | None = None,
+    rows: int = 1,
+    **options: Any,
+) -> Plan | MixturePlan:
+    """The order of the samples of an index, as samplers have it.
+
+    Args:
+        counts: its shards.
+        parts: the sources, if it is a mixture.
+        span: else, which of the samples, half-open; None: all.
+        rows: see `MixturePlan`.
+        options: lanes, seed, and the others of a `Plan`.
+
+    Raises:
+        ValueError: several ``rows`` in turn, and it is no mixture.
+    """
+    if parts is not None:
+        return Mixing(parts, rows=rows).plan(layout(counts), **options)
+    if rows != 1:
+        raise ValueError(f"source_batch is {rows}, and the index has no sub-datasets with weights")
+    lo, hi = span or (0, len(counts))
+    return Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), **options)
 
 
 def _parse_facts(facts: Any, each: int) -> tuple[dict[str, float], tuple[Segment, ...]]:

@@ -76,6 +76,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         "first_shard": shards.urls[numbers[0]] if count else None,
         "last_shard": shards.urls[numbers[-1]] if count else None,
         "datasets": _datasets(listed),
+        "mixture": _mixture(listed) if not uncounted else None,
         "counted": count - uncounted,
         "with_filesize": count - unsized,
         "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
@@ -121,6 +122,18 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
         for key, number in (("samples", shards.lengths[k]), ("bytes", shards.filesizes[k])):
             part[key] = None if number < 0 or part[key] is None else part[key] + number
     return [] if list(parts) in ([], [None]) else list(parts.values())
+
+
+def _mixture(listed: Listed) -> list[dict[str, Any]] | None:
+    """Return the sources of a mixture with their shares; None: the index has no weights for its sub-datasets."""
+    parts = listed.mixed_parts()
+    if parts is None:
+        return None
+    total = sum(part.weight for part in parts)
+    return [
+        {"name": part.name, "samples": part.last - part.first, "weight": part.weight, "share": part.weight / total}
+        for part in parts
+    ]
 
 
 def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
@@ -174,8 +187,27 @@ def _print_one(found: dict[str, Any]) -> None:
             for part in found["datasets"][:_MAX_DATASETS]
         ]
         print_table(("sub-dataset", ">shards", ">samples", ">size"), rows)
-        if len(found["datasets"]) > _MAX_DATASETS:
-            print(f"and {len(found['datasets']) - _MAX_DATASETS:,} more (--json lists them all)")
+        _print_more(len(found["datasets"]))
+    if found["mixture"]:
+        print("\nmixed by their weights:")
+        parts = found["mixture"]
+        rows = [
+            (printable(part["name"]), f"{part['weight']:g}", f"{part['share']:.2%}", _passes(part, parts))
+            for part in parts[:_MAX_DATASETS]
+        ]
+        print_table(("source", ">weight", ">share", ">passes"), rows)
+        _print_more(len(parts))
+
+
+def _passes(part: dict[str, Any], parts: list[dict[str, Any]]) -> str:
+    """How often a nominal epoch reads each of the source's samples, on average."""
+    total = sum(each["samples"] for each in parts)
+    return f"{part['share'] * total / part['samples']:.3g}" if part["samples"] else "-"
+
+
+def _print_more(count: int) -> None:
+    if count > _MAX_DATASETS:
+        print(f"and {count - _MAX_DATASETS:,} more (--json lists them all)")
 
 
 def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
