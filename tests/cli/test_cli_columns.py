@@ -148,7 +148,8 @@ def test_columns_of_a_view(index):
     run_ok("columns", "create", index)
     run_ok("view", index, "--where", '"row" > 1', "-o", "v.json")
     assert run_ok("query", "v.json", 'select count(*) c, max("index") m from samples', "--csv") == "c,m\n4,3\n"
-    assert "is a view" in complaint(1, "columns", "create", "v.json")
+    words = f"v.json: is a view of {index}, and has the columns of that index; make those: wids columns create {index}"
+    assert words in complaint(1, "columns", "create", "v.json")
     assert not os.path.exists("v.columns.parquet")
 
 

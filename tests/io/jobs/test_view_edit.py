@@ -13,6 +13,8 @@ import wids
 from tests.support.shards import serve, write_index, write_json, write_shards
 from wids.errors import InputError, OutputExistsError, ShardNotFoundError, SpecError
 from wids.index import writing
+from wids.index.view_file import checksum_of
+from wids.jobs import view_edit
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -221,6 +223,65 @@ def test_rebase_with_rows_that_are_damaged(cats, tmp_path):
         rebase_index(view, "moved", output=str(tmp_path / "other.json"))
     assert (tmp_path / "view.json").read_bytes() == before
     assert not (tmp_path / "other.json").exists()
+
+
+def test_rebase_of_a_view_that_is_saved_again(cats, tmp_path, monkeypatch):
+    """Meanwhile: the rows that it had are gone, and what is moved is what it is now."""
+    view = save_view(cats, [0, 4, 5], tmp_path / "view.json")
+    load = view_edit.load_rows
+
+    def save_before(*args):
+        monkeypatch.setattr(view_edit, "load_rows", load)
+        save_view(cats, [1, 7], view)
+        return load(*args)
+
+    monkeypatch.setattr(view_edit, "load_rows", save_before)
+    assert rebase_index(view, "cats").samples == 2
+    assert names(view) == [names(cats)[i] for i in (1, 7)]
+
+
+def test_no_view_replaces_its_index(cats, tmp_path):
+    """Neither the one that it is a view of, nor the one that it would be a view of."""
+    view = save_view(cats, [0, 4, 5], tmp_path / "view.json")
+    shutil.copytree(tmp_path / "cats", tmp_path / "copy")
+    for output in (cats, str(tmp_path / "copy" / "cats.json")):
+        before = Path(output).read_bytes()
+        with pytest.raises(OutputExistsError, match="another name"):
+            rebase_index(view, "", output=output)
+        assert Path(output).read_bytes() == before
+
+
+def test_what_gives_access_is_not_written(cats, dogs, tmp_path, caplog):
+    """A signed URL of an index is that index all the same; no view that is made of others has a secret in it."""
+    with serve(tmp_path) as server:
+        signed = f"{server.url}/cats/cats.json?signature=secret"
+        view = save_view(signed, [0, 4, 5], tmp_path / "view.json")
+        whole = merge_indexes([view, signed], str(tmp_path / "whole.json"))
+        assert (whole.samples, whole.repeated_samples) == (14, 3)
+        merge_indexes([signed, save_view(dogs, [1], tmp_path / "dog.json")], str(tmp_path / "pets.json"))
+        rebase_index(view, server.url.replace("://", "://me:secret@") + "/cats", output=str(tmp_path / "far.json"))
+        assert [read(tmp_path / f"{name}.json")["view_of"] for name in ("view", "whole", "far")] == [
+            f"{server.url}/cats/cats.json"
+        ] * 3
+        for name, count in (("whole", 14), ("pets", 15), ("far", 3)):
+            assert "secret" not in (tmp_path / f"{name}.json").read_text()
+            assert len(names(tmp_path / f"{name}.json")) == count
+    assert "gives access" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_rows_are_known_by_their_checksum(cats, tmp_path):
+    """Those of views that are merged, split and rebased, as those of any view."""
+    view = save_view(cats, [0, 4, 5], tmp_path / "view.json")
+    whole = merge_indexes([view, cats], str(tmp_path / "whole.json")).output
+    part = split_index(view, [str(tmp_path / "part.json")], parts=lambda counts: [range(len(counts))])[0].output
+    far = rebase_index(view, "cats", output=str(tmp_path / "far.json")).output
+    for path in map(Path, (whole, part, far)):
+        rows = (tmp_path / read(path)["rows"]).read_bytes()
+        assert read(path)["rows_checksum"] == checksum_of(rows)
+    os.replace(tmp_path / read(Path(whole))["rows"], tmp_path / read(Path(far))["rows"])
+    with pytest.raises(SpecError, match="rows of another view"):
+        rebase_index(far, "cats")
 
 
 def test_the_order_is_the_same(cats, dogs, tmp_path):
