@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from wids.errors import DependencyError
+from wids.osfiles import forks
 
 
 def import_arrow() -> Any:
@@ -37,7 +38,8 @@ def import_duckdb() -> Any:
 
 def _import(name: str, what: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with forks.lock:  # a process that is forked meanwhile would wait for the module's lock for ever
+            return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
         raise DependencyError(f"{what} {package}; install it: pip install 'wids[views]'") from error
