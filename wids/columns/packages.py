@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 from typing import Any
 
@@ -33,7 +35,17 @@ def import_duckdb() -> Any:
     Raises:
         DependencyError: it is not installed.
     """
-    return _import("duckdb", "SQL takes")
+    duckdb = _import("duckdb", "SQL takes")
+    _import_later()
+    return duckdb
+
+
+@functools.cache
+def _import_later() -> None:
+    """Import what duckdb and pyarrow would import at their first work, while another thread may fork."""
+    for name in ("pyarrow.compute", "pyarrow.pandas_compat", "pandas"):
+        with contextlib.suppress(Exception), forks.lock:
+            importlib.import_module(name)
 
 
 def _import(name: str, what: str) -> Any:
