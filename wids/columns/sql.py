@@ -309,23 +309,27 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     future: Future[T] = Future()
 
     def run(future: Future[T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             future.set_exception(error)
 
     thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
-    thread.start()
     try:
+        thread.start()
         return future.result()
     except BaseException:
-        while not future.done():
-            with contextlib.suppress(Exception):  # it is done by now
-                interrupt()
-            wait([future], _STOP_SECONDS)
+        if not future.cancel():  # it has begun
+            while not future.done():
+                with contextlib.suppress(Exception):  # it is done by now
+                    interrupt()
+                wait([future], _STOP_SECONDS)
         raise
     finally:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         del future  # its error's traceback holds this frame
 
 
