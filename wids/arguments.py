@@ -9,6 +9,7 @@ import base64
 import hashlib
 import logging
 import math
+import numbers
 import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,9 +86,13 @@ def parse_on_error(
     if on_error not in ("raise", "substitute"):
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":
+        if log is not None:
+            raise ValueError("error_log is for on_error='substitute'; errors that are raised are not logged")
         return None
+    if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
+        raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
     path = None if log is None else error_log.check(os.fspath(log), "a log of errors")
-    return Substitutes(max_errors=max_errors, log=path, hooks=hooks)
+    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks)
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:

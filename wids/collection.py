@@ -21,6 +21,7 @@ import numpy as np
 from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
 from wids.index import urls
+from wids.index.fingerprint import fingerprint_of_part
 from wids.index.selection import RepeatedRows
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
@@ -102,6 +103,26 @@ def load_shards(
     return base if base is not None else _own_base(found.header, request.place), found, narrowed
 
 
+def mixed_parts(shards: ShardList) -> list[Part] | None:
+    """The sub-datasets as sources of a mixture, if the index has weights for them.
+
+    Those of which a view has no samples are left out; if none with a weight is left, the view is no mixture.
+
+    Raises:
+        SpecError: bad weights.
+    """
+    found, firsts = shards.weighted_parts(), [0, *shards.ends()]
+    if shards.selection is not None:
+        found = [part for part in found if firsts[part[1]] < firsts[part[2]]]
+    if all(weight == 0 for *_, weight in found) and (shards.selection is not None or not found):
+        return None
+    parts = [(name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b)) for name, a, b, weight in found]
+    try:
+        return name_parts(parts)
+    except ValueError as error:
+        raise SpecError(str(error), path="datasets") from None
+
+
 class _NoReader:
     """The reader of no shard."""
 
@@ -139,6 +160,7 @@ class ShardCollection:
     _is_remote: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
+    _parts: tuple[list[Part] | None] | None
 
     def __init__(
         self,
@@ -178,7 +200,7 @@ class ShardCollection:
     def named(self, name: str) -> ShardCollection:
         """The same shards, whose samples have another name; they share the open shards."""
         found = copy.copy(self)
-        found.name, found.here = name, NOWHERE
+        found.name, found.here, found._parts = name, NOWHERE, None  # noqa: SLF001 - of this class
         return found
 
     def adopt(self, shards: ShardList) -> None:
@@ -192,7 +214,7 @@ class ShardCollection:
         """Make shard ``k`` the one shard of ``row``."""
         del self.pool.lru[self.shards.urls[k]]
         self.shards.replace(k, row)
-        self.here, self._is_remote, self.place = NOWHERE, None, None
+        self.here, self._is_remote, self.place, self._parts = NOWHERE, None, None, None
         if self.shards.nsamples is not self.lengths:
             self.sum_lengths()
 
@@ -243,6 +265,7 @@ class ShardCollection:
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
         self.here, self._is_remote, self._cum_lengths, self._whole_ends = NOWHERE, None, None, None
+        self._parts = None
         self.lengths: Sequence[int] = self.shards.lengths
         self.ends: Sequence[int] = self.shards.ends()
 
@@ -254,17 +277,10 @@ class ShardCollection:
         return self._cum_lengths
 
     def mixed_parts(self) -> list[Part] | None:
-        """The sub-datasets as sources of a mixture, if the index has weights for them.
-
-        Raises:
-            SpecError: bad weights.
-        """
-        found = self.shards.weighted_parts() if self.name is None else []
-        firsts = [0, *self.ends]
-        try:
-            return name_parts([(name, firsts[a], firsts[b], weight) for name, a, b, weight in found]) if found else None
-        except ValueError as error:
-            raise SpecError(str(error), path="datasets") from None
+        """See `mixed_parts`; found once, for the fingerprints of a million shards take seconds."""
+        if self._parts is None:
+            self._parts = (mixed_parts(self.shards) if self.name is None else None,)
+        return self._parts[0]
 
     def has_remote(self) -> bool:
         """Whether any shard goes through the cache."""
@@ -324,12 +340,8 @@ class ShardCollection:
 
     def whole_indices(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         """The same of all samples of a view: int64, ascending; None: this is no view."""
-        if self.shards.selection is None:
-            return None
-        _, rows = self.shards.selection.arrays
-        starts = np.asarray(self.whole_ends, np.int64) - np.asarray(self.shards.nsamples, np.int64)
-        found: np.ndarray[Any, np.dtype[np.int64]] = np.repeat(starts, np.asarray(self.lengths, np.int64)) + rows
-        return found
+        chosen = self.shards.selection
+        return None if chosen is None else chosen.whole_indices(self.shards.nsamples)
 
     def span_of(self, index: int) -> tuple[int, int]:
         """The indices of the samples in the shard of a sample, half-open."""
@@ -483,7 +495,7 @@ def to_int(index: Any) -> int:
         kind = type(index).__name__
         hint = {
             "str": "for a key use dataset[dataset.keys.index(key)]",
-            "slice": "for a range use torch.utils.data.Subset(dataset, range(lo, hi))",
+            "slice": "for a range use dataset.select(range(lo, hi))",
         }.get(kind, "for several samples use dataset.__getitems__(indices)")
         raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
 

@@ -347,6 +347,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             collection.shard_bytes(),
             provider.reads_early,
             lambda k: provider.takes_little(collection.shards[k], collection.lengths[k]),
+            provider.cache.placement.directory,
         )
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:

@@ -18,10 +18,9 @@ import msgspec
 
 from wids.errors import InputError, OutputError, without_secrets
 from wids.events import logger
-from wids.index import urls
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_place
+from wids.osfiles.index_paths import check_place, public_place
 
 if TYPE_CHECKING:
     from typing import Any
@@ -38,7 +37,7 @@ class _Line(msgspec.Struct):
 
 def shard_name(url: str) -> str:
     """How a log calls a shard."""
-    return absolute(urls.local_path(url)) if urls.is_local(url) else urls.without_access(url)
+    return public_place(url)
 
 
 def describe(error: BaseException) -> str:

@@ -25,7 +25,7 @@ import msgspec
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
 from wids.cache.placement import default_cache_dir
 from wids.cache.view_rows import ViewRows
-from wids.errors import FetchError, SpecError
+from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
 from wids.index.fingerprint import fingerprint
@@ -265,6 +265,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
 
     Raises:
         SpecError: malformed; or what it is a view of is not what it was. NotAllowedError: likewise.
+        FetchError: what it is a view of cannot be read.
     """
     place = request.place
     raw, view = _parse_view(request, data)
@@ -279,7 +280,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     else:
         raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
         found = _load_parent(request, view, parent)
-    selection = _load_rows(request, view, found.shards.nsamples)
+    selection = load_rows(request, view, found.shards.nsamples)
     if selection is None:
         # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
         return _load_view(request, read_bytes(str(place), storage_options=request.storage_options))
@@ -298,7 +299,7 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
     """The shards that a view is of.
 
     Raises:
-        SpecError: they are other ones now, or their index is no file.
+        SpecError: they are other ones now, or their index is no file. FetchError: it cannot be read.
     """
     place, options = request.place, _narrowed(request)
     path = os.path.expanduser(urls.local_path(parent)) if urls.is_local(parent) else ""
@@ -306,13 +307,24 @@ def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> Lo
         what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
         raise SpecError(what, path="view_of", url=place)
     inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
-    found = load_index(inner)
+    try:
+        found = load_index(inner)
+    except ShardNotFoundError as error:
+        what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
+        raise ShardNotFoundError(what, url=parent) from error
     _check_parent(found.shards, view, place=place, parent=parent)
     return found
 
 
-def _load_rows(request: IndexRequest, view: view_file.View, counts: Sequence[int]) -> SharedSelection | None:
+def load_rows(
+    request: IndexRequest, view: view_file.View, counts: Sequence[int] | None = None
+) -> SharedSelection | None:
     """The selection of a view; None: its rows are gone, and it names other ones, or they are there again.
+
+    Args:
+        request: for the view.
+        view: what it says.
+        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
 
     Raises:
         SpecError: they are damaged, or of another view; or they cannot be read. FetchError: likewise, of remote ones.

@@ -6,6 +6,7 @@ A `Mixture` is a map-style dataset over its sources, one after another; which so
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
 
     ``wids.mix({"web": (web, 0.7), "books": (books, 0.3)})``. Samples have the name of their source in
     ``__dataset__``, before their transformations. A `wids.ShardListDataset` is mixed as it is now: transformations that
-    are added to it later are not the mixture's.
+    are added to it later are not the mixture's. Weights within a source (another mixture, an index's sub-datasets) are
+    not looked at: its samples come evenly.
 
     Args:
         sources: name -> dataset, or (dataset, weight); or a list of these, named ``"0"``, ``"1"``, ... Anything with
@@ -38,7 +40,7 @@ def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
             all given weights are numbers of samples: shares below 1 have to be given for all of them.
 
     Raises:
-        ValueError: no source; a bad weight; a source without samples that has one; a source that is a mixture.
+        ValueError: no source; a bad weight; a source without samples that has one.
         TypeError: a source is no dataset.
     """
     pairs = sources.items() if isinstance(sources, Mapping) else ((str(k), source) for k, source in enumerate(sources))
@@ -71,15 +73,9 @@ class Mixture(ConcatDataset[Any]):
                 raise TypeError(
                     f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i]"
                 )
-            if isinstance(dataset, Mixture):
-                raise ValueError(  # noqa: TRY004 - a dataset it is
-                    f"source {name!r} is a mixture itself, whose weights would have no effect; give its sources to "
-                    "this mixture, each with its share of the weight"
-                )
         if not datasets:
             raise ValueError("a mixture needs one source at least")
         super().__init__([_named(dataset, name) for name, dataset in datasets.items()])
-        self._is_foreign = [not hasattr(type(dataset), "as_source") for dataset in self.datasets]
         self.names = list(datasets)
         sizes = dict(zip(self.names, self.lengths, strict=True))
         self.weights = check_weights(fill_weights(weights, sizes), sizes)
@@ -151,8 +147,9 @@ class Mixture(ConcatDataset[Any]):
         return source, plain - (self.cumulative_sizes[source - 1] if source else 0)
 
     def _transform(self, sample: Any, source: int) -> Any:
-        if isinstance(sample, dict) and (self._is_foreign[source] or "__dataset__" not in sample):
-            sample = {**sample, "__dataset__": self.names[source]}  # it may be the source's own dict
+        if isinstance(sample, dict) and "__dataset__" not in sample:
+            sample = copy.copy(sample)  # which the source may keep
+            sample["__dataset__"] = self.names[source]
         for transform in self._transformations:
             sample = transform(sample)
         return sample

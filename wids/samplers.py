@@ -28,7 +28,7 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
-from wids.order.mixture import REWEIGHT_ADVICE, Mixing, holds_mixture, mixed_parts
+from wids.order.mixture import REWEIGHT_ADVICE, Mixing, global_batch, mixed_parts, nominal_size
 from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 from wids.order.weights import Copies, parse_weights
@@ -99,12 +99,6 @@ class _EpochSampler(Sampler[int]):
         self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
         self._chunks = chunks
         parts = None if chunks is not None else mixed_parts(dataset)
-        if parts is None and chunks is None and holds_mixture(dataset):
-            warnings.warn(
-                f"a {type(dataset).__name__} holds a mixture, whose weights have no effect on a sampler of it. Choose "
-                "samples within the sources (subsets, views), and mix those with wids.mix",
-                stacklevel=3,
-            )
         self._mixing = None if parts is None else Mixing(parts)
         if parts is not None:
             if num_samples is not None:
@@ -416,7 +410,7 @@ class _EpochSampler(Sampler[int]):
             self.dataset,
             partial(run.config.blocks, run.place),
             position=lambda: run.drawn,
-            mixed=run.config.chunks_at_a_time,
+            mixed=run.config.mixed_ranges(run.place),
         )
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
@@ -570,9 +564,9 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         if self._mixing is None or self._epochs is None:
             self._epoch_size, self._takes_epoch_size = size, False
         else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
-            self._takes_epoch_size, each = size is None, batch or 1
+            self._takes_epoch_size = size is None
             size = len(dataset) * self._epochs if size is None else size
-            self._epoch_size, self._epochs = -(-size // each) * each, 1
+            self._epoch_size, self._epochs = nominal_size(size, batch=batch), 1
         if batch is not None and self._mixing is not None:
             self._mixing.batch = batch
         self._layout = layout(dataset)
@@ -592,13 +586,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             return None
         if self._mixing is None:
             raise ValueError(f"source_batch is {self._source_batch}, and a {type(self.dataset).__name__} is no mixture")
-        batch = self._source_batch * self.num_replicas
-        if batch % self.lanes:
-            raise ValueError(
-                f"lanes is {self.lanes}, and does not divide the {batch} samples of a global batch "
-                f"({self.num_replicas} rank(s) with source_batch={self._source_batch}), which are of one source"
-            )
-        return batch
+        return global_batch(self._source_batch, world=self.num_replicas, lanes=self.lanes)
 
     def _parse_weights(self, weights: Any) -> Any:
         if self._mixing is not None:

@@ -79,9 +79,7 @@ class Substitutes:
     """
 
     def __init__(self, *, max_errors: float, log: str | None, hooks: Sequence[Hook]) -> None:
-        if not 0 <= max_errors <= 1:
-            raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
-        self._max_errors, self._log, self._hooks = float(max_errors), log, hooks
+        self._max_errors, self._log, self._hooks = max_errors, log, hooks
         self._begin()
 
     def _begin(self) -> None:

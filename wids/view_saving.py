@@ -21,62 +21,79 @@ from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles.index_paths import absolute, check_output, named_packs, public_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.collection import ShardCollection
     from wids.index.selection import Selection
+    from wids.index.shardlist import ShardList
 
 _OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
 _OWN_PART = re.compile(r"(?:\.json|\.[0-9a-f]{16}\.rows)?\.[0-9]+-[0-9a-f]{8}\.part")
 _LOCK_SUFFIX = ".saving"
 
 
-def save(collection: ShardCollection, selection: Selection, path: str, *, made_by: Sequence[str]) -> None:
+def save(shards: ShardList, selection: Selection, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
     """Write a view: its index at ``path``, and its rows beside it.
 
     Args:
-        collection: the view, or a whole dataset.
+        shards: all that the rows are of.
         selection: its samples.
         path: a local path.
+        place: of the index that lists these shards; None: the view lists them itself.
         made_by: how it was made, a step each.
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
     """
     path = check_output(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
-    if collection.place == path:
-        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
-    home, rows, parts = os.path.dirname(path), f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
-    shards = collection.shards
+    home = os.path.dirname(path)
     view = View(
-        rows=os.path.basename(rows),
-        rows_checksum=view_file.checksum_of(parts[0]),
-        nsamples=len(selection),
-        view_of=_parent_of(collection, home),
+        name=shards.header.get("name"),
+        view_of=None if place is None else writing.writable(writing.relative_to(name_parent(absolute(place)), home)),
         view_of_fingerprint=fingerprint(shards),
         view_of_counts=(len(shards), sum(shards.nsamples)),
+        rows="",  # these two `write_view` sets
+        rows_checksum="",
+        nsamples=len(selection),
         made_by=list(made_by),
-        name=shards.header.get("name"),
     )
     index = {"__kind__": writing.KIND, "wids_version": 1, **msgspec.to_builtins(view)}
-    if view.view_of is None:
-        index["shardlist"] = _entries_of(collection, home)
-    text = writing.dump_index({key: value for key, value in index.items() if value is not None})
+    if place is None:
+        entries = [shards.describe(k) for k in range(len(shards))]
+        written = writing.place_entries([public_place(entry["url"]) for entry in entries], home=home)
+        index |= named_packs(map(public_place, shards.all_packs()), home)
+        index["shardlist"] = [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
+    write_view({key: value for key, value in index.items() if value is not None}, selection, path)
+
+
+def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
+    """Write the index of a view, and its rows beside it under a name of their own.
+
+    Args:
+        index: as JSON has it; its ``rows`` are named here.
+        selection: the rows.
+        path: an absolute path, as `check_output` gives it.
+
+    Raises:
+        OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
+        OSError: it cannot be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
+    if "view_of" in index and absolute(urls.join(os.path.dirname(path), index["view_of"])) == path:
+        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
+    rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
+    names = {"rows": os.path.basename(rows), "rows_checksum": view_file.checksum_of(parts[0])}
+    text = writing.dump_index({**index, **names})
     with locks.acquire(path + _LOCK_SUFFIX):
         _sweep(path)
         _publish(path, text, rows, parts)
 
 
-def _parent_of(collection: ShardCollection, home: str) -> str | None:
-    """How the view names the index of its shards; None: they have none."""
-    place = collection.place
-    if place is None:
-        return None
+def name_parent(place: str) -> str:
+    """How a view names the index that it is a view of, which lies at a URL or path."""
     shown = place if urls.is_local(place) else urls.without_access(place)
     if shown != place:
         logger.warning(
@@ -84,15 +101,7 @@ def _parent_of(collection: ShardCollection, home: str) -> str | None:
             "or with options={'view_of': URL}",
             shown,
         )
-    return writing.writable(writing.relative_to(absolute(shown), home))
-
-
-def _entries_of(collection: ShardCollection, home: str) -> list[dict[str, Any]]:
-    """The shards as the view lists them."""
-    entries = [collection.shards.describe(k) for k in range(len(collection.shards))]
-    places = [absolute(url if urls.is_local(url := entry["url"]) else urls.without_access(url)) for entry in entries]
-    written = writing.place_entries(places, home=home)
-    return [{**entry, "url": url} for entry, url in zip(entries, written, strict=True)]
+    return shown
 
 
 def _publish(path: str, text: bytes, rows: str, parts: Sequence[bytes | memoryview]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from wids import error_log
 from wids.errors import InputError
 from wids.events import logger
 from wids.index.fingerprint import portable_names
-from wids.index.selection import deal, hash_texts, parse_indices, parse_shares, pick
+from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.live_index import LiveIndex
 from wids.order.permutation import SPLIT, random_words
 from wids.osfiles.shared_selection import SharedSelection
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from wids.collection import ShardCollection
     from wids.index.selection import Integers, Selection
+    from wids.index.shardlist import ShardList
     from wids.keys import Keys
     from wids.readers.pool import OpenShards
 
@@ -35,35 +37,37 @@ SplitBy: TypeAlias = Literal["key", "shard", "index"]
 PART = "part "
 
 
-def select(collection: ShardCollection, indices: Integers) -> SharedSelection:
-    """The samples of a collection at these indices: ascending, each once, in range."""
-    chosen = collection.shards.selection
-    ends, rows = pick(indices, collection.ends, None if chosen is None else chosen.arrays[1])
+def choose(shards: ShardList, indices: Integers) -> SharedSelection:
+    """The samples of a shard list, or of a view, at these indices: ascending, each once, in range."""
+    ends, rows = pick(indices, shards.ends(), None if shards.selection is None else shards.selection.arrays[1])
     return SharedSelection(ends, rows)
 
 
-def find_excluded(what: Any, keys: Keys, collection: ShardCollection) -> npt.NDArray[np.bool_]:
-    """Which samples to leave out: a mask.
+def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers:
+    """The indices of the samples that a program names: int64, ascending, each once.
 
     Args:
         what: indices, a mask, or keys; or a path of a file of them (see `read_samples`).
         keys: of the samples. They are read only where keys are given.
         collection: of the samples.
+
+    Raises:
+        InputError: they are none of these. IndexError: an index is out of range.
     """
-    n = len(keys)
-    found = np.zeros(n, np.bool_)
+    where = ""
     if isinstance(what, (str, os.PathLike)):
-        if os.fspath(what).endswith(error_log.SUFFIX):
-            return _in_log(os.fspath(what), collection)
-        what = read_samples(os.fspath(what))
-    elif not hasattr(what, "__array__") and not isinstance(what, range):
-        what = list(what)
-    elif getattr(getattr(what, "dtype", None), "kind", "") in ("U", "O"):  # keys
-        what = np.asarray(what).tolist()
+        path = os.fspath(what)
+        if path.endswith(error_log.SUFFIX):
+            return np.flatnonzero(_in_log(path, collection))
+        what, where = read_samples(path), f"{path}: "
+    if hasattr(what, "__array__"):
+        what = np.asarray(what)
+        what = what if what.dtype.kind in "biuf" else what.tolist()
+    elif not isinstance(what, (range, slice)):
+        what = list_items(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
-        return _with_keys(keys, set(what))
-    found[parse_indices(what, n)] = True
-    return found
+        return np.flatnonzero(_with_keys(keys, set(what), where))
+    return parse_indices(what, len(collection))
 
 
 def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
@@ -86,7 +90,7 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _with_keys(keys: Keys, wanted: set[str]) -> npt.NDArray[np.bool_]:
+def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(keys), np.bool_)
     seen = set()
     for index, key in enumerate(keys):
@@ -94,7 +98,9 @@ def _with_keys(keys: Keys, wanted: set[str]) -> npt.NDArray[np.bool_]:
             found[index] = True
             seen.add(key)
     if len(seen) < len(wanted):
-        logger.warning("%d of %d keys to leave out are in no sample", len(wanted) - len(seen), len(wanted))
+        some = min(wanted - seen)
+        count, total = len(wanted) - len(seen), len(wanted)
+        logger.warning("%s%d of %d keys are in no sample, like %r", where, count, total, some)
     return found
 
 
@@ -110,7 +116,9 @@ def read_samples(path: str) -> Any:
         with open(path, encoding="utf-8-sig") as file:
             return [line for text in file if (line := text.rstrip("\r\n"))]
     except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
-        raise InputError(f"{path}: cannot be read as indices or keys ({error})") from error
+        raise InputError(
+            f"{path}: cannot be read as a file of indices or keys ({error}); keys are given in a list, SQL to where()"
+        ) from error
 
 
 def split(
@@ -123,10 +131,12 @@ def split(
         keys: of its samples; read only if they decide.
         shares: of the parts; they are scaled to add up to 1.
         by: what decides where a sample goes: its key, its shard's name, or its index alone.
-        seed: another one gives another split.
+        seed: an integer; another one gives another split.
         made_by: how the collection was made. A part of a split is split by other numbers than the whole was.
     """
     parts, total = parse_shares(shares), len(collection)
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed is {seed!r:.60}; it is an integer")
     depth = sum(step.startswith(PART) for step in made_by)
     if by == "index":
         draws = random_words(total, seed=seed, epoch=0, stream=SPLIT)
@@ -138,6 +148,10 @@ def split(
     else:
         raise InputError(f"by is {by!r}; a split is by 'key', 'shard' or 'index'")
     return deal(parts, draws)
+
+
+def _of_file(samples: Any) -> str:
+    return f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
 
 
 class WithViews:
@@ -163,30 +177,30 @@ class WithViews:
         the view's own ``__index__``; ``__shard__``, ``__shardindex__`` and ``__key__`` stay what they are.
 
         Args:
-            samples: indices, in any order, negative ones from the end; or a mask, one bool for each sample.
+            samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
+                sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
+                ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
+                warning counts those of no sample.
 
         Raises:
-            InputError: they are neither. IndexError: one is out of range.
+            InputError: they are none of these. IndexError: an index is out of range.
         """
-        total = len(self._collection)
-        indices = parse_indices(samples, total)
-        return self._view(indices, f"select: {len(indices):,} of {total:,}")
+        total, indices = len(self._collection), find_samples(samples, self.keys, self._collection)
+        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}")
 
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
 
         Args:
-            samples: indices, or a mask, or keys; or the path of a file of them: ``.npy`` (indices or a mask),
-                ``.jsonl`` (an ``error_log``), or text with a key a line. By keys, the member tables of all shards are
-                read. Those of no sample are counted in a warning.
+            samples: as of `select`.
 
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.
         """
-        kept = np.flatnonzero(~find_excluded(samples, self.keys, self._collection))
-        what = f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
-        total = len(self._collection)
-        return self._view(kept, f"exclude{what}: {total - len(kept):,} of {total:,}")
+        total, gone = len(self._collection), find_samples(samples, self.keys, self._collection)
+        kept = np.ones(total, np.bool_)
+        kept[gone] = False
+        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}")
 
     def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
@@ -219,12 +233,14 @@ class WithViews:
             OutputError: it is no name of a local file. OSError: it cannot be written.
         """
         collection = self._collection
-        selection = collection.shards.selection or select(collection, np.arange(len(collection), dtype=np.int64))
-        save(collection, selection, os.fspath(path), made_by=self._steps)
+        selection = collection.shards.selection
+        if selection is None:
+            selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
+        save(collection.shards, selection, os.fspath(path), place=collection.place, made_by=self._steps)
 
     def _view(self, indices: Integers, step: str) -> Self:
         view = copy.copy(self)
-        view._show(select(self._collection, indices), step)  # noqa: SLF001 - of this class
+        view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
         return view
 
     def _show(self, selection: Selection, step: str) -> None:

@@ -17,7 +17,15 @@ from rich.console import Console
 from tests.support.cache_dirs import files_in
 from tests.support.cli import PATIENCE_SECONDS, complaint, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import Server
-from tests.support.shards import serve, write_index, write_json, write_shard, write_tar
+from tests.support.shards import (
+    mixture_index,
+    serve,
+    write_index,
+    write_json,
+    write_mixture,
+    write_shard,
+    write_tar,
+)
 from wids.cli.look.describe import describe
 from wids.cli.look.keys import near_keys, rows_of
 from wids.cli.look.preview import can_draw, draw
@@ -102,6 +110,37 @@ def test_info_of_parts_and_of_tars_without_an_index(tmp_path):
     assert "2 of 3" in run_ok("info", joined)
     tars = json.loads(run_ok("info", tmp_path / "a" / "s{0..1}.tar", "--json"))
     assert (tars["samples"], tars["with_filesize"]) == (4, 2)
+
+
+def test_info_of_a_mixture(tmp_path):
+    """Sub-datasets with weights: their shares, and how often a nominal epoch reads them; without weights neither."""
+    parts = {"web": ([30, 70], 0.75), "books": ([100], 0.25), "rest": ([7], 0)}
+    said = run_ok("info", index := write_mixture(tmp_path, parts))
+    assert said.rstrip().endswith(
+        "mixed by their weights:\n"
+        "source  weight   share  passes\n"
+        "web       0.75  75.00%    1.55\n"
+        "books     0.25  25.00%   0.517\n"
+        "rest         0   0.00%       0"
+    )
+    assert json.loads(run_ok("info", index, "--json"))["mixture"][1] == {
+        "name": "books",
+        "samples": 100,
+        "weight": 0.25,
+        "share": 0.25,
+    }
+    plain = write_mixture(tmp_path, {name: (counts, None) for name, (counts, _) in parts.items()}, name="plain.json")
+    found = json.loads(run_ok("info", plain, "--json"))
+    assert (len(found["datasets"]), found["mixture"]) == (3, None)
+    bad = write_json(tmp_path / "bad.json", mixture_index({**parts, "rest": ([7], -1)}))
+    assert "weight of source 'rest' is -1" in complaint(1, "info", bad)
+
+
+def test_samples_of_a_mixture(tmp_path):
+    """`ls` and `show` take an index whose sub-datasets have weights as any other: its samples, one after another."""
+    index = write_mixture(tmp_path, {"a": ((3, 2), 0.9), "b": ((4,), 0.1)})
+    assert [json.loads(line)["index"] for line in run_ok("ls", index, "--json").splitlines()] == list(range(9))
+    assert "sample 5: b-0-000" in run_ok("show", index, "5")
 
 
 def test_info_of_several(tmp_path, index):

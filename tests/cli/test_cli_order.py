@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tests.support.cli import complaint, run, run_apart, run_ok
 from tests.support.examples import examples
-from tests.support.shards import serve, write_index, write_json
+from tests.support.shards import mixture_index, serve, write_index, write_json
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
+from wids.order.mixture import Part, plan_order
 from wids.order.schedule import Reading, Timetable
 
 
@@ -196,6 +197,102 @@ def test_at_and_when_agree_with_samplers(big, flags, options):
     assert {"rank": 1, "step": len(batches) - 1, "place": 0, "is_repeated": False, "worker": None} in found["readings"]
 
 
+@pytest.fixture
+def mixture(tmp_path):
+    """The path of an index whose sub-datasets have weights, and shards that are nowhere."""
+    parts = {"web": ([300, 0, 303], 0.7), "books": ([40, 7], 0.2), "code": ([500], 0.1), "rest": ([5], 0)}
+    return write_json(tmp_path / "mix.json", mixture_index(parts))
+
+
+def read_of(mixture, rank, *, world, epoch, **options):
+    """The indices that a sampler yields to a rank in a nominal epoch."""
+    sampler = DistributedChunkedSampler(ShardListDataset(mixture), num_replicas=world, rank=rank, **options)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "world", "epoch"),
+    [
+        ((), {}, 1, 0),
+        (("--seed", "4", "--chunksize", "50"), {"seed": 4, "chunksize": 50}, 3, 7),
+        (("--epoch-size", "101", "--lanes", "4"), {"epoch_size": 101, "lanes": 4}, 3, 5),
+        (("--reshuffle", "epoch", "--window", "1"), {"reshuffle": "epoch", "window": 1}, 2, 1),
+        (("--source-batch", "8"), {"source_batch": 8}, 3, 2),
+        (("--source-batch", "5", "--epoch-size", "77"), {"source_batch": 5, "epoch_size": 77}, 2, 4),
+    ],
+)
+def test_at_and_when_of_a_mixture_agree_with_samplers(mixture, flags, options, world, epoch):
+    """Of every sample of a nominal epoch: all its readings, at the places where the sampler has it."""
+    order = ["--world-size", world, "--batch-size", 8, "--epoch", epoch, *flags]
+    rows = [read_of(mixture, rank, world=world, epoch=epoch, **options) for rank in range(world)]
+    expected = {}
+    for at, rank in itertools.product(range(len(rows[0])), range(world)):
+        place = {"rank": rank, "step": at // 8, "place": at % 8, "is_repeated": False, "worker": None}
+        expected.setdefault(rows[rank][at], []).append(place)
+    told = run_json("when", mixture, *range(1155), *order)
+    assert {one["index"]: one["readings"] for one in told["samples"] if one["readings"]} == expected
+    at = run_json("at", mixture, "--rank", world - 1, "--step", -1, *order)
+    last = (len(rows[0]) - 1) // 8 * 8
+    assert [one["index"] for one in at["samples"]] == rows[world - 1][last:]
+
+
+def test_a_sample_of_a_mixture_may_come_often_or_not_at_all(mixture):
+    """Sub-datasets with large shares begin again; of those with small ones some samples do not come."""
+    said = run_ok("when", mixture, "604", "1150", "--world-size", 2, "--batch-size", 8)
+    assert sum(line.startswith("604 ") for line in said.splitlines()) >= 4  # 231 of 1,155 are of 47 books
+    assert "not read in this epoch" in said
+
+
+def test_a_saved_view_of_a_mixture(tmp_path, mixture):
+    """Has the order of its samplers: the samples that it has of each sub-dataset, in their shares."""
+    ShardListDataset(mixture).exclude(range(100, 640)).save(tmp_path / "some.json")
+    rows = read_of(tmp_path / "some.json", 0, world=1, epoch=2)
+    told = run_json("at", tmp_path / "some.json", "--batch-size", 1000, "--step", 0, "--epoch", 2)
+    assert [one["index"] for one in told["samples"]] == rows
+    assert len(rows) == 615
+
+
+def test_nominal_epochs_of_any_index(big):
+    """--epoch-size is the sampler's epoch_size."""
+    batches = batches_of(LENGTHS, 1, world=2, batch_size=5, epoch=4, epoch_size=300)
+    order = ["--world-size", 2, "--batch-size", 5, "--epoch", 4, "--epoch-size", 300]
+    told = run_json("at", big, "--rank", 1, "--step", 3, *order)
+    assert [sample["index"] for sample in told["samples"]] == batches[3][0]
+    [found] = run_json("when", big, batches[3][0][2], *order)["samples"]
+    assert {"rank": 1, "step": 3, "place": 2, "is_repeated": False, "worker": None} in found["readings"]
+
+
+def test_what_a_mixture_has_not(mixture):
+    """A part of a mixture by indices, an epoch before the first one, less than a sample for each rank."""
+    for flags, words in (
+        (("--num-samples", "5"), "make a view of it"),
+        (("--epoch", "-1"), "epoch is -1"),
+        (("--epoch-size", "2", "--world-size", "3", "--rank", "0"), "less than one for each"),
+    ):
+        assert words in complaint(2, "at", mixture, "--step", "0", *flags)
+
+
+def test_turns_of_what_is_no_mixture(big):
+    """Other indexes have no sources to take turns."""
+    assert "no sub-datasets with weights" in complaint(2, "at", big, "--step", "0", "--source-batch", "4")
+    assert "no sub-datasets with weights" in complaint(2, "simulate", big, "--shard-size", "1MB", "--source-batch", "4")
+
+
+def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
+    """35 sources of 10**7 samples, and ten that come all the time: when a sample comes in a late nominal epoch."""
+    parts = [Part("few", 0, 10, 100), *(Part(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35))]
+    plan = plan_order(
+        ShardCounts([10, *[10_000] * 35_000]), parts, chunksize=10_000, window=4, lanes=64, is_shuffled=True, seed=0
+    )
+    table = Timetable(plan, epoch=50, world=64, batch_size=32, tail="pad")
+    asked = 34 * 10**7 + 4711
+    found = table.find([asked])[asked]
+    assert found
+    for rank, step, place, _ in found:
+        assert table.batch(rank, step)[0][place] == asked
+
+
 def test_keys_are_those_of_the_dataset(tmp_path):
     """The indices and keys told for a step are those of the samples that the dataset's own loader yields there."""
     parts = [{"name": "a", "source_url": "a/a.json"}, {"name": "b", "source_url": "b/b.json"}]
@@ -216,7 +313,7 @@ def test_defaults_are_the_samplers():
     sampler = inspect.signature(DistributedChunkedSampler).parameters
     for command in (show_batch, show_readings):
         ours = inspect.signature(command).parameters
-        for name in ("chunksize", "window", "seed", "lanes", "shuffle", "reshuffle"):
+        for name in ("chunksize", "window", "seed", "lanes", "shuffle", "reshuffle", "source_batch", "epoch_size"):
             assert ours[name].default == sampler[name].default
         assert sampler["tail"].default is None
         assert DistributedChunkedSampler(range(3), num_replicas=1).tail == ours["tail"].default

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.support.cli import in_one_line, run, run_apart
-from tests.support.shards import write_index, write_json
+from tests.support.shards import mixture_index, write_index, write_json
 from wids import DistributedChunkedSampler
 from wids.order.layout import ShardCounts
 
@@ -55,6 +55,22 @@ def test_an_index(tmp_path):
     assert found["samples"] == {"samples": 102, "read": 102, "left_out": 0, "repeated": 0}
     assert [traffic["shards"] for [traffic] in found["traffic"]] == [4]
     assert found["size_bytes"] == sum(os.stat(tmp_path / f"s{k}.tar").st_size for k in range(4))
+
+
+def test_a_mixture(tmp_path):
+    """An index whose sub-datasets have weights: nominal epochs in their shares; what is not read costs nothing."""
+    parts = {"web": ([50] * 8, 0.75), "books": ([50] * 2, 0.25), "rest": ([50] * 4, 0)}
+    index = write_json(tmp_path / "mix.json", mixture_index(parts))
+    found = values_of(index, "--world-size", "2", "--batch-size", "10", "--chunksize", "10", "--epochs", "2")
+    assert found["batches"] == [[35, 35]] * 2
+    # Of 400, 100 and 200 samples 1,050, 350 and none are read.
+    assert found["samples"] == {"samples": 700, "read": 1400, "left_out": 200, "repeated": 900}
+    assert sum(traffic["shards"] for [traffic] in found["traffic"]) == 10
+    some = values_of(index, "--nbatches", "7", "--batch-size", "10")
+    assert (some["batches"], some["samples"]["read"]) == ([[7]], 70)
+    huge = write_json(tmp_path / "huge.json", mixture_index({"a": ([10**6] * 9, 1), "b": ([5], 1)}))
+    assert "sample by sample" in in_one_line(simulate(huge).err)
+    assert simulate(huge, "--by-shards").code == 2
 
 
 def test_a_bound_on_the_cache_costs_downloads():

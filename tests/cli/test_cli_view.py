@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,14 +56,19 @@ def test_view(index, tmp_path):
     assert "2 of 12 samples, in 2 shards" in run_ok("view", index, *map(str, arguments), "-o", out)
     assert keys(out) == [everything[7], everything[8]]
     assert "1 of 2 samples" in run_ok("view", out, "--select", ":1", "-o", str(tmp_path / "w.json"))
+    assert "1 of 12 samples" in run_ok("view", index, "--select", str(tmp_path / "gone.txt"), "-o", out)
+    assert keys(out) == [everything[4]]
 
 
 def test_wrong_input(index, tmp_path):
     """Bad choices and outputs are complaints of one line."""
     out = str(tmp_path / "v.json")
     assert "no range" in complaint(2, "view", index, "--select", "x", "-o", out)
-    assert "cannot be read" in complaint(1, "view", index, "--exclude", str(tmp_path / "none.txt"), "-o", out)
-    assert "give the view another name" in complaint(1, "view", index, "-o", index)
+    for option in ("--exclude", "--select"):
+        assert "cannot be read" in complaint(1, "view", index, option, str(tmp_path / "none.txt"), "-o", out)
+    assert "give the view another name" in complaint(1, "view", index, "--select", ":1", "-o", index)
+    assert "say which samples: --select, --where, --exclude" in complaint(2, "view", index, "-o", out)
+    assert "--columns is for --where" in complaint(2, "view", index, "--select", ":1", "--columns", "x", "-o", out)
     assert not os.path.exists(out)
 
 
@@ -74,6 +80,8 @@ def test_info(view, index):
     ]
     assert "select: 3 of 12" in out
     assert "12 samples in 4 shards" in out
+    size = sum(os.path.getsize(os.path.join(os.path.dirname(index), f"s{k}.tar")) for k in (0, 3))
+    assert json.loads(run_ok("info", view, "--json"))["bytes_per_sample"] == size / 7  # of what the shards hold
     told = json.loads(run_ok("info", view, "--json"))
     assert (told["samples"], told["shards"], told["of_shards"], told["view_of"]) == (3, 2, 4, index)
 
@@ -134,24 +142,55 @@ def test_simulate(view):
     "command",
     [
         ("index", "convert", "{}", "-o", "x.widsx"),
-        ("index", "merge", "{}", "{}", "-o", "x.json"),
-        ("index", "split", "{}", "--by", "1", "-o", "x-{{}}.json"),
-        ("index", "rebase", "{}", "--base", "http://host/", "-o", "x.json"),
         ("index", "tables", "{}"),
+        ("index", "update", "{}"),
     ],
     ids=lambda command: command[1],
 )
-def test_indexes_are_made_of_no_views(view, command, tmp_path, monkeypatch):
-    """What changes an index refuses a view, and says what to do."""
+@pytest.mark.parametrize("has_index", [True, False])
+def test_indexes_are_made_of_no_views(view, command, has_index, tmp_path, monkeypatch):
+    """What changes an index refuses a view, also one that lists its shards itself, and says what to do."""
     monkeypatch.chdir(tmp_path)
-    assert "view" in complaint(1, *(word.format(view) for word in command))
+    if not has_index:
+        wids.ShardListDataset(write_shards(tmp_path / "data", COUNTS)).select([1]).save(view)
+    before = Path(view).read_bytes()
+    said = complaint(1, *(word.format(view) for word in command))
+    assert "is a view" in said
+    assert "make the view again" in said
+    assert Path(view).read_bytes() == before
 
 
-def test_a_view_that_lists_its_shards_is_not_changed(tmp_path):
-    """It has a shard list as an index has, and is none."""
-    path = tmp_path / "data" / "view.json"
-    wids.ShardListDataset(write_shards(tmp_path / "data", COUNTS)).select([1]).save(path)
-    before = path.read_bytes()
-    for command in (["update"], ["rebase", "--base", "http://host/"]):
-        assert "is a view" in complaint(1, "index", command[0], str(path), *command[1:])
-    assert path.read_bytes() == before
+def test_views_are_split_and_merged(index, view, tmp_path):
+    """Parts are views, by their shards; merged they are the view again, and with the rest the whole."""
+    parts = [str(tmp_path / f"part-{k}.json") for k in range(2)]
+    out = run_ok("index", "split", view, "--by", "1", "-o", str(tmp_path / "part-{}.json"))
+    assert [line.partition(": ")[2] for line in out.splitlines()] == ["1 shard, 2 samples", "1 shard, 1 sample"]
+    assert keys(parts[0]) + keys(parts[1]) == keys(view)
+    again = str(tmp_path / "again.json")
+    out = run_ok("index", "merge", *parts, view, "-o", again)
+    assert out.endswith("again.json: 2 shards, 3 samples (3 samples that came twice left out)\n")
+    assert keys(again) == keys(view)
+    assert "merge (part-0.json, part-1.json, view.json): 3 of 12" in run_ok("info", again)
+    told = json.loads(run_ok("index", "merge", view, index, "-o", again, "--json"))[0]
+    assert (told["samples"], told["repeated"], told["repeated_samples"]) == (12, 0, 3)
+    assert keys(again) == keys(index)
+    assert "give the output another name" in complaint(1, "index", "merge", view, "-o", index)
+
+
+def test_views_of_several_indexes_are_merged(view, tmp_path):
+    """The result is taken wherever an index is."""
+    other = write_index(tmp_path / "other", (2,))
+    merged = str(tmp_path / "merged.json")
+    assert run_ok("index", "merge", other, view, "-o", merged).endswith("merged.json: 3 shards, 5 samples\n")
+    assert keys(merged) == keys(other) + keys(view)
+    assert json.loads(run_ok("info", merged, "--json"))["samples"] == 5
+    assert "3 shards" in run_ok("verify", merged)
+    assert "1 of 5 samples" in run_ok("view", merged, "--select", "4:", "-o", str(tmp_path / "last.json"))
+
+
+def test_a_view_is_rebased(index, view, tmp_path):
+    """Its index may lie elsewhere by then."""
+    before = keys(view)
+    os.rename(tmp_path / "data", tmp_path / "moved")
+    assert run_ok("index", "rebase", view, "--base", "moved").endswith("view.json: 2 shards, 3 samples\n")
+    assert keys(view) == before

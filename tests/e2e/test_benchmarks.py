@@ -148,7 +148,7 @@ def run_quick(program):
 
 def test_columns_are_measured():
     """`columns.py --quick` runs every case."""
-    assert run_quick("columns.py").count(" MB") == 8
+    assert run_quick("columns.py").count(" MB") == 10
 
 
 def test_ranges_are_measured():

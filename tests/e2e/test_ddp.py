@@ -95,10 +95,23 @@ def index(tmp_path):
 
 
 @pytest.fixture
+def mixture(tmp_path, index):
+    """The path of an index of the same samples as two sources: a quarter of what is read is of the first four."""
+    shards = json.loads((tmp_path / "index.json").read_text())["shardlist"]
+    parts = [
+        {"name": "a", "weight": 0.25, "shardlist": shards[:2]},
+        {"name": "b", "weight": 0.75, "shardlist": shards[2:]},
+    ]
+    path = tmp_path / "mix.json"
+    path.write_text(json.dumps({"wids_version": 1, "datasets": parts}))
+    return str(path)
+
+
+@pytest.fixture
 def train(tmp_path, index):
     """Train on `world` ranks and return their answers."""
 
-    def run(world, *, launcher=(), **variables):
+    def run(world, *, launcher=(), index=index, **variables):
         program = tmp_path / "train.py"
         program.write_text(PROGRAM)
         results = tmp_path / "results"
@@ -147,6 +160,28 @@ def test_three_ranks_pad(train):
 def test_two_ranks_drop(train):
     """13 samples on 2 ranks with drop_last, read by a DataLoader worker each: 6 each, none twice."""
     check(train(2, DROP_LAST="1", WORKERS="1"), each=6, total=12)
+
+
+@pytest.mark.parametrize(("world", "workers"), [(2, 1), (3, 0)])
+def test_ranks_of_a_mixture_end_together(train, mixture, world, workers):
+    """Equal steps in every nominal epoch, one model, the shares of the sources, and nothing of one again too soon."""
+    answers = train(world, index=mixture, WORKERS=str(workers))
+    for rank, answer in enumerate(answers):
+        assert answer["rank"] == [rank, world]
+        assert answer["len"] == answers[0]["len"]
+        assert answer["weights"] == answers[0]["weights"]
+        assert answer["gathered"] == [other["epochs"] for other in answers]
+        # Of three ranks, nominal epochs of 13 are 5, 4 and 4 samples of each.
+        steps = [[len(batch) for batch in epoch] for epoch in answer["epochs"]]
+        assert steps == [[len(batch) for batch in epoch] for epoch in answers[0]["epochs"]]
+    rows = [[i for epoch in answer["epochs"] for step in epoch for i in step] for answer in answers]
+    order = [i for row in zip(*rows, strict=True) for i in row]
+    assert {len(row) for row in rows} == {-(-39 // world)}
+    for source, size in ((range(4), 4), (range(4, 13), 9)):
+        own = [i for i in order if i in source]
+        assert abs(len(own) - len(order) * (0.25 if size == 4 else 0.75)) < world
+        for first in range(0, len(own), size):
+            assert len(set(own[first : first + size])) == len(own[first : first + size])
 
 
 def test_torchrun(train):

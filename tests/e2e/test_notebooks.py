@@ -18,6 +18,7 @@ TEXTS = sorted(path.stem for path in (HERE / "text").glob("*.py"))
 # Notebook -> the parameters that it runs with: less training, other numbers of ranks. Those without a row run as they
 # stand; with -m long the others do so, too, as they did when their outputs were made.
 SHORT = {
+    "choosing-samples": {"epochs": 2},
     "coming-from-webdataset": {"epochs": 2},
     "equal-batches": {"world_size": 5, "batch_size": 10, "workers": 3, "passes": 4},
     "looking-at-data": {"most_steps": 40},

@@ -123,6 +123,40 @@ def test_a_stateful_loader_resumes(shards, name, is_named):
         assert found == [rest, *epochs[first + 1 : first + 3]], (epoch, step)
 
 
+def name_of(sample):
+    """A sample of a mixture: its index, and from 100 on those of the second source."""
+    return sample["__index__"] + 100 * (sample["__dataset__"] == "second")
+
+
+def make_mixture(shards, **options):
+    """A fresh mixture, sampler and loader, of 22 samples and 31 others in equal shares."""
+    dataset = wids.ShardListDataset(shards, transformations=name_of)
+    sources = {"first": dataset.select(range(22)), "second": dataset.select(range(22, 53))}
+    mixture = wids.mix({name: (source, 0.5) for name, source in sources.items()})
+    sampler = wids.DistributedChunkedSampler(mixture, num_replicas=2, rank=1, chunksize=6, window=2)
+    return StatefulDataLoader(mixture, sampler=sampler, batch_size=4, collate_fn=torch.tensor, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_resumes_a_mixture(shards, workers):
+    """From batches of two nominal epochs: the rest, and the epochs after it, each source where it was."""
+    loader = make_mixture(shards, num_workers=workers)
+    epochs, states = [], []
+    for epoch in range(4):
+        epochs.append([])
+        for step, batch in enumerate(loader, 1):
+            epochs[-1].append(batch.tolist())
+            if step in (1, 4) and epoch < 2:
+                states.append((epoch, step, copy.deepcopy(loader.state_dict())))
+    close(loader)
+    assert [len(list(chain(*epoch))) for epoch in epochs] == [27, 26, 27, 26]  # of 53 on two ranks
+    for epoch, step, state in states:
+        again = make_mixture(shards, num_workers=workers)
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        assert [batches_of(again) for _ in range(2)] == [epochs[epoch][step:], epochs[epoch + 1]]
+        close(again)
+
+
 AGAIN = {
     **LOADERS,
     "one worker, in any order": {"num_workers": 1, "in_order": False, "prefetch_factor": 5},

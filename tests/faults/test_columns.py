@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import columns as made
 from tests.support.children import call_in_child
-from wids.columns import mapped
+from wids.columns import mapped, packages
+from wids.osfiles import forks
 
 COUNTS = (30, 0, 90)
 ROWS = made.rows_of(COUNTS)
@@ -53,6 +54,17 @@ def test_forks_while_threads_ask(dataset):
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+def test_no_fork_while_a_package_is_imported(monkeypatch):
+    """By any thread: the forked process would wait for the package for ever."""
+    seen = []
+    monkeypatch.setattr(packages.importlib, "import_module", lambda name: seen.append((name, forks.lock._is_owned())))
+    packages._import_later.cache_clear()
+    packages.import_duckdb()
+    packages.import_parquet()
+    assert {"duckdb", "pyarrow.parquet", "pandas"} <= {name for name, _ in seen}
+    assert all(is_locked for _, is_locked in seen)
 
 
 def test_a_fork_while_another_thread_makes_the_directory(dataset, monkeypatch):

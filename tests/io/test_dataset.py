@@ -625,7 +625,7 @@ def label_of(sample):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (slice(0, 2), "integers, not slice; for a range use torch.utils.data.Subset"),
+        (slice(0, 2), "integers, not slice; for a range use dataset.select"),
         (1.0, "1.0 is not an index: dataset indices are integers, not float"),
         (None, "integers, not NoneType"),
         ("s0-000", r"integers, not str; for a key use dataset\[dataset.keys.index\(key\)\]"),

@@ -19,12 +19,15 @@ HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
     "wids/README.md#parts-of-a-dataset",
+    "wids/README.md#several-datasets-in-stated-shares",
     "wids/README.md#testing-your-own-code",
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
     "wids/columns/README.md#in-a-program",
     "wids/order/README.md#exact-evaluation",
+    "wids/order/README.md#mixtures",
     "wids/order/README.md#resume-anywhere",
+    "wids/order/README.md#weights-of-samples",
     "wids/transport/README.md#credentials",
 }
 
@@ -66,6 +69,35 @@ def test_example(tmp_path):
     assert len(steps) == 10 * 2
     assert {tuple(images.shape[1:]) for images, _ in steps} == {(224, 224, 3)}
     assert sum(len(labels) for _, labels in steps) == 10 * 40
+
+
+def test_mixtures(tmp_path):
+    """Both ways in: shares hold, and each source has its own transformation."""
+    for name in ("web", "books"):
+        write_images(tmp_path / name, samples=20)
+    replaced = {
+        '"web.json"': '"web/train.json"',
+        '"books.json"': '"books/train.json"',
+        '"/nvme/books"': repr(str(tmp_path / "cache")),
+    }
+    makers = {"make_web": lambda sample: ("web", sample["__dataset__"]), "make_book": lambda sample: ("book", None)}
+    found = execute(only("wids/README.md#several-datasets-in-stated-shares"), replaced, wids=wids, **makers)
+    samples = found["mixture"].__getitems__(list(found["sampler"]))
+    assert (samples.count(("web", "web")), samples.count(("book", None))) == (56, 24)
+    given = {name: wids.ShardListDataset(tmp_path / name / "train.json") for name in ("web", "books")}
+    sampler = execute(only("wids/order/README.md#mixtures"), {}, wids=wids, **given)["sampler"]
+    assert len(sampler) == 1_000_000
+
+
+def test_weights_of_samples(tmp_path):
+    """Classes come equally often, as many samples as are asked for."""
+    index = made.write_dataset(tmp_path, (5, 25))
+    made.make_columns(index)
+    dataset = wids.ShardListDataset(index, transformations=[])
+    names = execute(only("wids/order/README.md#weights-of-samples"), {}, wids=wids, dataset=dataset)
+    counts = np.bincount(np.unique(names["labels"], return_inverse=True)[1][list(names["sampler"])])
+    assert sum(counts) == 100_000
+    assert max(counts) - min(counts) <= len(dataset)
 
 
 def test_resume_in_short(tmp_path):

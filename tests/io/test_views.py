@@ -8,6 +8,7 @@ import shutil
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -156,7 +157,8 @@ def test_exclude_takes_files(dataset, tmp_path, caplog):
     everything = keys(dataset)
     (tmp_path / "out.txt").write_text("s0-001\ns4-003\n\nnobody\n")
     assert keys(dataset.exclude(tmp_path / "out.txt")) == [k for k in everything if k not in ("s0-001", "s4-003")]
-    assert "1 of 3 keys to leave out are in no sample" in caplog.text
+    assert keys(dataset.select(tmp_path / "out.txt")) == ["s0-001", "s4-003"]
+    assert "out.txt: 1 of 3 keys are in no sample, like 'nobody'" in caplog.text
     np.save(tmp_path / "out.npy", np.array([0, 2, -1]))
     assert keys(dataset.exclude(str(tmp_path / "out.npy"))) == [*everything[1:2], *everything[3:-1]]
     np.save(tmp_path / "mask.npy", np.arange(len(dataset)) < 18)
@@ -200,11 +202,26 @@ def test_what_selects_nothing(dataset, bad, error):
         dataset.select(bad)
 
 
+KINDS = {"list": list, "set": set, "tuple": tuple, "iterator": iter, "numpy": np.array, "arrow": pa.array}
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), lambda some: pa.chunked_array([some])], ids=[*KINDS, "chunks"])
+def test_samples_are_named_in_many_ways(dataset, kind):
+    """Indices and keys, in whatever holds them; slices."""
+    some, everything = [3, 7, 12], keys(dataset)
+    assert keys(dataset.select(kind(some))) == [everything[i] for i in some]
+    assert keys(dataset.select(kind([everything[i] for i in some]))) == [everything[i] for i in some]
+    assert keys(dataset.exclude(kind([everything[i] for i in some]))) == keys(dataset.exclude(some))
+    assert keys(dataset.select(slice(3, -2, 4))) == everything[3:-2:4]
+
+
 def test_bad_splits(dataset):
     """Shares and ways that are none."""
-    for shares in ((), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1), ([0.9, 0.1],), ("0.9", "0.1")):
+    for shares in ((), (0.9,), (0, 0), (-1, 2), (float("nan"),), (float("inf"), 1), ([0.9, 0.1],), ("0.9", "0.1")):
         with pytest.raises(InputError, match="shares"):
             dataset.split(*shares)
+    with pytest.raises(InputError, match="seed is 'x'; it is an integer"):
+        dataset.split(1, 1, seed="x")
     with pytest.raises(InputError, match="'key', 'shard' or 'index'"):
         dataset.split(1, 1, by="row")
 

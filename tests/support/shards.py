@@ -52,6 +52,32 @@ def write_index(directory, counts=(3, 4, 2), *, name="index.json", **header):
     return write_json(os.path.join(directory, name), {"wids_version": 1, "shardlist": shards, **header})
 
 
+def mixture_index(parts):
+    """An index of sub-datasets with weights, whose shards are nowhere: name -> (samples of each shard, weight)."""
+    datasets = [
+        {
+            "name": name,
+            "weight": weight,
+            "shardlist": [
+                {"url": f"{name}-{k}.tar", "nsamples": count, "filesize": 100 * count + 1024}
+                for k, count in enumerate(counts)
+            ],
+        }
+        for name, (counts, weight) in parts.items()
+    ]
+    return {"wids_version": 1, "datasets": datasets}
+
+
+def write_mixture(directory, parts, *, name="mix.json"):
+    """As `mixture_index`, with shards beside the index that is written; returns its path."""
+    datasets = []
+    for part, (counts, weight) in parts.items():
+        shards = write_shards(directory, counts, prefix=f"{part}-")
+        listed = [{**shard, "url": os.path.basename(shard["url"])} for shard in shards]
+        datasets.append({"name": part, "weight": weight, "shardlist": listed})
+    return write_json(os.path.join(directory, name), {"wids_version": 1, "datasets": datasets})
+
+
 def write_json(path, value):
     """Write a JSON file; returns its path as a str."""
     with open(path, "w", encoding="utf-8") as file:

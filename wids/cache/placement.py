@@ -47,6 +47,11 @@ class Placement:
         except FileNotFoundError:  # someone deleted it; absolute paths and URLs do not need it
             self._home = ""
 
+    @property
+    def directory(self) -> str | None:
+        """The cache directory, absolute; None: ``localname`` decides for each shard, or there is none."""
+        return None if self.localname is not None or self.cache_dir is None else self._absolute(self.cache_dir)
+
     def find(self, url: str) -> tuple[str, bool]:
         """The path, and whether the shard is read in place.
 

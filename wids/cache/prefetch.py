@@ -74,6 +74,7 @@ class Source(NamedTuple):
         shard_bytes: of a shard, about; None: not known.
         reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
+        directory: the cache directory; None: not known.
     """
 
     store: Downloads
@@ -82,6 +83,7 @@ class Source(NamedTuple):
     shard_bytes: int | None = None
     reads_early: Callable[[Shard], bool] | None = None
     leaves: Callable[[int], bool] | None = None
+    directory: str | None = None
 
 
 class _UpcomingShard:
@@ -116,10 +118,16 @@ class Prefetcher:
         sources: the shard lists.
         visits: the upcoming visits to shards, in order, block by block; taken as needed, in the thread.
         position: how far the reader is, in positions of the visits.
+        mixed: shards that are read at a time, as far as known.
     """
 
     def __init__(
-        self, sources: Sequence[Source], visits: Iterator[list[Visit]], *, position: Callable[[], int]
+        self,
+        sources: Sequence[Source],
+        visits: Iterator[list[Visit]],
+        *,
+        position: Callable[[], int],
+        mixed: int = 0,
     ) -> None:
         self._sources, self._position = sources, position
         self._files: dict[ShardKey, _UpcomingShard] = {}
@@ -131,11 +139,12 @@ class Prefetcher:
         ranks = _ranks_of_node()
         self._window = PrefetchWindow(
             visits,
-            [AheadLimits(source.ahead_bytes, source.store.cache_size, ranks) for source in sources],
+            [AheadLimits(source.ahead_bytes, source.store.cache_size, ranks, source.directory) for source in sources],
             size_of=lambda key: self._file(key).shard.filesize,
             needs_download=lambda key: self._file(key).needs_download(),
             slots_of=lambda key: _slots(self._file(key).shard),
             connections=filesystems.CONNECTIONS,
+            mixed=mixed,
         )
         self._planned, self._passed = -_PLAN_SECONDS, 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
@@ -343,46 +352,90 @@ class Ahead:
 
 
 def prefetch(
-    dataset: Any, blocks: Callable[[], Iterator[Indices]], *, position: Callable[[], int], mixed: int | None = None
+    dataset: Any,
+    blocks: Callable[[], Iterator[Indices]],
+    *,
+    position: Callable[[], int],
+    mixed: Sequence[tuple[int, int, int]] = (),
 ) -> Prefetcher | None:
     """Download the shards of the shard lists underneath a dataset ahead; None if there are none to download.
 
-    Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next one.
+    Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
 
     Args:
         dataset: see `wids.order.layout.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
         blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
         position: how many of them were drawn.
-        mixed: shards that are read at a time; None: not known.
+        mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
     """
     try:
         found = Shards(dataset, lambda leaf: leaf.prefetch_source() is not None)
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
     sources = [leaf.prefetch_source() for leaf in found.datasets]
+    _warn_of_limits(found, sources, mixed)
     for source in sources:
-        if mixed is not None:
-            _warn_of_limit(source, mixed)
         # Before the first index is handed out: workers look at that when they read it.
         emit(source.store.hooks, PrefetchBegun(cache_size=source.store.cache_size))
-    return Prefetcher(sources, found.visits(blocks()), position=position) if sources else None
+    if not sources:
+        return None
+    at_a_time = sum(count for _, _, count in mixed)
+    return Prefetcher(sources, found.visits(blocks()), position=position, mixed=at_a_time)
 
 
-def _warn_of_limit(source: Source, mixed: int) -> None:
-    limit, size, ranks = source.store.cache_size, source.shard_bytes, _ranks_of_node()
-    needed = prefetching.needed_shards(mixed, ranks)
-    if limit is None or size is None or limit >= needed * size or source.store.is_limit_told:
-        return
-    source.store.is_limit_told = True
-    window = limit // (size * ranks) - 1
+def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tuple[int, int, int]]) -> None:
+    """Warn of caches that are too small for what is read through them, those of one directory together."""
+    by_directory: dict[object, list[int]] = {}
+    for number, source in enumerate(sources):
+        by_directory.setdefault(source.directory or id(source.store), []).append(number)
+    for numbers in by_directory.values():
+        limits = [sources[number].store.cache_size for number in numbers]
+        limit = min((limit for limit in limits if limit is not None), default=None)
+        if limit is None or all(sources[number].store.is_limit_told for number in numbers):
+            continue
+        needs = []
+        for first, last, count in mixed:
+            shards = {number: total for number, total in found.count_shards(first, last).items() if number in numbers}
+            if shards:
+                sizes = [sources[number].shard_bytes for number in shards]
+                needs.append(_Need(count, sum(shards.values()), max((size or 0 for size in sizes), default=0)))
+        if _warn_of_limit(limit, needs):
+            for number in numbers:
+                sources[number].store.is_limit_told = True
+
+
+class _Need(NamedTuple):
+    """What one rank needs of a cache for one range of indices.
+
+    Attributes:
+        mixed: shards that it reads at a time. total: of how many. shard_bytes: of one, about; 0: not known.
+    """
+
+    mixed: int
+    total: int
+    shard_bytes: int
+
+
+def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
+    """Whether a cache of ``limit`` bytes is too small, of which this warns."""
+    ranks = _ranks_of_node()
+    shards = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) for need in needs)
+    needed = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) * need.shard_bytes for need in needs)
+    if limit >= needed:
+        return False
+    size = needed // shards
+    window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
     if _environ_int("LOCAL_RANK") == 0:
         logger.warning(
-            "cache_size=%d has space for %d shards of about %d bytes, and %d rank(s) of this node read %d at a time. "
+            "cache_size=%d has space for %d shards of about %d bytes, and %d rank(s) of this node read %d at a time%s. "
             "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
             "index create --members), else shards are downloaded again and again. cache_size=%d would do%s",
-            *(limit, limit // size, size, ranks, mixed * ranks, needed * size),
+            *(limit, limit // size, size, ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
+            f", out of {len(needs)} sources" if len(needs) > 1 else "",
+            needed,
             f", or a window of {window} shards" if window >= 1 else "",
         )
+    return True
 
 
 def _ranks_of_node() -> int:

@@ -32,7 +32,7 @@ class ViewRows:
     Args:
         url: where it is.
         view: what the view says.
-        counts: how many samples each shard of its index holds.
+        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
         cache_dir: where a remote one is kept; None: in memory.
         storage_options: for fsspec.
     """
@@ -41,13 +41,14 @@ class ViewRows:
         self,
         url: str,
         view: View,
-        counts: Sequence[int],
+        counts: Sequence[int] | None,
         *,
         cache_dir: str | None,
         storage_options: dict[str, Any] | None,
     ) -> None:
         self._url, self._view, self._counts, self._options = url, view, counts, storage_options
-        self._max_bytes = view_file.max_bytes(len(counts), view.nsamples)
+        self._shards = view.view_of_counts[0] if counts is None else len(counts)
+        self._max_bytes = view_file.max_bytes(self._shards, view.nsamples)
         self._kept = None if cache_dir is None else CompiledIndexes(cache_dir, suffix=view_file.SUFFIX)
 
     def load(self) -> SharedSelection:
@@ -60,7 +61,7 @@ class ViewRows:
             return self._map(os.path.expanduser(urls.local_path(self._url)))
         kept = self._kept
         if kept is not None:
-            facts = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{len(self._counts)}"
+            facts = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{self._shards}"
             digest = hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
             found = self._recall(kept, digest)
             if found is None:

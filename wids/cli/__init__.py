@@ -31,9 +31,16 @@ from wids.cli.verify import add_command as add_verify_command
 from wids.cli.view import run_view
 from wids.errors import WidsError
 
+# The order of the help: making data, looking at it, choosing from it, running a job.
+_MAKING, _LOOKING = ("demo", "pack", "index"), ("info", "ls", "show", "cat", "locate", "at", "when", "verify")
+_ORDER = (*_MAKING, *_LOOKING, "columns", "query", "view", "simulate", "cache")
+
 
 class _Commands(TyperGroup):
     """The group of all commands; turns exceptions of a command into a line on stderr and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         # Not in main(): older releases of typer turn Ctrl-C into exit code 1 before it gets there.

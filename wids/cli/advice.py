@@ -16,6 +16,7 @@ _ADVICE = {
     "format_files": "for other files use --format files",
     "format_files_too": "or say --format files",
     "samples": "cut shards by --samples",
+    "missing": "with --missing null, what cannot be parsed is null",
     "jobs": "--jobs says how many",
     "fetch": "--fetch allows that, --cache-dir says where they are or go",
     "cache_dir": "--cache-dir says which",

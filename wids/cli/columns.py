@@ -116,7 +116,7 @@ def _print_failures(error: Exception) -> None:
 
     failed = getattr(error, "found", None)
     if isinstance(failed, dict):
-        print_errors([str(why) for why in failed.values()])
+        print_errors([str(why) for why in list(failed.values())[1:]])  # the error itself tells the first
 
 
 def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:

@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
@@ -22,6 +22,7 @@ from wids.index import urls
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.index.selection import Selection
     from wids.index.spec import Shard
     from wids.jobs.runner import RunOptions
 
@@ -43,7 +44,9 @@ CacheDir = Annotated[
 ]
 Shards = Annotated[
     str,
-    typer.Option("--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0."),
+    typer.Option(
+        "--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.", show_default=False
+    ),
 ]
 
 
@@ -70,10 +73,23 @@ def select_shards(count: int, selected: slice) -> range:
     return numbers
 
 
-def load_selected(
-    index: str, selected: slice, storage_options: dict[str, Any] | None
-) -> tuple[list[tuple[int, Shard]], slice, dict[str, Any] | None]:
-    """The selected shards of an index, each with its number; their range; and the options to read them with.
+class SelectedShards(NamedTuple):
+    """Shards of an index.
+
+    Attributes:
+        shards: each with its number. numbers: their range.
+        storage_options: to read them with.
+        selection: of a view, its samples; None: all.
+    """
+
+    shards: list[tuple[int, Shard]]
+    numbers: slice
+    storage_options: dict[str, Any] | None
+    selection: Selection | None
+
+
+def load_selected(index: str, selected: slice, storage_options: dict[str, Any] | None) -> SelectedShards:
+    """The selected shards of an index; of a view, those of which it has samples.
 
     Raises:
         InputError: the index is a directory. SelectionError: no shards are selected.
@@ -83,10 +99,9 @@ def load_selected(
 
     check_index(index)
     _, listed, storage_options = load_shards(index, storage_options=storage_options)
-    numbers = select_shards(len(listed), selected)
-    lengths = None if listed.selection is None else listed.lengths  # of a view: shards that it has samples of
-    found = [(k, listed[k]) for k in numbers if lengths is None or lengths[k]]
-    return found, slice(numbers.start, numbers.stop), storage_options
+    numbers, chosen = select_shards(len(listed), selected), listed.selection
+    found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]
+    return SelectedShards(found, slice(numbers.start, numbers.stop), storage_options, chosen)
 
 
 def parse_storage_options(text: str) -> dict[str, Any]:
@@ -208,6 +223,16 @@ class OrderOptions:
         Literal["fixed", "epoch"],
         typer.Option(help="A lane keeps its part, or chunks are dealt anew each epoch.", rich_help_panel=ORDER_PANEL),
     ] = "fixed"
+    source_batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Of a mixture: samples in turn that a rank reads of one sub-dataset.",
+            rich_help_panel=ORDER_PANEL,
+        ),
+    ] = 1
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -110,7 +110,10 @@ class PackFlags:
         Any, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes per shard at most: 200MB, 1GiB.")
     ] = None
     selected: Annotated[
-        str, typer.Option("--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.")
+        str,
+        typer.Option(
+            "--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.", show_default=False
+        ),
     ] = ":"
     seed: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first.")] = None
     numbers_keys: Annotated[

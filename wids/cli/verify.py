@@ -60,7 +60,11 @@ class VerifyFlags:
         bool, typer.Option("--no-digest", help="Do not compare md5 digests; only headers are read then.")
     ] = False
     is_decoded: Annotated[
-        bool, typer.Option("--decode", help="Decode all members, too; name key and field of those that fail.")
+        bool,
+        typer.Option(
+            "--decode",
+            help="Decode all members, too (of a view: of its samples); name key and field of those that fail.",
+        ),
     ] = False
     report: Annotated[
         str,
@@ -126,7 +130,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
 
     report = flags.report and error_log.check(flags.report, "a report of samples")  # now, and not after hours
     selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
-    chosen, _, storage_options = load_selected(index, selected, flags.storage_options)
+    chosen, _, storage_options, selection = load_selected(index, selected, flags.storage_options)
     settings = VerifySettings(
         is_quick=flags.is_quick,
         has_digest=not flags.without_digest,
@@ -140,7 +144,15 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         job_bar("verifying", "bytes" if has_sizes else "items", is_shown=not is_json) as show,
         _journal(index, flags) as journal,
     ):
-        outcome = verify_shards(chosen, settings, decode=_decoder(flags), options=options, journal=journal, show=show)
+        outcome = verify_shards(
+            chosen,
+            settings,
+            decode=_decoder(flags),
+            selection=selection,
+            options=options,
+            journal=journal,
+            show=show,
+        )
     if report:
         _write_report(report, outcome)
     if is_json:

@@ -15,23 +15,39 @@ def run_view(
     index: Index,
     output: Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The index to write.")],
     select: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--select", metavar="A:B|FILE", help="These samples alone: a range of indices, or a .npy file of them."
+            "--select",
+            metavar="A:B|FILE",
+            help="These samples: A to B - 1, counted from 0; or a file of them, as for --exclude.",
+            show_default=False,
         ),
-    ] = "",
+    ] = None,
     where: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--where", metavar="SQL", help='Those for which this is true, like "width >= 512" (wids columns create).'
+            "--where",
+            metavar="SQL",
+            help='Of these, those for which it is true: "width >= 512". Over the columns of `wids columns create`.',
+            show_default=False,
         ),
-    ] = "",
+    ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
             "--exclude",
             metavar="FILE",
-            help="Not these: a text with a key a line, a .npy of indices, or a .jsonl of errors.",
+            help="But not these: a text with a key a line, a .npy of indices or a mask, or a .jsonl of bad samples; "
+            "repeatable.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="FILE",
+            help="The table of columns, a path or URL. Default: beside INDEX.",
+            show_default=False,
         ),
     ] = None,
     cache_dir: CacheDir = "",
@@ -40,21 +56,29 @@ def run_view(
     """Save a part of a dataset as an index: which samples of which shards, and no data.
 
     The new index is taken wherever an index is. It names INDEX, and is refused once INDEX lists other shards. The
-    member tables of all shards are read where keys are excluded.
+    member tables of all shards are read where keys are given.
+
+    `wids view train.json --where "width >= 512" --exclude opted-out.txt -o good.json`
+
+    `wids view train.json --select :10000 -o first.json`
     """
+    if select is None and where is None and not exclude:
+        raise typer.BadParameter("say which samples: --select, --where, --exclude")
+    if columns is not None and where is None:
+        raise typer.BadParameter("--columns is for --where")
     from wids.dataset import ShardListDataset
-    from wids.views import read_samples
 
     check_index(index)
     dataset = ShardListDataset(
         index, cache_dir=cache_dir or None, storage_options=storage_options, transformations=[], access="auto"
     )
+    if columns is not None:
+        dataset = dataset.with_columns(fields=False, place=columns)
     whole = len(dataset)
-    if select.endswith(".npy"):
-        dataset = dataset.select(read_samples(select))
-    elif select:
-        dataset = dataset.select(range(*parse_range(select, "--select", "samples").indices(whole)))
-    if where:
+    if select is not None:
+        is_file = os.path.isfile(select) or os.path.splitext(select)[1]
+        dataset = dataset.select(select if is_file else parse_range(select, "--select", "samples"))
+    if where is not None:
         dataset = dataset.where(where)
     for path in exclude or ():
         dataset = dataset.exclude(path)

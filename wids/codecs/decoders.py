@@ -180,8 +180,8 @@ def _decode_image(options: Options, data: bytes) -> Any:
         image = Image.open(io.BytesIO(data), formats=_image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
         raise DecodeError(
-            f"its {len(data)} bytes are not a {', '.join(_image_formats())} image, or its header is damaged; repair "
-            "it, or register a decoder with wids.register_decoder"
+            f"its {len(data):,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
+            f"or register a decoder with wids.register_decoder (known are {', '.join(_image_formats())})"
         ) from error
     except Image.DecompressionBombError as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust it") from error

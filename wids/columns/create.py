@@ -22,7 +22,7 @@ from wids.columns.file import METADATA_KEY, VERSION, TableFacts, check_replaceab
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
-from wids.errors import InputError, JobError, OutputError
+from wids.errors import DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of
@@ -95,16 +95,16 @@ def create_columns(
             read are not read again by the next run. The table that was there before stays.
         OutputError: the table cannot be written. OutputExistsError: there is another table; or another process makes
             this one. DependencyError: pyarrow is not installed.
-        SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view.
+        SpecError, FetchError: the index is malformed, or cannot be read. InputError: it is a view of another one.
     """
     import_parquet()
     output = check_output(output)
     check_replaceable(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
-    if shards.selection is not None:
+    if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
         raise InputError(
-            f"{index}: is a view, and has the columns of the index that it is a view of; make them for that one "
-            f"({shards.header.get('view_of')})"
+            f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
+            f"{parent}"
         )
     start = time.monotonic()
     with contextlib.closing(_Creating(shards, output, spec, show)) as creating:
@@ -170,6 +170,7 @@ class _Creating:
             )
             for k in range(len(shards))
         )
+        hint = None
         self._show(self._progress)
         with contextlib.closing(run(extract_part, tasks, options, tick=lambda: self._show(self._progress))) as results:
             for result in results:
@@ -179,6 +180,7 @@ class _Creating:
                 else:
                     self._progress.failed += 1
                     self.outcome.fail(shards.urls[result.k], result.error)
+                    hint = "missing" if isinstance(result.error, DecodeError) else hint
         self.outcome.sort_failed(shards.urls)
         if failed := self.outcome.failed:
             count, total, first = len(failed), len(shards), next(iter(failed.values()))
@@ -186,6 +188,7 @@ class _Creating:
                 f"{self._output}: not written, for {count:,} of {total:,} shards could not be read; the first: {first}",
                 found=failed,
                 path=self._output,
+                hint=hint,
             )
 
     def publish(self) -> None:

@@ -39,9 +39,12 @@ if TYPE_CHECKING:
     from wids.events import Event
     from wids.index.table import MemberTable
     from wids.readers.base import Sample
+    from wids.readers.provider import Access
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
+# What comes in the time of a request at least: samples of fewer bytes are copied with their shard.
+_REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
 _INFLATED = ".wids-inflated.gz"
 # So many members of a shard that cannot be parsed are named.
@@ -131,7 +134,7 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
             cache_dir=directory,
             storage_options=task.storage_options,
             allow_pipe=task.allow_pipe,
-            access="auto",
+            access=_choose_access(version.size, shard.nsamples),
             hooks=[tally],
         )
         samples = _Samples(provider, shard)
@@ -155,6 +158,12 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         )
         data = _pack(table, values, facts)
     return Part(facts=facts, data=data, trouble=values.trouble, requests=tally.requests, read_bytes=tally.read_bytes)
+
+
+def _choose_access(size: int | None, nsamples: int | None) -> Access:
+    """How a remote shard of so many bytes and samples is read: by ranges, but where copying it is quicker."""
+    is_small = size is not None and nsamples is not None and size < nsamples * _REQUEST_BYTES
+    return "fetch" if is_small else "auto"
 
 
 def look_at(url: str, storage_options: dict[str, Any] | None) -> Found:

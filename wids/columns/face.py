@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import TYPE_CHECKING, Any
 
 from wids.columns.join import JoinRequest
@@ -117,7 +118,12 @@ class WithColumns:
         request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
         return self._with(self._columns.join(request, fields, self._collection))
 
-    def with_columns(self, fields: Fields = True, *, place: str | None = None) -> Self:  # noqa: FBT002 - or names
+    def with_columns(
+        self,
+        fields: Fields = True,  # noqa: FBT002 - or names
+        *,
+        place: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """The same dataset with columns of the index's own table in its samples, before the transformations.
 
         Args:
@@ -129,7 +135,7 @@ class WithColumns:
             ColumnsError: there is no such table, or it is of another index. InputError: it has no such column.
             DependencyError: see `query`.
         """
-        columns = self._columns.at(place, self._collection)
+        columns = self._columns.at(None if place is None else os.fspath(place), self._collection)
         return self._with(columns.show(fields, self._collection) if fields else columns)
 
     def _with(self, columns: SampleColumns) -> Self:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 from typing import Any
 
 from wids.errors import DependencyError
+from wids.osfiles import forks
 
 
 def import_arrow() -> Any:
@@ -32,12 +35,23 @@ def import_duckdb() -> Any:
     Raises:
         DependencyError: it is not installed.
     """
-    return _import("duckdb", "SQL takes")
+    duckdb = _import("duckdb", "SQL takes")
+    _import_later()
+    return duckdb
+
+
+@functools.cache
+def _import_later() -> None:
+    """Import what duckdb and pyarrow would import at their first work, while another thread may fork."""
+    for name in ("pyarrow.compute", "pyarrow.pandas_compat", "pandas"):
+        with contextlib.suppress(Exception), forks.lock:
+            importlib.import_module(name)
 
 
 def _import(name: str, what: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with forks.lock:  # a process that is forked meanwhile would wait for the module's lock for ever
+            return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
         raise DependencyError(f"{what} {package}; install it: pip install 'wids[views]'") from error

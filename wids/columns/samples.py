@@ -208,12 +208,12 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -> SampleColumns:
     """The columns of a dataset that was made of ``shards``; nothing is looked at yet.
 
-    Those of a view are those of the index that it is a view of. Where samples are grouped in another way than by
-    ``wids columns create``, there are none.
+    Those of a view are those of the index that it is a view of, or its own if it lists its shards itself. Where samples
+    are grouped in another way than by ``wids columns create``, there are none.
     """
     place = None
     if collection.shards.selection is not None:
-        shards = collection.shards.header.get("view_of")
+        shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)) and collection.provider.files.is_standard:
         name = os.fspath(shards)
         if isinstance(name, str) and not urls.basename_of(name).endswith(ARCHIVES):
@@ -258,8 +258,8 @@ def _keys_of(collection: ShardCollection) -> Iterator[list[str]]:
     """
     if collection.has_remote():
         raise ColumnsError(
-            "the keys of remote shards are not known; make the columns of the index: wids columns create, or join "
-            "on='index'"
+            "the keys of remote shards are not known without columns, and there are none beside the index; make them: "
+            "wids columns create, name a file of them: with_columns(fields=False, place=...), or join on='index'"
         )
     for k, count in enumerate(collection.lengths):
         if count:

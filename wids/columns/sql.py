@@ -309,23 +309,27 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     future: Future[T] = Future()
 
     def run(future: Future[T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             future.set_exception(error)
 
     thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
-    thread.start()
     try:
+        thread.start()
         return future.result()
     except BaseException:
-        while not future.done():
-            with contextlib.suppress(Exception):  # it is done by now
-                interrupt()
-            wait([future], _STOP_SECONDS)
+        if not future.cancel():  # it has begun
+            while not future.done():
+                with contextlib.suppress(Exception):  # it is done by now
+                    interrupt()
+                wait([future], _STOP_SECONDS)
         raise
     finally:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         del future  # its error's traceback holds this frame
 
 
@@ -364,10 +368,13 @@ def _check_predicate(connection: Any, predicate: str) -> None:
     Raises:
         _RefusedError: it is not.
     """
+    if not predicate.strip():
+        raise _RefusedError("a predicate is an expression, like width >= 512, and this is empty")
     given, plain = (_parse(connection, _FIND + text) for text in (predicate, "true"))
-    if "error_message" in given:
-        raise _RefusedError(given["error_message"])
-    if _without_where(given) != _without_where(plain):
+    error = given.get("error_message", "")
+    if error and not error.startswith("Only SELECT statements"):  # which is said of several statements, too
+        raise _RefusedError(error)
+    if error or _without_where(given) != _without_where(plain):
         raise _RefusedError("a predicate is one expression, what stands after WHERE, and this is more")
 
 

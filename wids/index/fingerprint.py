@@ -30,6 +30,19 @@ def fingerprint(shards: ShardList) -> str:
     return fingerprint_of(shards.urls, shards.nsamples)
 
 
+def fingerprint_of_part(shards: ShardList, first: int, last: int) -> str:
+    """The `fingerprint` that the shards ``first .. last`` have by themselves; in a view, which samples it has of them.
+
+    A view that has all samples of them has the fingerprint of the whole.
+    """
+    nsamples = shards.nsamples[first:last]
+    whole = fingerprint_of(shards.urls[first:last], nsamples)
+    if shards.selection is None or list(shards.lengths[first:last]) == list(nsamples):
+        return whole
+    rows = shards.selection.between(first, last)
+    return hashlib.blake2b(f"{whole} {rows.digest}".encode(), digest_size=8).hexdigest()
+
+
 def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
     """See `fingerprint`; of the shards with these URLs and counts."""
     text = "\n".join(portable_names(names)).encode("utf-8", "surrogatepass")

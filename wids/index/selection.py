@@ -82,10 +82,26 @@ class Selection:
             self._digest = state.hexdigest()
         return self._digest
 
+    def whole_indices(self, nsamples: Sequence[int]) -> Integers:
+        """The index of each sample among all samples of the shards: int64, ascending.
+
+        Args:
+            nsamples: how many samples each shard holds.
+        """
+        held = np.asarray(nsamples, np.int64)
+        found: Integers = np.repeat(np.cumsum(held) - held, np.diff(self._ends, prepend=0)) + self._array
+        return found
+
     def rows_of(self, k: int) -> npt.NDArray[Any]:
         """The rows of shard ``k``."""
         end = self.ends[k]
         return self._array[end - self.counts[k] : end]
+
+    def between(self, first: int, last: int) -> Selection:
+        """That of the shards ``first .. last`` by themselves."""
+        before = self.ends[first - 1] if first else 0
+        ends = self._ends[first:last] - before
+        return Selection(ends, self._array[before : before + int(ends[-1])] if len(ends) else self._array[:0])
 
 
 def _narrow(rows: Integers) -> npt.NDArray[Any]:
@@ -117,13 +133,13 @@ def parse_indices(given: Any, n: int) -> Integers:
     """The indices that a program has selected: ascending, each once.
 
     Args:
-        given: indices (negative ones from the end), or a mask: n times True or False.
+        given: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
         n: samples that there are.
 
     Raises:
         InputError: it is neither. IndexError: an index is out of range.
     """
-    array = _to_array(given)
+    array = _to_array(range(*given.indices(n)) if isinstance(given, slice) else given)
     if array.dtype == bool and array.ndim == 1:
         if len(array) != n:
             raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it has one for each")
@@ -147,14 +163,19 @@ def _to_array(given: Any) -> npt.NDArray[Any]:
     if isinstance(given, range):
         return np.arange(given.start, given.stop, given.step, dtype=np.int64)
     if not hasattr(given, "__array__"):
-        given = _listed(given)
+        given = list_items(given)
     try:
         return np.asarray(given)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"these are no indices ({error})") from error
 
 
-def _listed(given: Iterable[Any]) -> list[Any]:
+def list_items(given: Iterable[Any]) -> list[Any]:
+    """What a program names, as a list.
+
+    Raises:
+        InputError: it is a text, or cannot be iterated.
+    """
     if isinstance(given, (str, bytes)):
         raise InputError(f"{given!r:.60} selects no samples; give indices, or a mask")
     try:
@@ -167,7 +188,7 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     """The shares of a split: they add up to 1.
 
     Raises:
-        InputError: one is negative or no number, or all are 0.
+        InputError: one is negative or no number, or all are 0; or there is one alone, which would be everything.
     """
     if not all(isinstance(part, numbers.Real) for part in parts):
         raise InputError(f"{parts!r:.60}: the shares of a split are numbers, each an argument: split(0.9, 0.1)")
@@ -175,6 +196,8 @@ def parse_shares(parts: Sequence[float]) -> list[float]:
     if not parts or not all(part >= 0 for part in parts) or not 0 < total < float("inf"):
         said = ", ".join(map(str, parts)) or "none"
         raise InputError(f"{said}: the shares of a split are numbers from 0 on, of which one is more than 0")
+    if len(parts) == 1:
+        raise InputError(f"{parts[0]}: the shares of a split are several, one for each part: split(0.9, 0.1)")
     return [part / total for part in parts]
 
 

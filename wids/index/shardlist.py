@@ -16,7 +16,7 @@ import msgspec
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wids.index.selection import Selection
 
@@ -229,19 +229,30 @@ class ShardList:
         """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
 
         A mixture is two sub-datasets or more, one of which has a weight. A sub-dataset within another has the other's
-        weight, unless it has its own; those that follow each other with the same name and weight are one.
+        weight, unless it has its own; those that follow each other with the same name and weight are one. A list of
+        shards, which has no sub-datasets, may name them shard by shard.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
-        ends = [*self._starts[1:], len(self)][: len(self._starts)]
-        for start, end, keys in zip(self._starts, ends, self._defaults, strict=True):
+        for first, last, keys in self._components() if self._starts else self._own_components():
             name, weight = keys.get("dataset"), keys.get("weight")
-            if start == end:
+            if first == last:
                 continue
             if found and (found[-1][0], found[-1][3]) == (name, weight):
-                found[-1] = name, found[-1][1], end, weight
+                found[-1] = name, found[-1][1], last, weight
             else:
-                found.append((name, start, end, weight))
+                found.append((name, first, last, weight))
         return found if len(found) > 1 and any(weight is not None for *_, weight in found) else []
+
+    def _components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """(first shard, last shard + 1, the keys that all have) of each component."""
+        return zip(self._starts, [*self._starts[1:], len(self)], self._defaults, strict=True)
+
+    def _own_components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """The shards one by one, if some have both a name and a weight, as those of an index's sub-datasets do."""
+        own = {k: keys for k, keys in self._extras.items() if {"dataset", "weight"} <= keys.keys()}
+        if all(isinstance(keys["weight"], (int, float)) for keys in own.values()):
+            for k in range(len(self)) if own else ():
+                yield k, k + 1, own.get(k, {})
 
     @property
     def extras(self) -> Extras:

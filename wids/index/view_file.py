@@ -47,22 +47,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What the JSON of a view says of it.
 
     Attributes:
-        rows: where the rows lie. nsamples: how many. rows_checksum: of their file; see `checksum_of`.
-        view_of_fingerprint: of the shards that they are rows of; see `wids.index.fingerprint`.
-        view_of_counts: (shards, samples in all) of them.
-        view_of: the index of these shards; None: the view lists them itself.
-        made_by: how it was made, a step each.
         name: of the dataset.
+        view_of: the index that lists the shards; None: the view lists them itself.
+        view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
+        rows: where the rows lie. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
+        made_by: how it was made, a step each.
     """
 
+    name: str | None = None
+    view_of: str | None = None
+    view_of_fingerprint: str
+    view_of_counts: tuple[int, int]
     rows: str
     rows_checksum: str
     nsamples: int
-    view_of_fingerprint: str
-    view_of_counts: tuple[int, int]
-    view_of: str | None = None
     made_by: list[str] = msgspec.field(default_factory=list)
-    name: str | None = None
 
 
 def parse_view(index: dict[str, Any], place: str | None) -> View | None:
@@ -101,12 +100,14 @@ def max_bytes(shards: int, samples: int) -> int:
     return FIRST + 8 * (shards + samples)
 
 
-def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) -> tuple[Integers, npt.NDArray[Any]]:
+def unpack_rows(
+    data: bytes | memoryview, *, counts: Sequence[int] | None, place: str
+) -> tuple[Integers, npt.NDArray[Any]]:
     """(ends, rows), which lie in ``data``.
 
     Args:
         data: the file.
-        counts: how many samples each shard holds.
+        counts: how many samples each shard holds; None: the rows are not compared with the shards.
         place: what errors call the file.
 
     Raises:
@@ -122,11 +123,13 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int], place: str) 
     if size != len(view) or width not in (4, 8) or crc32(view[_START.size :]) != checksum:
         raise _damaged(place, f"is damaged ({len(view)} of {size} bytes, or a wrong checksum)")
     found, end = sections.cut(view, FIRST, (8 * nshards, width * total))
-    if end != size or nshards != len(counts):
+    if end != size:
+        raise _damaged(place, "is damaged (its samples and shards do not fill it)")
+    if counts is not None and nshards != len(counts):
         raise _damaged(place, f"is of {nshards} shards, and the index has {len(counts)}")
     ends = np.asarray(sections.native(found[0], "q"), np.int64)
     rows: npt.NDArray[Any] = np.asarray(sections.native(found[1], "I" if width == 4 else "q"))
-    if not _are_rows(ends, rows, np.asarray(counts, np.int64)):
+    if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
         raise _damaged(place, "names rows that its shards do not have, or not in order")
     return ends, rows
 

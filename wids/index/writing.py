@@ -104,13 +104,16 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     """Return the index with shards below ``base``, which replaces the directory that their URLs have in common.
 
     Args:
-        index: as it was written. Relative URLs stay as they are.
+        index: as it was written. Relative URLs stay as they are. Of a view, the index that it is a view of is moved.
         base: a URL or a path; "" takes the base out, so that URLs are relative to where the index lies.
 
     Raises:
         SpecError: there are sub-datasets, or absolute and relative URLs together, or shards without a directory in
             common.
     """
+    if "shardlist" not in index and "view_of" in index:
+        parent = str(index["view_of"])
+        return {**index, "view_of": urls.join(base, relative_to(parent, urls.directory_of(parent)))}
     if index.get("datasets"):
         raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
     written = [str(entry["url"]) for entry in index["shardlist"]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -60,10 +60,12 @@ class CheckTask(msgspec.Struct, kw_only=True, frozen=True):
         number: of the shard in its index. shard: what the index says of it.
         has_version: the finding is to say which version it is of.
         known: a finding of an earlier run; the answer, if the version is still the same.
+        rows: those of which samples are decoded: int array; None: all.
     """
 
     number: int
     shard: Shard
+    rows: Any = None
     has_version: bool = False
     known: Finding | None = None
 
@@ -105,11 +107,11 @@ def check_shard(
         if urls.is_local(shard.url):
             path = scan.path_of(shard.url)
             facts = scan.scan_file(path, wanted, context.is_cancelled)
-            return _look_into(path, facts, shard, finding, settings, decode)
+            return _look_into(path, facts, shard, finding, settings, decode, task.rows)
         with tempdirs.directory("verify") as directory:
             path = os.path.join(directory, "shard.tar")
             facts = scan.scan_copy(path, wanted, context.is_cancelled, is_sound=partial(_is_sound, shard))
-            return _look_into(path, facts, shard, finding, settings, decode)
+            return _look_into(path, facts, shard, finding, settings, decode, task.rows)
     except (ShardError, FetchError, NotAllowedError) as error:
         return msgspec.structs.replace(finding, problems=(problem_of(error),))
 
@@ -140,7 +142,13 @@ def _look_from_outside(shard: Shard, finding: Finding, settings: VerifySettings)
 
 
 def _look_into(
-    path: str, facts: scan.ShardFacts, shard: Shard, finding: Finding, settings: VerifySettings, decode: Decode | None
+    path: str,
+    facts: scan.ShardFacts,
+    shard: Shard,
+    finding: Finding,
+    settings: VerifySettings,
+    decode: Decode | None,
+    rows: Any,
 ) -> Finding:
     """All that is wrong with a file, by its facts."""
     table = facts.table
@@ -149,7 +157,7 @@ def _look_into(
     if table is not None:
         problems += _problems_beside(path, shard, table, settings)
         if decode is not None:
-            found, undecoded = decode_file(path, table, shard.url, decode)
+            found, undecoded = decode_file(path, table, shard.url, decode, rows)
             problems += found
     return msgspec.structs.replace(
         finding,

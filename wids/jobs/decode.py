@@ -11,7 +11,7 @@ from wids.osfiles.open_file import OpenFile
 from wids.readers.local import LocalReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
     from wids.index.table import MemberTable
@@ -22,27 +22,30 @@ if TYPE_CHECKING:
 _ADVICE = "repair or leave out the member, or register a decoder for it"
 
 
-def decode_file(path: str, table: MemberTable, url: str, decode: Decode) -> tuple[list[Problem], int]:
-    """Decode each member of a local file; see `decode_samples`."""
+def decode_file(
+    path: str, table: MemberTable, url: str, decode: Decode, rows: Sequence[int] | None = None
+) -> tuple[list[Problem], int]:
+    """Decode each member of a local file, or of the samples in these rows of it; see `decode_samples`."""
+    chosen = range(table.nsamples) if rows is None else [int(row) for row in rows if row < table.nsamples]
     try:
         file, _ = OpenFile.open(path)
         with contextlib.closing(LocalReader(file, table=table, url=url, path=path)) as reader:
-            return decode_samples(reader, decode, url)
+            return decode_samples(((row, reader.read(row)) for row in chosen), decode, url)
     except (ShardError, OSError) as error:
         return [problem_of(ChangedShardError(f"{url}: changed or failed while it was decoded ({error})", shard=url))], 0
 
 
-def decode_samples(samples: Iterable[Sample], decode: Decode, url: str) -> tuple[list[Problem], int]:
+def decode_samples(samples: Iterable[tuple[int, Sample]], decode: Decode, url: str) -> tuple[list[Problem], int]:
     """Decode each member by itself: (what failed, how many members were not decoded because that could run code).
 
     Args:
-        samples: as a `LocalReader` gives them.
+        samples: (row, sample as a `LocalReader` gives it).
         decode: takes a sample, raises DecodeError.
         url: of their shard.
     """
     problems: list[Problem] = []
     undecoded = 0
-    for row, sample in enumerate(samples):
+    for row, sample in samples:
         key = sample.pop("__key__")
         for field, value in sample.items():
             try:
@@ -65,7 +68,8 @@ def crash_of(error: JobError) -> Problem:
 
 
 def _problem(key: str, field: str, row: int, cause: BaseException, detail: str) -> Problem:
-    words = str(cause) if isinstance(cause, DecodeError) else f"{type(cause).__name__}: {cause}"
+    is_ours = isinstance(cause, DecodeError)  # what it advises has a column of its own
+    words = str(cause).partition("; ")[0] if is_ours else f"{type(cause).__name__}: {cause}"
     return Problem(
         kind="decode",
         what=f"cannot be decoded ({words})",

@@ -1,7 +1,7 @@
 """Changing indexes that are there: update what changed, merge, split, rebase, compile.
 
 Rules: an index appears in one step; until then the old index stays as it is. Keys that wids does not know stay.
-Shards are read by an update alone.
+Shards are read by an update alone. Of views, `wids.jobs.view_edit` makes views.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from wids.errors import InputError, SelectionError, SpecError
 from wids.index import checks, compiled, urls, view_file, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
+from wids.jobs import view_edit
 from wids.jobs.discovery import Found, find_shards, look_local
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard
 from wids.jobs.runner import RunOptions
+from wids.jobs.view_edit import Source
 from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles.index_paths import absolute, check_output, named_packs, names_of
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.index.shardlist import ShardList
+    from wids.index.view_file import View
     from wids.jobs.outcome import JobProgress
 
 
@@ -42,13 +45,16 @@ class Merged(msgspec.Struct, kw_only=True):
     Attributes:
         output: the path of the index.
         shards, samples: in it.
+            Of a view: those that it has, and the shards in which they are.
         repeated: shards that were in several indexes, and are in this one once.
+        repeated_samples: likewise samples that were in several views.
     """
 
     output: str
     shards: int
     samples: int
     repeated: int = 0
+    repeated_samples: int = 0
 
 
 class _Base(msgspec.Struct):
@@ -59,24 +65,33 @@ class _Base(msgspec.Struct):
 
 
 def read_index(place: str) -> dict[str, Any]:
-    """An index as it is written, its shard list checked.
+    """An index as it is written, its shard list checked; no view.
 
     Raises:
         FetchError: it cannot be read.
         SpecError: it is not an index, or a compiled one, has no shard list of its own, promises more samples than can
-            be counted, or has a number in it that JSON does not have.
+            be counted, or has a number in it that JSON does not have; or it is a view.
     """
+    index, view = _read(place)
+    if view is not None:
+        raise _is_view(place, view.view_of)
+    return index
+
+
+def _read(place: str) -> tuple[dict[str, Any], View | None]:
+    """See `read_index`; of a view also what it says."""
     if compiled.is_compiled(place):
         raise SpecError(f"{place}: is a compiled index; change the one it was made of, and convert it", url=place)
     index = parse_json(read_bytes(place), place)
-    if view_file.parse_view(index, place) is not None:
-        raise _is_view(place)
+    checks.check_finite(index, "", place)
+    view = view_file.parse_view(index, place)
+    if view is not None and view.view_of is not None:
+        return index, view
     if not isinstance(index.get("shardlist"), list):
         raise SpecError(f"{place}: not a shard index, it has no shardlist", path="shardlist", url=place)
     rows = checks.convert(index["shardlist"], list[Row], path="shardlist", place=place)
     checks.check_total((row.nsamples for row in rows), place)
-    checks.check_finite(index, "", place)
-    return index
+    return index, view
 
 
 def update_index(
@@ -152,75 +167,104 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
 def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None) -> Merged:
     """Write one index of the shards of several, in order; sub-datasets are taken apart, each shard keeps its keys.
 
-    A shard whose index has a name, and that belongs to no sub-dataset, has that name as ``dataset``.
+    A shard whose index has a name, and that belongs to no sub-dataset, has that name as ``dataset``. Where one of them
+    is a view, a view is written; see `wids.jobs.view_edit`.
     """
     output = check_output(output)
+    sources = [_flatten(place) for place in places]
     entries: dict[str, dict[str, Any]] = {}
-    count = 0
-    packs: list[str] = []
-    for place in places:
-        shards, flat = _flatten(place)
-        packs += shards.all_packs()
-        count += len(flat)
-        for url, entry in flat:
+    for source in sources:
+        for url, entry in source.entries:
             entries.setdefault(url, entry)
     check_no_shard(output, entries)
-    written = writing.place_entries(list(entries), home=os.path.dirname(output))
+    name = writing.stem_of(output) if name is None else name or None
+    if any(source.shards.selection is not None for source in sources):
+        view, repeated = view_edit.merge_views(sources, output, name=name)
+        return _merged_view(output, view, repeated_samples=repeated)
+    home = os.path.dirname(output)
+    written = writing.place_entries(list(entries), home=home)
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
-    index = writing.make_index((), name=writing.stem_of(output) if name is None else name or None)
+    index = writing.make_index((), name=name)
     del index["shardlist"]  # which comes last
-    index = {**index, **_named_packs(packs, output), "shardlist": merged}
-    return _write(output, index, repeated=count - len(merged))
+    packs = [url for source in sources for url in source.shards.all_packs()]
+    index = {**index, **named_packs(packs, home), "shardlist": merged}
+    return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
 
 
 def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]]) -> list[Merged]:
-    """Write an index for each part of another one.
+    """Write an index for each part of another one; of a view, views.
 
     Args:
         place: the index.
         outputs: one path with ``{}`` in it, where the number of the part goes, or one for each part.
-        parts: from the shards' samples to the shards of each part; see `wids.index.writing`.
+        parts: from the shards' samples to the shards of each part; see `wids.index.writing`. Of a view, only shards of
+            which it has samples are counted, and of these only the samples that it has.
 
     Raises:
         InputError: there are not as many outputs as parts.
     """
-    shards, flat = _flatten(place)
+    source = _flatten(place)
+    shards, flat = source.shards, source.entries
     header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
     checks.check_finite(header, "", place)
-    ranges = parts([entry["nsamples"] for _, entry in flat])
-    names = list(outputs)
-    if len(names) == 1 and "{}" in names[0]:
-        names = [names[0].replace("{}", f"{k:0{len(str(len(ranges) - 1))}}") for k in range(len(ranges))]
-    if len(names) != len(ranges) or len(set(names)) != len(names):
-        raise InputError(
-            f"there are {len(ranges)} parts, and {len(names)} outputs; give each its own, or one like part-{{}}.json",
-            hint="output",
-        )
-    checked = [check_output(name) for name in names]
-    if len(set(checked)) != len(checked):  # one part would be written over another
-        raise InputError(f"two of the outputs are one file: {', '.join(names)}; give each part its own", hint="output")
+    is_view = shards.selection is not None
+    ranges = parts([count for count in shards.lengths if count or not is_view])
+    checked = _name_parts(outputs, len(ranges))
     for output in checked:
         check_no_shard(output, {url for url, _ in flat})
+    if is_view:
+        views = view_edit.split_view(source, ranges, checked)
+        return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
     found = []
     for output, part in zip(checked, ranges, strict=True):
-        chosen = [flat[k] for k in part]
-        written = writing.place_entries([url for url, _ in chosen], home=os.path.dirname(output))
+        chosen, home = [flat[k] for k in part], os.path.dirname(output)
+        written = writing.place_entries([url for url, _ in chosen], home=home)
         entries = [{**entry, "url": url} for (_, entry), url in zip(chosen, written, strict=True)]
-        found.append(_write(output, {**header, **_named_packs(shards.all_packs(), output), "shardlist": entries}))
+        found.append(_write(output, {**header, **named_packs(shards.all_packs(), home), "shardlist": entries}))
     return found
 
 
+def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
+    """The absolute path of each part.
+
+    Raises:
+        InputError: there are not as many outputs as parts, or two are one; or there is nothing to split.
+    """
+    names = list(outputs)
+    if not count:
+        raise InputError("there is nothing to split: no shard has samples of it")
+    if len(names) == 1 and "{}" in names[0]:
+        names = [names[0].replace("{}", f"{k:0{len(str(count - 1))}}") for k in range(count)]
+    if len(names) != count or len(set(names)) != count:
+        raise InputError(
+            f"there are {count} parts, and {len(names)} outputs; give each its own, or one like part-{{}}.json",
+            hint="output",
+        )
+    checked = [check_output(name) for name in names]
+    if len(set(checked)) != count:  # one part would be written over another
+        raise InputError(f"two of the outputs are one file: {', '.join(names)}; give each part its own", hint="output")
+    return checked
+
+
 def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
-    """Say that an index's shards lie below ``base`` now; see `wids.index.writing.rebase`."""
-    index = read_index(place)
+    """Say that an index's shards lie below ``base`` now; see `wids.index.writing.rebase`.
+
+    Of a view: that the index lies there of which it is one.
+    """
+    index, view = _read(place)
     path = check_output(output or place)
     try:
         rebased = writing.rebase(index, base)
     except SpecError as error:
         raise SpecError(f"{place}: {error}", url=place, hint=error.hint) from error
     if PACKS in index:
-        rebased |= _named_packs(own_packs(index, place, urls.directory_of(absolute(place))), path)
-    return _write(path, rebased)
+        rebased |= named_packs(own_packs(index, place, urls.directory_of(absolute(place))), os.path.dirname(path))
+    if view is None:
+        return _write(path, rebased)
+    selection = view_edit.write_rebased(rebased, view, place, path)
+    if selection is None:
+        return rebase_index(place, base, output=output)
+    return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
 
 
 def convert_index(place: str, output: str) -> Merged:
@@ -242,26 +286,15 @@ def convert_index(place: str, output: str) -> Merged:
     places = [absolute(url) for url in shards.urls]
     check_no_shard(path, set(places))
     header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
-    shards.header = {**header, **_named_packs(shards.all_packs(), path)}
     home = os.path.dirname(path)
-    packs = [(k, tuple(_names_of(found, home))) for k, found in shards.packs]
+    shards.header = {**header, **named_packs(shards.all_packs(), home)}
+    packs = [(k, tuple(names_of(found, home))) for k, found in shards.packs]
     packed = compiled.pack(shards, texts=writing.place_entries(places, home=home), packs=packs)
     with atomic.part_file(path) as (part, fd):
         system.write_parts(fd, packed)
         os.fsync(fd)
         os.replace(part, path)
     return Merged(output=path, shards=len(shards), samples=shards.ends()[-1])
-
-
-def _named_packs(packs: Sequence[str], output: str) -> dict[str, Any]:
-    """The key that names packs of member tables, as an index at ``output`` has it; {} where there are none."""
-    names = _names_of(packs, os.path.dirname(output))
-    return {PACKS: names[0] if len(names) == 1 else names} if names else {}
-
-
-def _names_of(packs: Sequence[str], home: str) -> list[str]:
-    """How packs are written in an index that lies in the directory ``home``."""
-    return [writing.writable(writing.relative_to(absolute(url), home)) for url in dict.fromkeys(packs)]
 
 
 def _no_index(place: str) -> SpecError:
@@ -275,19 +308,22 @@ def refuse_view(shards: ShardList, place: str) -> None:
         SpecError: it is one.
     """
     if shards.selection is not None:
-        raise _is_view(place)
+        raise _is_view(place, shards.header.get("view_of"))
 
 
-def _is_view(place: str) -> SpecError:
-    return SpecError(f"{place}: is a view; change the index that it is a view of, and make it again", url=place)
+def _is_view(place: str, parent: str | None) -> SpecError:
+    index = "an index of its shards" if parent is None else parent
+    of = "" if parent is None else f" of {parent}"
+    return SpecError(f"{place}: is a view{of}; do that with {index}, and make the view again", url=place)
 
 
-def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
-    """An index, and (place, entry) of each of its shards, those of sub-datasets too."""
+def _flatten(place: str) -> Source:
+    """An index or a view, with each of its shards, those of sub-datasets too; see `wids.jobs.view_edit.Source`."""
     _, shards, _ = load_shards(place)
-    refuse_view(shards, place)
     flat = []
-    for k in range(len(shards)):
+    for k, count in enumerate(shards.lengths):
+        if shards.selection is not None and not count:
+            continue
         entry = shards.describe(k)
         checks.check_finite(entry, f"shards[{k}]", place)
         if entry["nsamples"] is None:
@@ -296,7 +332,12 @@ def _flatten(place: str) -> tuple[ShardList, list[tuple[str, dict[str, Any]]]]:
         if entry.get("name") == shards.header.get("name"):
             entry.pop("name", None)  # the whole index's, which each of its shards is given
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
-    return shards, flat
+    return Source(place, shards, flat)
+
+
+def _merged_view(output: str, view: ShardList, *, repeated_samples: int = 0) -> Merged:
+    samples, shards = sum(view.lengths), sum(map(bool, view.lengths))
+    return Merged(output=output, shards=shards, samples=samples, repeated_samples=repeated_samples)
 
 
 def _write(path: str, index: dict[str, Any], *, repeated: int = 0) -> Merged:

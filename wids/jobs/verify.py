@@ -24,6 +24,7 @@ from wids.transport.upload import Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.index.selection import Selection
     from wids.jobs.decode import Decode
     from wids.jobs.runner import TaskResult
 
@@ -80,6 +81,7 @@ def verify_shards(
     settings: VerifySettings = VerifySettings(),  # noqa: B008 - frozen
     *,
     decode: Decode | None = None,
+    selection: Selection | None = None,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     journal: JobJournal[CheckedShard] | None = None,
     show: Callable[[JobProgress], None] = lambda _: None,
@@ -91,6 +93,7 @@ def verify_shards(
         settings: how closely.
         decode: what decodes a sample, to be pickled; None: nothing is decoded. Shards are then looked at in processes,
             for a decoder may crash: that costs its shard a problem.
+        selection: the samples of a view, which alone are decoded; None: all.
         options: what runs it. Of remote shards there are never more on the disk than ``jobs``.
         journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
             Of decoders it knows the name alone. A quick look does without.
@@ -104,7 +107,7 @@ def verify_shards(
     jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
     options = options.resolve("threads" if decode is None else "processes", _RAY_JOBS if options.is_ray else jobs)
     journal = None if settings.is_quick else journal
-    verifying = _Verifying(shards, settings, decode, options, journal, show)
+    verifying = _Verifying(shards, settings, decode, selection, options, journal, show)
     verifying.look(shards, decode)
     if verifying.crashed:  # they may have other faults
         verifying.look([task for task in shards if task[0] in verifying.crashed], None)
@@ -131,19 +134,22 @@ class _Verifying:
         shards: Sequence[tuple[int, Shard]],
         settings: VerifySettings,
         decode: Decode | None,
+        selection: Selection | None,
         options: RunOptions,
         journal: JobJournal[CheckedShard] | None,
         show: Callable[[JobProgress], None],
     ) -> None:
         self.outcome, self.crashed = VerifyOutcome(shards=len(shards)), dict[int, Problem]()
         self._settings, self._options, self._journal, self._show = settings, options, journal, show
+        self._selection = None if decode is None else selection
         self._progress = JobProgress(shards=len(shards))
         # By what the index says: a shard that is missing is done with, too.
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
         if sizes and None not in sizes:
             self._progress.total = sum(filter(None, sizes))
         decoder = getattr(decode, "__qualname__", type(decode).__qualname__)
-        self._how = repr((_FORMAT, settings.has_digest, settings.rule, settings.group, decoder))
+        rows = "" if self._selection is None else self._selection.digest
+        self._how = repr((_FORMAT, settings.has_digest, settings.rule, settings.group, decoder, rows))
         before = [] if journal is None else journal.before
         self._before = {each.shard.url: each for each in before if each.how == self._how}
 
@@ -165,12 +171,13 @@ class _Verifying:
                     self._take(task, _finding(task, result, self.crashed.get(task.number)))
 
     def _task(self, number: int, shard: Shard) -> CheckTask:
+        rows = None if self._selection is None else self._selection.rows_of(number)
         if self._journal is None or number in self.crashed:
-            return CheckTask(number=number, shard=shard)
+            return CheckTask(number=number, shard=shard, rows=rows)
         before = self._before.get(shard.url)
         known = None if before is None or before.shard != shard else before.finding
         known = known and msgspec.structs.replace(known, number=number)
-        return CheckTask(number=number, shard=shard, has_version=True, known=known)
+        return CheckTask(number=number, shard=shard, rows=rows, has_version=True, known=known)
 
     def _take(self, task: CheckTask, finding: Finding) -> None:
         progress = self._progress

@@ -61,10 +61,13 @@ class EpochConfig:
         """Whether passes follow each other without a tail."""
         return self.epochs != 1 or self.epoch_size is not None
 
-    @property
-    def chunks_at_a_time(self) -> int:
-        """How many chunks, of one shard each, a rank mixes at a time."""
-        return self.plan.mixed_chunks * -(-self.lanes // self.world)
+    def mixed_ranges(self, place: EpochPosition) -> list[tuple[int, int, int]]:
+        """(first index, last index + 1, chunks) of each range of which a rank mixes chunks from a place on.
+
+        Of so many chunks, of one shard each, it mixes samples at a time.
+        """
+        factor = -(-self.lanes // self.world)
+        return [(lo, hi, chunks * factor) for lo, hi, chunks in self.plan.mixed_ranges(place.position)]
 
     def first_place(self, epoch: int) -> EpochPosition:
         """Where an epoch begins.

@@ -91,10 +91,12 @@ class Plan:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
 
-    @property
-    def mixed_chunks(self) -> int:
-        """How many chunks of a lane are mixed at a time."""
-        return self.window if self.is_shuffled else 1
+    def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
+        """The range, half-open, and how many chunks of a lane of it are mixed at a time."""
+        lo, hi = (self.lo, self.hi) if self.copies is None else self.copies.span
+        if self.chunks is not None:
+            lo, hi = (int(self.chunks.min()), int(self.chunks.max())) if len(self.chunks) else (0, 0)
+        return [(lo, hi, self.window if self.is_shuffled else 1)]
 
     def order(self, number: int, *, shift: int = 0) -> EpochOrder:
         """The order of an epoch, or of a pass; see `EpochOrder`."""

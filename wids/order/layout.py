@@ -79,6 +79,21 @@ class Layout:
             found[inside] = at + piece.place if piece.places is None else piece.places[at]
         return found
 
+    def shards_of(self, lo: int, hi: int) -> Indices:
+        """The numbers of the shards that hold some of the indices ``lo .. hi``, ascending, each once."""
+        found = [np.zeros(0, np.int64)]
+        for piece in self.pieces:
+            first, last = max(lo - piece.first, 0), min(hi - piece.first, piece.count)
+            if first >= last:
+                continue
+            if piece.places is None:
+                ends = piece.place + first, piece.place + last - 1
+                begin, end = np.searchsorted(self.ends, ends, side="right").tolist()
+                found.append(np.arange(begin, end + 1))
+            else:
+                found.append(np.searchsorted(self.ends, piece.places[first:last], side="right"))
+        return np.flatnonzero(np.bincount(np.concatenate(found), minlength=1))
+
     def arrange(self, lo: int, hi: int, *, is_sorted: bool) -> tuple[Indices | None, Regrouping | None]:
         """(boundaries, regrouping) for the indices ``lo .. hi``.
 
@@ -206,6 +221,18 @@ class Shards:
                 return number
         self.datasets.append(dataset)
         return len(self.datasets) - 1
+
+    def count_shards(self, first: int, last: int) -> dict[int, int]:
+        """How many shards of each of `datasets`, by its number, hold some of the indices ``first .. last``."""
+        if self._layout is None:
+            return {}
+        shards = self._layout.shards_of(first, last)
+        counts = np.diff(np.searchsorted(shards, [*self._first_shards, len(self._layout.ends)])).tolist()
+        found: dict[int, int] = {}
+        for number, count in zip(self._numbers, counts, strict=True):
+            if number is not None and count:
+                found[number] = found.get(number, 0) + count
+        return found
 
     def visits(self, blocks: Iterable[Indices]) -> Iterator[list[Visit]]:
         """The visits of each block of indices, in order of their first positions; only as many as are asked for."""

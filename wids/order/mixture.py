@@ -28,7 +28,8 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
-from wids.order.layout import part_of, parts_of
+from wids.order.layout import layout
+from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import MAX_POSITION
 from wids.order.validation import parse_int
@@ -36,7 +37,7 @@ from wids.order.validation import parse_int
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wids.order.layout import Layout, Regrouping
+    from wids.order.layout import Layout, Regrouping, ShardCounts
     from wids.order.permutation import Indices
 
 REWEIGHT_ADVICE = (
@@ -68,17 +69,8 @@ def mixed_parts(dataset: Any) -> list[Part] | None:
     return None if find is None else find(dataset)
 
 
-def holds_mixture(dataset: Any) -> bool:
-    """Whether a subset or a join of datasets has a mixture underneath."""
-    try:
-        inner = parts_of(dataset) or [part[0] for part in [part_of(dataset)] if part is not None]
-        return any(mixed_parts(part) is not None or holds_mixture(part) for part in inner)
-    except Exception:  # noqa: BLE001 - as in `wids.order.layout.layout`
-        return False
-
-
-def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
-    """Sources out of (name, first, last, weight): without a name by number, a repeated name with its number.
+def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) -> list[Part]:
+    """Sources out of what a `Part` has: without a name by number, a repeated name with its number.
 
     Raises:
         ValueError: bad weights; see `fill_weights`, `check_weights`.
@@ -91,7 +83,7 @@ def name_parts(parts: Sequence[tuple[str | None, int, int, Any]]) -> list[Part]:
         names[own] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
-    return [Part(name, parts[k][1], parts[k][2], weights[name]) for name, k in names.items()]
+    return [Part(name, parts[k][1], parts[k][2], weights[name], parts[k][4]) for name, k in names.items()]
 
 
 @dataclass(frozen=True)
@@ -165,13 +157,23 @@ class MixturePlan:
     @property
     def rows(self) -> int:
         """How many rows in turn read the same source."""
-        return 1 if self.batch is None else self.batch // self.lanes
+        return self.each // self.lanes
 
     @property
-    def mixed_chunks(self) -> int:
-        """How many chunks are mixed at a time."""
-        weights = self.segments[-1].weights
-        return sum(source.plan.mixed_chunks for source in self.sources if weights.get(source.name))
+    def each(self) -> int:
+        """How many positions in turn are of the same source."""
+        return self.batch or self.lanes
+
+    def mixed_ranges(self, position: int = 0) -> list[tuple[int, int, int]]:
+        """(first index, last index + 1, chunks of a lane that are mixed) of each source with a weight from there on."""
+        following = [segment.position for segment in self.segments[1:]]
+        segments = self.segments[bisect_right(following, position) :]
+        return [
+            (lo + source.offset, hi + source.offset, chunks)
+            for source in self.sources
+            if any(segment.weights.get(source.name) for segment in segments)
+            for lo, hi, chunks in source.plan.mixed_ranges()
+        ]
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
@@ -182,6 +184,22 @@ class MixturePlan:
             taken = count if left == math.inf else min(count, -(-int(left) // step))
             yield order.take(start + step * np.arange(taken))
             start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
+
+    def counts(self, position: int) -> dict[str, int]:
+        """How many of the samples before a position are each source's, by name."""
+        return _MixedOrder(self).counts(position)
+
+    def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
+        """Where ascending positions lie in the sources: of each, (which of them, it, the positions in its stream).
+
+        Args:
+            positions: (n,), of one segment.
+        """
+        return _MixedOrder(self).places(positions) if len(positions) else iter(())
+
+    def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """(position, sample) of those at the positions ``start .. stop``, in no order; see `wids.order.search`."""
+        return _MixedOrder(self).find(wanted, start, stop)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -203,24 +221,67 @@ class _MixedOrder:
         self._before = np.zeros(0, np.int64)
         self._turns: Turns
 
+    def _segment_of(self, position: int) -> int:
+        return bisect_right(self._starts, position) - 1
+
     def segment_end(self, position: int) -> int | None:
         """Where the segment of a position ends; None: it does not."""
         return next(iter(self._starts[bisect_right(self._starts, position) :][:1]), None)
 
-    def take(self, positions: Indices) -> Indices:
-        """The indices at ascending positions of one segment: (n,) -> (n,)."""
-        number = bisect_right(self._starts, int(positions[0])) - 1
+    def counts(self, position: int) -> dict[str, int]:
+        """See `MixturePlan.counts`."""
+        number = self._segment_of(position)
+        segment, each = self._plan.segments[number], self._plan.each
+        turn, rest = divmod(position - segment.position, each)
+        found = {**dict.fromkeys(self._sources, 0), **{name: n * each for name, n in segment.count(turn).items()}}
+        if rest:
+            self._begin(number)
+            found[self._names[int(self._turns.take(np.array([turn]))[0][0])]] += rest
+        return found
+
+    def places(self, positions: Indices) -> Iterator[tuple[Indices, MixedSource, Indices]]:
+        """See `MixturePlan.places`."""
+        number = self._segment_of(int(positions[0]))
         if number != self._number:
             self._begin(number)
         rows, lanes = np.divmod(positions - self._starts[number], self._plan.lanes)
         numbers, rows = np.divmod(rows, self._plan.rows)
         sources, turns = self._turns.take(numbers)
         rows += (turns + self._before[sources]) * self._plan.rows
-        places, found = rows * self._plan.lanes + lanes, np.empty(len(positions), np.int64)
+        places = rows * self._plan.lanes + lanes
         for s in np.flatnonzero(np.bincount(sources)).tolist():
-            where, name = sources == s, self._names[s]
-            found[where] = self._sources[name].to_indices(self._streams[name].take(places[where]))
+            where = np.flatnonzero(sources == s)
+            yield where, self._sources[self._names[s]], places[where]
+
+    def take(self, positions: Indices) -> Indices:
+        """The indices at ascending positions of one segment: (n,) -> (n,)."""
+        found = np.empty(len(positions), np.int64)
+        for where, source, places in self.places(positions):
+            found[where] = source.to_indices(self._streams[source.name].take(places))
         return found
+
+    def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """See `MixturePlan.find`."""
+        each = self._plan.each
+        for number, begin in enumerate(self._starts):
+            lo, hi = max(start, begin), min(stop, self.segment_end(begin) or stop)
+            if lo >= hi:
+                continue
+            self._begin(number)
+            turns, before = self._turns, self._before
+            firsts, lasts = (turns.counts(turn) for turn in ((lo - begin) // each, -((begin - hi) // each)))
+            for s, name in enumerate(self._names):
+                if firsts[s] == lasts[s]:
+                    continue
+                source = self._sources[name]
+                first, last = np.searchsorted(wanted, [source.offset, source.offset + len(source.plan)])
+                own = wanted[first:last] - source.offset
+                span = (int(count + before[s]) * each for count in (firsts[s], lasts[s]))
+                for place, sample in find_in_stream(source.plan, own, *span):
+                    turn, rest = divmod(place, each)
+                    position = begin + turns.row_of(s, turn - int(before[s])) * each + rest
+                    if lo <= position < hi:
+                        yield position, sample + source.offset
 
     def _begin(self, number: int) -> None:
         """Read this segment.
@@ -384,6 +445,60 @@ class Mixing:
             listed = "; ".join(f"{name}: {own.get(name)} there, {self.weights.get(name)} here" for name in names)
             raise StateError(f"the state's weights are not the mixture's ({listed}). {REWEIGHT_ADVICE}")
         self.segments = segments
+
+
+def nominal_size(size: int, *, batch: int | None) -> int:
+    """Samples of a nominal epoch, at least ``size``: of a mixture with batches of one source, whole batches."""
+    return size if batch is None else -(-size // batch) * batch
+
+
+def global_batch(source_batch: int | None, *, world: int, lanes: int) -> int | None:
+    """How many samples in turn all ranks read of one source, each ``source_batch``; None: as many as there are lanes.
+
+    Raises:
+        ValueError: the lanes do not divide it.
+    """
+    batch = None if source_batch is None else source_batch * world
+    if batch is not None and batch % lanes:
+        raise ValueError(
+            f"lanes is {lanes}, and does not divide the {batch} samples of a global batch ({world} rank(s) with "
+            f"source_batch={source_batch}), which are of one source"
+        )
+    return batch
+
+
+def plan_order(
+    counts: ShardCounts,
+    parts: Sequence[Part] | None,
+    *,
+    span: tuple[int, int] | None = None,
+    world: int = 1,
+    source_batch: int = 1,
+    lanes: int,
+    **options: Any,
+) -> Plan | MixturePlan:
+    """The order of the samples of an index, as samplers have it.
+
+    Args:
+        counts: its shards.
+        parts: the sources, if it is a mixture.
+        span: else, which of the samples, half-open; None: all.
+        world: how many ranks read it.
+        source_batch: samples in turn that each reads of one source; 1: no batches of one source.
+        lanes: see `Plan`.
+        options: seed, and the others of a `Plan`.
+
+    Raises:
+        ValueError: a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
+    """
+    if parts is not None:
+        mixing = Mixing(parts)
+        mixing.batch = global_batch(source_batch if source_batch > 1 else None, world=world, lanes=lanes)
+        return mixing.plan(layout(counts), lanes=lanes, **options)
+    if source_batch != 1:
+        raise ValueError(f"source_batch is {source_batch}, and the index has no sub-datasets with weights")
+    lo, hi = span or (0, len(counts))
+    return Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), lanes=lanes, **options)
 
 
 def _parse_facts(

@@ -17,6 +17,7 @@ Shares are whole multiples of 2**-48 that add up to 1: all is exact, and the sam
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,16 @@ class Turns:
             sources[done:end], counts[done:end] = of[at], before[at]
             done = end
         return sources, counts
+
+    def row_of(self, source: int, turn: int) -> int:
+        """The row of one of a source's turns, which are counted from 0; its share is above 0."""
+        # All counts are within 2 of the share.
+        first, last = (max(k, 0) * _WHOLE // self.shares[source] // self._nrows for k in (turn - 2, turn + 3))
+        numbers = range(first, last + 1)
+        found = bisect_right(numbers, turn, key=lambda number: self._rule.counts_at(number * self._nrows)[source])
+        number = numbers[found - 1]
+        of, before = self._block(number)
+        return number * self._nrows + int(np.flatnonzero((of == source) & (before == turn))[0])
 
     def _block(self, number: int) -> tuple[Indices, Indices]:
         """(source, turns that it had before) of each row of a block: (nrows,), (nrows,)."""

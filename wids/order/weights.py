@@ -59,6 +59,11 @@ class Copies:
         self._ends, self._first, self._boundaries, self._seed = ends, first, boundaries, seed
         self.digest = digest(np.asarray(weights, "<f8").tobytes(), str(count).encode())
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The samples, half-open."""
+        return self._first, self._first + len(self._ends)
+
     def draw(self, number: int) -> Draw:
         """What comes in pass ``number``."""
         start = int(random_words(1, seed=self._seed, epoch=0, stream=OFFSETS)[0])

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from wids.errors import OutputError
 from wids.index import compiled, urls, writing
+from wids.index.spec import PACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def absolute(url: str) -> str:
@@ -13,6 +18,11 @@ def absolute(url: str) -> str:
     if not urls.is_local(url):
         return url
     return writing.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
+
+
+def public_place(url: str) -> str:
+    """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
+    return absolute(url) if urls.is_local(url) else urls.without_access(url)
 
 
 def check_output(output: str, *, is_compiled: bool = False) -> str:
@@ -58,3 +68,14 @@ def check_place(output: str, what: str, name: str) -> str:
     if not os.path.isdir(os.path.dirname(path)):
         raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path
+
+
+def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
+    """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: there are none."""
+    names = names_of(packs, home)
+    return {PACKS: names[0] if len(names) == 1 else names} if names else {}
+
+
+def names_of(packs: Iterable[str], home: str) -> list[str]:
+    """How packs, each once, are written in an index that lies in the directory ``home``."""
+    return [writing.writable(writing.relative_to(absolute(url), home)) for url in dict.fromkeys(packs)]

@@ -31,19 +31,23 @@ class AheadLimits(NamedTuple):
         given: bytes, by the user; None: as far as is good.
         cache_size: bytes of their cache; None: no limit.
         ranks: how many share that cache.
+        directory: of that cache: lists with equal limits in one directory have them together; None: each by itself.
     """
 
     given: int | None
     cache_size: int | None
     ranks: int = 1
+    directory: str | None = None
 
-    def max_bytes(self, typical: int) -> int:
-        """The maximum, for shards of about ``typical`` bytes."""
-        return prefetching.max_ahead(self.given, limit=self.cache_size, ranks=self.ranks, typical=typical)
+    def max_bytes(self, typical: int, *, shards: int = prefetching.MIN_SHARDS) -> int:
+        """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
+        return prefetching.max_ahead(
+            self.given, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards
+        )
 
-    def scope(self, typical: int) -> int:
+    def scope(self, typical: int, *, shards: int = prefetching.MIN_SHARDS) -> int:
         """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
-        return max(self.max_bytes(typical), self.cache_size or 0)
+        return max(self.max_bytes(typical, shards=shards), self.cache_size or 0)
 
 
 class _Upcoming:
@@ -64,7 +68,7 @@ class _Upcoming:
 
 
 class _Reach:
-    """The shards of one list that are within reach: the first ones, as far as the bytes allow."""
+    """The shards of some lists that are within reach: the first ones, as far as the bytes allow."""
 
     __slots__ = ("begins", "beyond", "limits", "near_bytes")
 
@@ -120,6 +124,7 @@ class PrefetchWindow:
         slots_of: how many connections the download of a shard keeps busy.
         connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
         has_early_reads: see below.
+        mixed: shards that are read at a time, as far as known.
 
     Attributes:
         has_early_reads: samples are read by byte ranges until their shards are cached. Where the cache is limited, a
@@ -138,9 +143,17 @@ class PrefetchWindow:
         slots_of: Callable[[ShardKey], int],
         connections: int = prefetching.CONNECTIONS,
         has_early_reads: bool = False,
+        mixed: int = 0,
     ) -> None:
         self.has_early_reads = has_early_reads
-        self._blocks, self._reaches = visits, [_Reach(own) for own in limits]
+        self._blocks = visits
+        shared: dict[AheadLimits, _Reach] = {}
+        # Of each list; those of one cache have theirs together, and so its limit.
+        self._reaches = [
+            _Reach(own) if own.directory is None else shared.setdefault(own, _Reach(own)) for own in limits
+        ]
+        self._distinct = list({id(reach): reach for reach in self._reaches}.values())
+        self._min_shards = prefetching.min_reach(mixed)
         self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
         self._connections = connections
         self.visits: deque[Visit] = deque()
@@ -182,15 +195,15 @@ class PrefetchWindow:
             heapq.heappush(self._passed, (visit.last, visit))
             self._shards[_key(visit)].upcoming.remove(visit)
             self._renew(_key(visit))
-        for reach in self._reaches:
+        for reach in self._distinct:
             while reach.begins and reach.begins[0][0] <= position:
                 first, key = heapq.heappop(reach.begins)
                 if self._is_next(key, first):
                     self._count(key, is_counted=False)
         forgotten = self.forget(read_before)
         entered = self._look()
-        for number, reach in enumerate(self._reaches):
-            self._extend(number, reach, rate)
+        for reach in self._distinct:
+            self._extend(reach, rate)
         return entered, forgotten
 
     def forget(self, read_before: float) -> list[Visit]:
@@ -262,7 +275,8 @@ class PrefetchWindow:
         while (
             not self.is_exhausted
             and self._weight < prefetching.MAX_VISITS
-            and self._ahead_bytes < max(reach.limits.scope(self._typical) for reach in self._reaches)
+            and self._ahead_bytes
+            < max(reach.limits.scope(self._typical, shards=self._min_shards) for reach in self._distinct)
         ):
             block = next(self._blocks, None)
             if block is None:
@@ -316,17 +330,16 @@ class PrefetchWindow:
             if shard.is_near:
                 self._reaches[key[0]].near_bytes += change
 
-    def _extend(self, number: int, reach: _Reach, rate: float) -> None:
-        """See which shards of a list are within reach now."""
-        limit = reach.limits.max_bytes(self._typical)
+    def _extend(self, reach: _Reach, rate: float) -> None:
+        """See which shards are within reach now."""
+        limit = reach.limits.max_bytes(self._typical, shards=self._min_shards)
         if reach.limits.given is None:
-            good = prefetching.good_ahead(
-                rate, typical=self._typical, each=_samples_a_shard(self.visits, len(self._shards))
-            )
+            each = _samples_a_shard(self.visits, len(self._shards))
+            good = prefetching.good_ahead(rate, typical=self._typical, each=each, shards=self._min_shards)
             limit = min(limit, good)
         if reach.near_bytes > limit:  # the reader has become slower: those that come first again
             for key, shard in self._shards.items():
-                if shard.is_near and key[0] == number:
+                if shard.is_near and self._reaches[key[0]] is reach:
                     shard.is_near = False
                     heapq.heappush(reach.beyond, (shard.upcoming[0].first, key))
             reach.near_bytes = 0

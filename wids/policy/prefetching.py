@@ -98,7 +98,12 @@ def slots(size: int, length: int, connections: int) -> int:
     return min(-(-size // length), connections)
 
 
-def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int) -> int:
+def min_reach(mixed: int) -> int:
+    """How many shards are to be within reach at least, of which ``mixed`` are read at a time."""
+    return max(MIN_SHARDS, mixed + MIN_SHARDS // 2)
+
+
+def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = MIN_SHARDS) -> int:
     """The maximum number of bytes that one rank downloads ahead.
 
     Args:
@@ -106,35 +111,38 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int)
         limit: bytes of the cache; None: no limit.
         ranks: how many share the cache.
         typical: bytes of a shard, about.
+        shards: that are to be within reach at least; see `min_reach`.
     """
     if given is not None:
         found = given
     elif limit is not None:
         found = limit // ranks
     else:  # however large the shards are: the next window must be cached when this one ends
-        found = max(AHEAD_BYTES // ranks, MIN_SHARDS * typical)
+        found = max(AHEAD_BYTES // ranks, shards * typical)
     return found if limit is None else min(found, limit)
 
 
-def needed_shards(mixed: int, ranks: int) -> int:
+def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
     """How many shards a node's cache needs, that each is downloaded once and the next one before it is needed.
 
     Args:
         mixed: shards that one rank reads at a time.
         ranks: of the node.
+        total: how many shards there are; with space for one more, which their member tables take.
     """
-    return (mixed + 1) * ranks
+    return min((mixed + 1) * ranks, total + 1)
 
 
-def good_ahead(rate: float, *, typical: int, each: float) -> int:
+def good_ahead(rate: float, *, typical: int, each: float, shards: int = MIN_SHARDS) -> int:
     """How many bytes ahead are worth while: more the faster shards are used.
 
     Args:
         rate: samples a second.
         typical: bytes of a shard, about.
         each: samples from one new shard to the next.
+        shards: that are to be within reach at least; see `min_reach`.
     """
-    return max(MIN_SHARDS * typical, int(rate * AHEAD_SECONDS * typical / each))
+    return max(shards * typical, int(rate * AHEAD_SECONDS * typical / each))
 
 
 def is_in_time(first: float, last: float, *, arrival: float) -> bool:

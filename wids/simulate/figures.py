@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.order.epoch import Plan
 from wids.simulate.run import Simulation
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Counts:
 
     Attributes:
         samples: of the dataset. read: by all ranks, in all epochs.
-        left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job.
+        left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture,
+            of its sources.
     """
 
     samples: int
@@ -75,6 +77,16 @@ def count_samples(job: TrainingJob, courses: Sequence[Course]) -> Counts:
     first = courses[0]
     if job.is_by_shards:
         return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
+    if not isinstance(first.plan, Plan):
+        read = first.span(job.epochs - 1)[1]
+        counts = first.plan.counts(read)
+        beyond = [counts.get(source.name, 0) - len(source.plan) for source in first.plan.sources]
+        return Counts(
+            samples=n,
+            read=read,
+            left_out=-sum(count for count in beyond if count < 0),
+            repeated=sum(count for count in beyond if count > 0),
+        )
     if first.is_stream():
         read = first.span(job.epochs - 1)[1]
         return Counts(samples=n, read=read, left_out=max(n - read, 0), repeated=max(read - n, 0))

@@ -10,6 +10,7 @@ import numpy as np
 
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
+from wids.order.mixture import MixturePlan, Part, nominal_size, plan_order
 from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
@@ -34,6 +35,8 @@ class TrainingJob:
     Attributes:
         lengths: samples in each shard. sizes: bytes of each.
         footprints: bytes that each takes in a cache, with its member table.
+        parts: the sources of a mixture, whose epochs are nominal; None: it is none.
+        source_batch: of a mixture: samples in turn that a rank reads of one source.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
         chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
         passes, nbatches: passes in an epoch without a tail between them, or batches of each rank in an epoch.
@@ -52,6 +55,8 @@ class TrainingJob:
     lengths: Indices
     sizes: Indices
     footprints: Indices
+    parts: tuple[Part, ...] | None = None
+    source_batch: int = 1
     world: int = 1
     ranks_per_node: int = 8
     epochs: int = 1
@@ -83,6 +88,12 @@ class TrainingJob:
             raise ValueError(
                 "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
             )
+        if self.source_batch != 1 and self.parts is None:
+            raise ValueError(f"source_batch is {self.source_batch}, and the index has no sub-datasets with weights")
+        if self.is_by_shards and self.parts is not None:
+            raise ValueError(
+                "the shards of a mixture have no common order that ranks could have shards of their own of"
+            )
         # In floats: they cannot overflow, and the rounding error is irrelevant here.
         n = float(self.lengths.sum(dtype=np.float64))
         if n == 0:
@@ -93,6 +104,11 @@ class TrainingJob:
             raise ValueError(
                 f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MAX_EPOCHS:,} that can be "
                 "simulated; simulate fewer epochs, an epoch is much like the next"
+            )
+        if self.parts is not None and not is_exact(self):
+            raise ValueError(
+                f"a mixture is looked at sample by sample, and these are more than {MAX_EXACT:,}; simulate fewer "
+                "batches (nbatches) or epochs, they are much like the next"
             )
         passes = self.epochs * (
             self.passes if self.nbatches is None else self.nbatches * self.batch_size * self.world / n
@@ -108,6 +124,13 @@ class TrainingJob:
     def nodes(self) -> int:
         """How many nodes there are."""
         return -(-self.world // self.ranks_per_node)
+
+    @property
+    def mixed_shards(self) -> int:
+        """How many shards, of one chunk each, a rank mixes at a time."""
+        sources = 1 if self.parts is None else sum(part.weight > 0 for part in self.parts)
+        lanes = 1 if self.is_by_shards else -(-(self.lanes or self.world) // self.world)
+        return sources * lanes * (self.window if self.is_shuffled else 1)
 
     @property
     def reads_early(self) -> bool:
@@ -152,9 +175,11 @@ class TrainingJob:
         if self.is_by_shards:
             return [self._own_shards(ends, rank) for rank in range(self.world)]
         n = int(ends[-1])
-        plan = Plan(
-            hi=n,
-            boundaries=ShardCounts(self.lengths).boundaries(0, n),
+        plan = plan_order(
+            ShardCounts(self.lengths),
+            self.parts,
+            world=self.world,
+            source_batch=self.source_batch,
             chunksize=self.chunksize,
             window=self.window,
             lanes=self.lanes or self.world,
@@ -163,6 +188,8 @@ class TrainingJob:
             seed=self.seed,
         )
         size = None if self.nbatches is None else self.nbatches * self.batch_size * self.world
+        if isinstance(plan, MixturePlan):
+            size = nominal_size(size or n * self.passes, batch=plan.batch)
         if n * self.passes < self.world and self.passes != 1:
             raise ValueError(f"an epoch of {n * self.passes} samples on {self.world} ranks has less than one for each")
         return [

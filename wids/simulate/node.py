@@ -155,6 +155,7 @@ class SimulatedNode:
                 slots_of=lambda key: _slots(self._sizes[key[1]], self._job),
                 connections=job.connections,
                 has_early_reads=job.reads_early,
+                mixed=job.mixed_shards,
             )
             self.look(rank)
         self.pump()

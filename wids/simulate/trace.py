@@ -1,8 +1,9 @@
 """One rank's way through an epoch, as visits to shards.
 
-The order is `wids.order.epoch`'s. Up to some millions of samples every index is looked at, and visits are exact.
-Beyond, a visit begins and ends with the slots of the shuffle window that hold its chunk: a few samples off, for a chunk
-of a thousand samples has some near both ends of each of them; a piece of a few samples need not.
+The order is `wids.order.epoch`'s, or `wids.order.mixture`'s. Up to some millions of samples every index is looked at,
+and visits are exact. Beyond (not for mixtures), a visit begins and ends with the slots of the shuffle window that hold
+its chunk: a few samples off, for a chunk of a thousand samples has some near both ends of each of them; a piece of a
+few samples need not.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.order.epoch import EpochOrder, Stream, end_position, nominal_start
+from wids.order.epoch import EpochOrder, Plan, end_position, nominal_start
 from wids.order.layout import ShardCounts, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.epoch import Plan, Tail
+    from wids.order.epoch import Tail
     from wids.order.lane import Lane
+    from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
 
 
@@ -51,7 +53,7 @@ class Course:
     """What one rank reads in every epoch.
 
     Attributes:
-        plan: the order's.
+        plan: the order's; that of a mixture needs a size.
         ends: where each shard's samples end, of all shards.
         world, rank: how many ranks read the plan, and which of them this is.
         tail: what becomes of an epoch that the ranks do not divide.
@@ -59,7 +61,7 @@ class Course:
         size: samples of all ranks in a nominal epoch; None: the passes.
     """
 
-    plan: Plan
+    plan: Plan | MixturePlan
     ends: Indices
     world: int
     rank: int
@@ -90,9 +92,9 @@ class Course:
         start, stop = self.span(epoch)
         end = stop if hi is None else min(stop, start + hi * self.world)
         begin = start + self.rank + lo * self.world
-        if self.is_stream():
-            return Stream(self.plan).blocks(begin, end, self.world)
-        return EpochOrder(self.plan, epoch).blocks(begin, end, self.world)
+        if isinstance(self.plan, Plan) and not self.is_stream():
+            return EpochOrder(self.plan, epoch).blocks(begin, end, self.world)
+        return self.plan.stream(begin, end, self.world)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
         """The shard of each of the samples ``lo .. hi``."""
@@ -113,44 +115,30 @@ class Course:
         return Visits(table[:, 0], table[:, 1], table[:, 2])
 
     def segments(self, epoch: int) -> list[Segment]:
-        """The passes, or parts of them, that an epoch consists of; without what a tail repeats."""
+        """The passes, or parts of them, that an epoch consists of; without what a tail repeats. Of no mixture."""
+        assert isinstance(self.plan, Plan)  # noqa: S101 - see `wids.simulate.job.TrainingJob`
         start, stop = self.span(epoch)
-        n, lanes = len(self.plan), self.plan.lanes
-        if not n:
-            return []
-        if not self.is_stream():
-            return [Segment(EpochOrder(self.plan, epoch), 0, 0, min(stop, n))]
-        found = []
-        for number in range(start // n, -(-stop // n)):
-            begin = number * n
-            order = EpochOrder(self.plan, number, shift=begin % lanes)
-            found.append(Segment(order, begin, max(start, begin), min(stop, begin + n)))
-        return found
+        if self.is_stream():
+            return _passes(self.plan, start, stop)
+        return [Segment(EpochOrder(self.plan, epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
 
     def _exact(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
-        count, lanes = self.count(epoch), self.plan.lanes
+        positions = np.arange(self.count(epoch), dtype=np.int64)
         indices = np.concatenate([np.zeros(0, np.int64), *self.blocks(epoch)])
-        shards = np.searchsorted(self.ends, indices, side="right")
-        times = start + self.rank + np.arange(count, dtype=np.int64) * self.world
-        groups, base = np.full(count, -1, np.int64), 0
-        for order, begin, lo, hi in self.segments(epoch):
-            here = slice(*np.searchsorted(times, (lo, hi)))
-            read = indices[here]
-            lane_of = (times[here] - begin + order.shift) % lanes
-            own = np.empty(len(read), np.int64)
-            for lane in np.flatnonzero(np.bincount(lane_of)).tolist():
-                chunks = order.chunks(lane)
-                mine = lane_of == lane
-                by_start = np.argsort(chunks[:, 0], kind="stable")
-                at = np.searchsorted(chunks[by_start, 0], read[mine], side="right") - 1
-                own[mine] = base + by_start[at]
-                base += len(chunks)
-            groups[here] = own
-        positions = np.arange(count, dtype=np.int64)
+        times = start + self.rank + positions * self.world
         # What a tail repeats is a visit of its own.
+        groups, base = np.full(len(positions), -1, np.int64), 0
+        if isinstance(self.plan, Plan):
+            groups, base = _number_chunks(self.segments(epoch), times, indices)
+        else:
+            for where, source, places in self.plan.places(times):
+                passes = _passes(source.plan, int(places[0]), int(places[-1]) + 1)
+                numbers, count = _number_chunks(passes, places, indices[where] - source.offset)
+                groups[where] = base + numbers
+                base += count
         groups[groups < 0] = base
-        return _merge(groups, shards, positions, positions)
+        return _merge(groups, np.searchsorted(self.ends, indices, side="right"), positions, positions)
 
     def _by_slots(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
@@ -178,6 +166,41 @@ class Course:
         if not columns:
             return Visits(*(np.zeros(0, np.int64) for _ in range(3)))
         return Visits(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
+
+
+def _passes(plan: Plan, start: int, stop: int) -> list[Segment]:
+    """The passes that the positions ``start .. stop`` of a stream lie in."""
+    n, found = len(plan), []
+    for number in range(start // n, -(-stop // n)) if n else ():
+        begin = number * n
+        order = EpochOrder(plan, number, shift=begin % plan.lanes)
+        found.append(Segment(order, begin, max(start, begin), min(stop, begin + n)))
+    return found
+
+
+def _number_chunks(segments: list[Segment], times: Indices, samples: Indices) -> tuple[Indices, int]:
+    """A number for each chunk of each pass: that of the chunk of each sample, (n,), and how many there are.
+
+    Args:
+        segments: the passes.
+        times: ascending positions, (n,).
+        samples: that are there, (n,). Those of no segment have the number -1.
+    """
+    numbers, base = np.full(len(times), -1, np.int64), 0
+    for order, begin, lo, hi in segments:
+        here = slice(*np.searchsorted(times, (lo, hi)))
+        read = samples[here]
+        lane_of = (times[here] - begin + order.shift) % order.plan.lanes
+        own = np.empty(len(read), np.int64)
+        for lane in np.flatnonzero(np.bincount(lane_of)).tolist():
+            chunks = order.chunks(lane)
+            mine = lane_of == lane
+            by_start = np.argsort(chunks[:, 0], kind="stable")
+            at = np.searchsorted(chunks[by_start, 0], read[mine], side="right") - 1
+            own[mine] = base + by_start[at]
+            base += len(chunks)
+        numbers[here] = own
+    return numbers, base
 
 
 def _chunk_rows(lane: Lane) -> tuple[Indices, Indices]:

@@ -257,6 +257,17 @@ def test_only_the_members_that_are_asked_for(remote, tmp_path):
     assert server.sent_bytes.total() - before[1] < 3_000
 
 
+def test_shards_of_small_samples_are_copied(tmp_path):
+    """A request for each sample would take longer."""
+    index = made.write_dataset(tmp_path / "www", (200, 300))
+    create_index([str(tmp_path / "www")], str(tmp_path / "www/again.json"), settings=IndexSettings(has_tables=True))
+    with testing.Server(tmp_path / "www") as server:
+        url = f"{server.url}/{os.path.basename(index)}"
+        told = made.make_columns(url, output=str(tmp_path / "c.parquet"))
+        assert made.read_rows(told.output) == made.rows_of((200, 300))
+        assert told.requests <= 8
+
+
 def test_servers_without_ranges(remote, tmp_path):
     """Their shards are copied to a temporary directory, each once, and gone afterwards."""
     url, server = remote

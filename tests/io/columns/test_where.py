@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
 
 import wids
-from tests.support.cli import run_ok
+from tests.support.cli import complaint, run_ok
 from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.examples import examples
 from tests.support.shards import write_tar
@@ -75,6 +77,32 @@ def test_columns_come_into_samples_of_views(index, context):
     assert [(sample["label"], sample["score"]) for sample in view] == expected
     loader = DataLoader(view, batch_size=3, num_workers=2, multiprocessing_context=context, collate_fn=list)
     assert [(sample["label"], sample["score"]) for batch in loader for sample in batch] == expected
+
+
+@pytest.mark.parametrize("has_columns", [True, False])
+def test_a_table_is_joined_to_a_view(index, tmp_path, caplog, has_columns):
+    """By key, also to one that was opened from its file; the samples of the view alone have to be in it."""
+    if not has_columns:
+        index = write_dataset(tmp_path / "plain", COUNTS)
+    chosen = ROWS[4:20:3]
+    wids.ShardListDataset(index).select([row["index"] for row in chosen]).save(tmp_path / "view.json")
+    scores = pa.table({"key": [row["key"] for row in chosen], "score": [row["index"] * 2 for row in chosen]})
+    opened = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
+    view = opened.with_table(scores, on="key", missing="error", fields=True)
+    assert [sample["score"] for sample in view] == [row["index"] * 2 for row in chosen]
+    assert keys(view.where("score >= 20")) == [row["key"] for row in chosen if row["index"] >= 10]
+    with pytest.raises(ColumnsError, match=r"2 of 6 samples have no row in the table: index 0, 1;"):
+        opened.with_table(scores.slice(2), on="key", missing="error")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_columns_that_lie_elsewhere(index, tmp_path, kind):
+    """They are told by a path, of either kind."""
+    place = shutil.move(index.removesuffix(".json") + ".columns.parquet", tmp_path / "elsewhere.parquet")
+    view = wids.ShardListDataset(index, transformations=[]).with_columns(fields=False, place=kind(place))
+    assert keys(view.where("label = 1")) == [row["key"] for row in ROWS if row["label"] == 1]
+    assert "label" not in view[0]
 
 
 def table_of(left, rng):
@@ -149,9 +177,25 @@ def test_what_is_refused(index, tmp_path):
         plain.select([1]).where("label = 1")
 
 
+def test_columns_of_views(index, tmp_path):
+    """A view that lists its shards itself has its own."""
+    view, merged = str(tmp_path / "v.json"), str(tmp_path / "merged.json")
+    wids.ShardListDataset(index).where("label = 3").save(view)
+    other = write_dataset(tmp_path / "other", (3,))
+    assert run_ok("index", "merge", view, other, "-o", merged).endswith("9 samples\n")
+    run_ok("columns", "create", merged, "--field", ".cls=label")
+    dataset = wids.ShardListDataset(merged, transformations=[])
+    assert dataset.query("select label from samples")["label"].to_pylist().count(3) == 6
+    assert len(dataset.where("label = 3")) == 6
+
+
 def test_view_command(index, tmp_path):
-    """`wids view --where`, and how it was made."""
-    out = str(tmp_path / "v.json")
+    """`wids view --where`, and how it was made; columns may lie elsewhere."""
+    out, elsewhere = str(tmp_path / "v.json"), str(tmp_path / "elsewhere.parquet")
     assert "6 of 30 samples" in run_ok("view", index, "--where", "label = 3", "-o", out)
     assert "where label = 3: 6 of 30" in run_ok("info", out)
+    shutil.move(index.removesuffix(".json") + ".columns.parquet", elsewhere)
+    assert "wids columns create" in complaint(1, "view", index, "--where", "label = 3", "-o", out)
+    told = run_ok("view", index, "--where", "label = 3", "--columns", elsewhere, "-o", out)
+    assert "6 of 30 samples" in told
     assert keys(wids.ShardListDataset(out, transformations=[])) == [r["key"] for r in ROWS if r["label"] == 3]

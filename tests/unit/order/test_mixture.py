@@ -379,30 +379,17 @@ def test_what_was_read_of_a_source_that_is_gone_cannot_be_read_again():
         next(iter(again))
 
 
-def test_a_mixture_within_something_else_is_refused_or_warned_of():
-    """A mixture within something else is refused or warned of."""
-    import torch.utils.data
-
-    mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 2)})
-    with pytest.raises(ValueError, match="source 'inner' is a mixture itself"):
-        wids.mix({"inner": (mixture, 1)})
-    subset = torch.utils.data.Subset(mixture, range(20))
-    for dataset in (subset, torch.utils.data.ConcatDataset([subset, numbers("c", 3)])):
-        with pytest.warns(UserWarning, match="holds a mixture, whose weights have no effect"):
-            DistributedChunkedSampler(dataset)
-
-
 def test_one_dataset_under_two_names():
     """Samples that the source keeps are not changed, so each has the name it was asked for by."""
-    kept = [{"n": k, "__dataset__": "before"} for k in range(3)]
+    kept = [{"n": k} for k in range(3)]
     mixture = wids.mix({"p": (kept, 1), "q": (kept, 1)})
     assert [mixture[i]["__dataset__"] for i in range(6)] == ["p"] * 3 + ["q"] * 3
-    assert kept[0] == {"n": 0, "__dataset__": "before"}
+    assert kept[0] == {"n": 0}
 
 
 def test_names_that_repeat_get_names_of_their_own():
     """Names that repeat get names of their own."""
-    parts = name_parts([("a (2)", 0, 5, 1), ("a", 5, 9, 1), ("a", 9, 12, 1)])
+    parts = name_parts([("a (2)", 0, 5, 1, None), ("a", 5, 9, 1, None), ("a", 9, 12, 1, None)])
     assert [part.first for part in parts] == [0, 5, 9]
     assert len({part.name for part in parts}) == 3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,21 +33,25 @@ def readers(draw):
                 Visit(begin + here.index(key), begin + len(here) - 1 - here[::-1].index(key), *key) for key in set(here)
             )
         )
-    return blocks, len(keys), [draw(LIMITS) for _ in range(count)]
+    limits = [draw(LIMITS) for _ in range(count)]
+    if draw(st.booleans()):  # in one directory; those with equal limits have them together
+        limits = [draw(st.sampled_from(limits))._replace(directory="/cache") for _ in limits]
+    return blocks, len(keys), limits
 
 
 def within_reach(entered, position, limits):
     """Oracle: a walk through the visits that were looked at."""
-    found, ahead, full = [], [0] * len(limits), set()
+    found, ahead, full = [], Counter(), set()
     for visit in entered:
         key, own = (visit.dataset, visit.shard), limits[visit.dataset]
-        if visit.last < position or key in found or visit.dataset in full:
+        group = own if own.directory else visit.dataset
+        if visit.last < position or key in found or group in full:
             continue
         is_open = own.given is None and own.cache_size is None
-        ahead[visit.dataset] += 0 if is_open and visit.first <= position else SIZE
+        ahead[group] += 0 if is_open and visit.first <= position else SIZE
         most = own.max_bytes(SIZE) if own.given is not None else min(own.max_bytes(SIZE), 12 * SIZE)
-        if ahead[visit.dataset] > most:
-            full.add(visit.dataset)
+        if ahead[group] > most:
+            full.add(group)
         else:
             found.append(key)
     return found
@@ -119,6 +125,17 @@ def test_visits_enter_once_and_are_forgotten_once(reader, burst, steps):
         assert {(d, s) for d in range(len(limits)) for s in range(SHARDS) if (d, s) in window} == kept
     assert len(set(entered)) == len(entered)
     assert sorted([*forgotten, *window.forget_all()]) == sorted(entered)
+
+
+@pytest.mark.parametrize(("mixed", "within"), [(0, 12), (4, 12), (6, 12), (20, 26)])
+def test_more_shards_than_are_read_at_a_time_are_within_reach(mixed, within):
+    """However slowly they are read: those of a wide window, or of many sources, and half of the usual ones beyond."""
+    window = window_of([[Visit(k, 9 * k + 99, 0, k) for k in range(60)]], [AheadLimits(None, 60 * SIZE)], mixed=mixed)
+    window.advance(0, rate=0.0, read_before=0)
+    begun = 0
+    while window.take() is not None:
+        begun += 1
+    assert begun == within
 
 
 @pytest.mark.parametrize("connections", [1, 3, 8])

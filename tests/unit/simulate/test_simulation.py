@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import wids
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import table_of
 from tests.support.children import PATIENCE_SECONDS
@@ -26,6 +27,7 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
+from wids.order.mixture import Part
 from wids.policy import prefetching
 from wids.simulate import figures, job
 from wids.simulate.link import Delivery, Link
@@ -44,6 +46,10 @@ class Numbers:
     def __len__(self):
         """How many samples."""
         return sum(self.lengths)
+
+    def __getitem__(self, index):
+        """A sample."""
+        return index
 
 
 def describe(lengths, size=1000, **options):
@@ -92,6 +98,42 @@ def test_indices_are_the_samplers(lengths, options, is_shuffled, is_dealt):
             where = np.searchsorted(ends, expected, side="right")
             check_visits(course.visits(epoch, is_exact=True), where)
             check_visits(course.coming(epoch), where)
+
+
+@pytest.mark.parametrize(("nbatches", "source_batch"), [(None, 1), (None, 8), (7, 1)])
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches, source_batch):
+    """Every visit is a stretch in which a rank reads the shard; a sample more, and it would be another one's."""
+    lengths = [30, 41, 22, 9, 9, 50]
+    sources = {"a": ([30, 41], 0.5), "b": ([22, 9, 9], 0.375), "c": ([50], 0.125)}
+    parts = [Part("a", 0, 71, 0.5), Part("b", 71, 111, 0.375), Part("c", 111, 161, 0.125)]
+    job_options = {"parts": tuple(parts), "nbatches": nbatches, "source_batch": source_batch}
+    described = describe(lengths, world=world, epochs=3, chunksize=10, **job_options)
+    epochs, outcome = simulate(described)
+    mixture = wids.mix({name: (Numbers(counts), weight) for name, (counts, weight) in sources.items()})
+    size = None if nbatches is None else nbatches * 32 * world
+    for rank in range(world):
+        options = {"num_replicas": world, "rank": rank, "epoch_size": size, "source_batch": source_batch}
+        sampler = DistributedChunkedSampler(mixture, chunksize=10, **options)
+        for epoch in epochs:
+            read = np.searchsorted(np.cumsum(lengths), list(sampler), side="right")
+            assert epoch.counts[rank] == len(read)
+            covered = np.zeros(len(read), bool)
+            for first, last, shard in zip(*epoch.visits[rank], strict=True):
+                assert read[first] == read[last] == shard
+                covered[first : last + 1] |= read[first : last + 1] == shard
+            assert covered.all()
+    assert outcome.total("shards") == len(lengths)
+
+
+def test_too_large_a_mixture_is_refused():
+    """A mixture is looked at sample by sample."""
+    parts = (Part("a", 0, 10**7, 1.0), Part("b", 10**7, 2 * 10**7, 1.0))
+    with pytest.raises(ValueError, match="sample by sample, and these are more than 4,000,000"):
+        describe([10**7, 10**7], parts=parts)
+    describe([10**7, 10**7], parts=parts, nbatches=100)
+    with pytest.raises(ValueError, match="no common order"):
+        describe([10, 10], parts=(Part("a", 0, 10, 1.0), Part("b", 10, 20, 1.0)), is_by_shards=True)
 
 
 def check_visits(visits, where):

@@ -45,7 +45,7 @@ def warm(
     Raises:
         WidsError: the index cannot be read, the shards do not fit, or some did not come.
     """
-    listed, numbers, storage_options = load_selected(index, selected, storage_options)
+    listed, numbers, storage_options, _ = load_selected(index, selected, storage_options)
     chosen = {shard.url: shard for _, shard in listed}
     settings = WarmSettings(directory=directory, cache_size=cache_size, storage_options=storage_options)
     try:

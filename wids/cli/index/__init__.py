@@ -20,7 +20,7 @@ index_app = typer.Typer(
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[
-    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: the index's.", show_default=False)
+    str | None, typer.Option("--name", "-n", help="Name of the dataset; default: from -o.", show_default=False)
 ]
 
 
@@ -160,7 +160,8 @@ def merge_indexes(
 ) -> None:
     """Write one index of the shards of several.
 
-    A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`.
+    A shard that several of them have comes once. Each shard keeps the name of its index as its `dataset`. Where one of
+    them is a view, a view is written, of the samples of all, each once.
 
     `wids index merge cats.json gs://bucket/dogs.json -o pets.json`
     """
@@ -186,7 +187,9 @@ def split_index(
     ] = None,
     is_json: Json = False,
 ) -> None:
-    """Split an index into several, by whole shards in their order.
+    """Split an index into several, by whole shards in their order; a view into views.
+
+    Of a view, the shards of which it has samples are counted.
 
     `wids index split all.json --fractions 0.9,0.1 -o train.json -o val.json`
 
@@ -210,6 +213,8 @@ def rebase_index(
     is_json: Json = False,
 ) -> None:
     """Say that the shards lie elsewhere now; no shard is read.
+
+    Of a view: that the index lies elsewhere of which it is one.
 
     `wids index rebase train.json --base https://host/data`
     """

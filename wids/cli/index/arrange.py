@@ -83,6 +83,7 @@ def _tell(written: Sequence[Merged], *, is_json: bool) -> None:
         return
     for each in written:
         words = f"{count_of(each.shards, 'shard')}, {count_of(each.samples, 'sample')}"
-        if each.repeated:
-            words += f" ({each.repeated:,} that came twice left out)"
+        if each.repeated or each.repeated_samples:
+            again = each.repeated or count_of(each.repeated_samples, "sample")
+            words += f" ({again} that came twice left out)"
         print(f"{shown_path(each.output)}: {words}")

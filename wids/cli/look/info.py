@@ -60,6 +60,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     samples, uncounted = _sum(shards.lengths)
     size, unsized = _sum([shards.filesizes[k] for k in numbers])
     count = len(numbers)
+    held, _ = _sum([shards.nsamples[k] for k in numbers])  # in the shards, of which a view has a part
     return {
         "index": listed.name,
         "name": shards.header.get("name"),
@@ -71,10 +72,11 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         "bytes": size if not unsized else None,
         "samples_per_shard": samples / count if count and not uncounted else None,
         "bytes_per_shard": size / count if count and not unsized else None,
-        "bytes_per_sample": size / samples if samples and not (unsized or uncounted) else None,
+        "bytes_per_sample": size / held if held and not (unsized or uncounted) else None,
         "first_shard": shards.urls[numbers[0]] if count else None,
         "last_shard": shards.urls[numbers[-1]] if count else None,
         "datasets": _datasets(listed),
+        "mixture": _mixture(listed) if not uncounted else None,
         "counted": count - uncounted,
         "with_filesize": count - unsized,
         "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
@@ -122,6 +124,18 @@ def _datasets(listed: Listed) -> list[dict[str, Any]]:
     return [] if list(parts) in ([], [None]) else list(parts.values())
 
 
+def _mixture(listed: Listed) -> list[dict[str, Any]] | None:
+    """Return the sources of a mixture with their shares; None: the index has no weights for its sub-datasets."""
+    parts = listed.mixed_parts()
+    if parts is None:
+        return None
+    total = sum(part.weight for part in parts)
+    return [
+        {"name": part.name, "samples": part.last - part.first, "weight": part.weight, "share": part.weight / total}
+        for part in parts
+    ]
+
+
 def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
     """Return key and fields of sample 0; None if the dataset is empty or the member table needs a download."""
     if not len(listed):
@@ -143,13 +157,14 @@ def _print_one(found: dict[str, Any]) -> None:
         if found["view_of"]:
             lines.append(("view of", shown_url(found["view_of"])))
         lines += [("" if k else "made by", printable(step)) for k, step in enumerate(found["made_by"])]
-        lines.append(("of them", f"{found['of_samples']:,} samples in {count_of(found['of_shards'], 'shard')}"))
+        lines.append(("whole", f"{found['of_samples']:,} samples in {count_of(found['of_shards'], 'shard')}"))
     shards, samples, size = found["shards"], found["samples"], found["bytes"]
     lines.append(("shards", f"{shards:,}"))
     counted = f"known for {found['counted']:,} of {count_of(shards, 'shard')}"
     lines.append(("samples", counted if samples is None else f"{samples:,}{_average(found, 'samples_per_shard')}"))
     if size is not None:
         words = format_size(size) + (f" ({size:,})" if size >= 1000 else "")
+        words += " in whole shards" if "made_by" in found else ""
         means = [
             f"{format_size(found[f'bytes_per_{noun}'])} a {noun}"
             for noun in ("shard", "sample")
@@ -172,8 +187,27 @@ def _print_one(found: dict[str, Any]) -> None:
             for part in found["datasets"][:_MAX_DATASETS]
         ]
         print_table(("sub-dataset", ">shards", ">samples", ">size"), rows)
-        if len(found["datasets"]) > _MAX_DATASETS:
-            print(f"and {len(found['datasets']) - _MAX_DATASETS:,} more (--json lists them all)")
+        _print_more(len(found["datasets"]))
+    if found["mixture"]:
+        print("\nmixed by their weights:")
+        parts = found["mixture"]
+        rows = [
+            (printable(part["name"]), f"{part['weight']:g}", f"{part['share']:.2%}", _passes(part, parts))
+            for part in parts[:_MAX_DATASETS]
+        ]
+        print_table(("source", ">weight", ">share", ">passes"), rows)
+        _print_more(len(parts))
+
+
+def _passes(part: dict[str, Any], parts: list[dict[str, Any]]) -> str:
+    """How often a nominal epoch reads each of the source's samples, on average."""
+    total = sum(each["samples"] for each in parts)
+    return f"{part['share'] * total / part['samples']:.3g}" if part["samples"] else "-"
+
+
+def _print_more(count: int) -> None:
+    if count > _MAX_DATASETS:
+        print(f"and {count - _MAX_DATASETS:,} more (--json lists them all)")
 
 
 def _first_lines(found: dict[str, Any]) -> list[tuple[str, str]]:

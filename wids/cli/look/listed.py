@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from wids.cli.options import ReadFlags
     from wids.index.table import MemberTable
+    from wids.order.mixture import Part
     from wids.readers.base import Reader
 
 # Otherwise a key: 000123 is one that many datasets have.
@@ -89,6 +90,15 @@ class Listed:
         open_remote = self.open if may_fetch and is_alone else None
         self.collection.count_unknown(self.shards, open_remote=open_remote, on_count=note)
         self._has_counted = True
+
+    def mixed_parts(self) -> list[Part] | None:
+        """The sub-datasets as the sources of a mixture; None: the index has no weights for them.
+
+        Raises:
+            SpecError: the weights are bad, or shards without a count are remote.
+        """
+        self.ends  # noqa: B018 - counts
+        return self.collection.mixed_parts()
 
     def start_of(self, k: int) -> int:
         """The index of the first sample of shard ``k``."""

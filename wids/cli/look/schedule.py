@@ -17,6 +17,8 @@ from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
+    from wids.order.epoch import Plan
+    from wids.order.mixture import MixturePlan
     from wids.order.schedule import Reading, Timetable
 
 # They are visited one by one.
@@ -35,6 +37,16 @@ class ScheduleOptions(OrderOptions):
     num_samples: Annotated[
         str, typer.Option("--num-samples", metavar="N|A:B", help="The sampler's num_samples. Default: all of them.")
     ] = ""
+    epoch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--epoch-size",
+            min=1,
+            metavar="N",
+            help="The sampler's epoch_size. Default: none; of a mixture, the samples of all its sub-datasets.",
+            show_default=False,
+        ),
+    ] = None
     workers: Annotated[
         int,
         typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it."),
@@ -44,25 +56,46 @@ class ScheduleOptions(OrderOptions):
         """Who reads what and when.
 
         Raises:
-            typer.BadParameter: ``num_samples`` is no number or range. SelectionError: it is not inside the dataset.
+            typer.BadParameter: ``num_samples`` is no number or range, or of a mixture; there is no such nominal epoch.
+            SelectionError: ``num_samples`` is not inside the dataset.
         """
-        from wids.order.epoch import Plan
-        from wids.order.layout import ShardCounts
         from wids.order.schedule import Timetable
 
+        try:
+            return Timetable(
+                self._plan(listed),
+                epoch=self.epoch,
+                world=self.world_size,
+                batch_size=self.batch_size,
+                tail=self.tail,
+                epoch_size=self.epoch_size,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    def _plan(self, listed: Listed) -> Plan | MixturePlan:
+        from wids.order.layout import ShardCounts
+        from wids.order.mixture import plan_order
+
+        parts = listed.mixed_parts()
+        if parts is not None and self.num_samples:
+            raise typer.BadParameter(
+                f"--num-samples {self.num_samples} of a mixture, which has its own sub-datasets; make a view of it"
+            )
         lo, hi = _parse_samples(listed, self.num_samples)
-        plan = Plan(
-            lo=lo,
-            hi=hi,
-            boundaries=ShardCounts(listed.shards.lengths).boundaries(lo, hi),
+        return plan_order(
+            ShardCounts(listed.shards.lengths),
+            parts,
+            span=(lo, hi),
             chunksize=self.chunksize,
             window=self.window,
             lanes=self.lanes or self.world_size,
             is_shuffled=self.shuffle,
             is_dealt=self.reshuffle == "epoch",
             seed=self.seed,
+            world=self.world_size,
+            source_batch=self.source_batch,
         )
-        return Timetable(plan, epoch=self.epoch, world=self.world_size, batch_size=self.batch_size, tail=self.tail)
 
     def worker_of(self, step: int) -> int | None:
         """The loader worker that reads the batch of a step; None: the process itself."""

@@ -10,6 +10,7 @@ from wids.cli.options import with_option_groups
 from wids.cli.simulate import options  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
+    from wids.order.mixture import Part
     from wids.simulate.job import TrainingJob
 
 
@@ -39,9 +40,9 @@ def run_simulate(
 
     ranks_per_node = machines.ranks_of_a_node(training.world_size)
     result.check()
-    lengths, sizes = described.find(index)
+    lengths, sizes, parts = described.find(index)
     try:
-        report = build(_describe(lengths, sizes, training, machines, order, ranks_per_node), name=index)
+        report = build(_describe(lengths, sizes, parts, training, machines, order, ranks_per_node), name=index)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except OverflowError as error:
@@ -55,6 +56,7 @@ def run_simulate(
 def _describe(
     lengths: list[int],
     sizes: list[int],
+    parts: list[Part] | None,
     training: options.TrainingOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,
@@ -70,6 +72,8 @@ def _describe(
         lengths=np.array(lengths, np.int64),
         sizes=np.array(sizes, np.int64),
         footprints=np.array([size + table for size, table in zip(sizes, tables, strict=True)], np.int64),
+        parts=None if parts is None else tuple(parts),
+        source_batch=order.source_batch,
         world=training.world_size,
         ranks_per_node=ranks_per_node,
         epochs=training.epochs,

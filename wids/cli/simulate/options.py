@@ -15,6 +15,7 @@ from wids.errors import OutputError, SpecError
 
 if TYPE_CHECKING:
     from wids.cli.simulate.report import Report
+    from wids.order.mixture import Part
 
 _JOB, _MACHINES, _RESULT = "The job", "Machines", "The result"
 
@@ -44,20 +45,20 @@ class ShardOptions:
         ),
     ] = None
 
-    def find(self, index: str | None) -> tuple[list[int], list[int]]:
-        """Samples and bytes of each shard.
+    def find(self, index: str | None) -> tuple[list[int], list[int], list[Part] | None]:
+        """Samples and bytes of each shard, and the sources, if the index is a mixture.
 
         Raises:
             typer.BadParameter: there is neither an index nor a description of shards, or both.
-            SpecError: the index has no counts, or no sizes.
+            SpecError: the index has no counts, or no sizes, or bad weights.
         """
         if index is None:
             if self.shards is None or self.samples is None or self.shard_size is None:
                 raise typer.BadParameter("give an INDEX, or --shards, --samples (in each shard) and --shard-size")
-            return [self.samples] * self.shards, [self.shard_size] * self.shards
+            return [self.samples] * self.shards, [self.shard_size] * self.shards, None
         if self.shards is not None or self.samples is not None:
             raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
-        from wids.collection import load_shards
+        from wids.collection import load_shards, mixed_parts
 
         _, found, _ = load_shards(index)
         if any(count < 0 for count in found.nsamples):
@@ -71,7 +72,8 @@ class ShardOptions:
                 f"{index}: {missing} of {len(found)} shards have no filesize; say how large they are with --shard-size",
                 path="",
             )
-        return list(found.lengths), [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
+        sizes = [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
+        return list(found.lengths), sizes, mixed_parts(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,42 @@
+"""Selections of samples, their file, and the index of a view, as values."""
+
+import random
+
+import numpy as np
+import pytest
+
+from wids.errors import SpecError
+from wids.index import writing
+from wids.index.selection import Selection, pick
+from wids.index.view_file import pack_rows, unpack_rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_indices(seed):
+    """Of a view's samples among all those of the shards: what they were picked by, also through the file of rows."""
+    rng = random.Random(seed)
+    counts = [rng.randrange(5) for _ in range(rng.randrange(1, 8))]
+    indices = np.array(sorted(rng.sample(range(sum(counts)), sum(counts) // 2)), np.int64)
+    ends, rows = pick(indices, np.cumsum(counts).tolist())
+    assert Selection(ends, rows).whole_indices(counts).tolist() == indices.tolist()
+    data = b"".join(pack_rows(ends, rows))
+    for known in (counts, None):
+        assert Selection(*unpack_rows(data, counts=known, place="x.rows")).digest == Selection(ends, rows).digest
+    with pytest.raises(SpecError, match="damaged"):
+        unpack_rows(data[:-1] + bytes([data[-1] ^ 1]), counts=None, place="x.rows")
+
+
+@pytest.mark.parametrize(
+    ("before", "base", "after"),
+    [
+        ("train.json", "https://host/data", "https://host/data/train.json"),
+        ("data/train.json", "https://host/data/", "https://host/data/train.json"),
+        ("/nas/train.json", "moved", "moved/train.json"),
+        ("s3://bucket/a/train.json", "", "train.json"),
+        ("https://host/a/train.json", "/nas/b", "/nas/b/train.json"),
+    ],
+)
+def test_rebase_of_a_view(before, base, after):
+    """Its index lies below the base, under its own name; all else stays."""
+    view = {"view_of": before, "rows": "v.rows", "nsamples": 3, "x": [1]}
+    assert writing.rebase(view, base) == {**view, "view_of": after}

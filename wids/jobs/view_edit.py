@@ -1,0 +1,181 @@
+"""Merge, split and rebase views, which are selections of samples: what `wids.jobs.index_edit` does with them.
+
+Rules: samples stay what they are, and in their order; no shard is read. Views of one index stay views of it. What is
+merged of several is a view that lists the shards itself: those of which it has samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wids.errors import OutputExistsError, SpecError
+from wids.index import urls
+from wids.index.fingerprint import fingerprint
+from wids.index.selection import pick
+from wids.index.spec import list_shards
+from wids.indexes import IndexRequest, load_rows
+from wids.osfiles.index_paths import absolute, public_place
+from wids.osfiles.shared_selection import SharedSelection
+from wids.view_saving import name_parent, save, write_view
+from wids.views import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wids.index.selection import Integers, Selection
+    from wids.index.shardlist import ShardList
+    from wids.index.view_file import View
+
+
+class Source(NamedTuple):
+    """An index or a view that others are made of.
+
+    Attributes:
+        place: its URL or path.
+        shards: that it lists, with its selection if it is a view.
+        entries: (place, entry) of each shard of which it has samples; of an index, of each shard.
+    """
+
+    place: str
+    shards: ShardList
+    entries: list[tuple[str, dict[str, Any]]]
+
+    @property
+    def listed_by(self) -> str | None:
+        """The place of the index that lists its shards; None: a view that lists them itself."""
+        if self.shards.selection is None:
+            return absolute(self.place)
+        parent = self.shards.header.get("view_of")
+        return None if parent is None else absolute(parent)
+
+    def rows(self) -> Iterator[Integers]:
+        """The rows of each of `entries` that it has: int64, ascending."""
+        chosen = self.shards.selection
+        for k, count in enumerate(self.shards.lengths):
+            if chosen is None:
+                yield np.arange(count, dtype=np.int64)
+            elif count:
+                yield np.asarray(chosen.rows_of(k), np.int64)
+
+
+def merge_views(sources: Sequence[Source], output: str, *, name: str | None) -> tuple[ShardList, int]:
+    """Write one view of the samples of several indexes, of which some are views; each sample once.
+
+    Where all are of one index, so is this, and its order is the index's. Else the order is that of the sources, and the
+    samples of a shard that several have are where it comes first.
+
+    Args:
+        sources: these.
+        output: an absolute path.
+        name: of the dataset.
+
+    Returns:
+        What was written, and how many samples came again, and were left out.
+
+    Raises:
+        SpecError: they do not agree how many samples a shard holds. OutputExistsError: the output is an index that one
+            of them is a view of.
+    """
+    for source in sources:
+        if source.shards.selection is not None:
+            check_not_parent(output, source.listed_by, source.place)
+    parents = {(source.listed_by and public_place(source.listed_by), fingerprint(source.shards)) for source in sources}
+    place = sources[0].listed_by if len(parents) == 1 else None
+    if place is None:
+        whole, indices = _list_together(sources)
+    else:
+        whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
+    chosen = np.unique(indices)
+    selection = SharedSelection(*pick(chosen, whole.whole_ends()))
+    found = whole.select(selection)
+    found.header = {**whole.header, "name": name}
+    names = ", ".join(urls.basename_of(source.place) for source in sources)
+    step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
+    save(found, selection, output, place=place, made_by=[step])
+    return found, len(indices) - len(chosen)
+
+
+def _whole_indices(shards: ShardList) -> Integers:
+    if shards.selection is None:
+        return np.arange(sum(shards.nsamples), dtype=np.int64)
+    return shards.selection.whole_indices(shards.nsamples)
+
+
+def _list_together(sources: Sequence[Source]) -> tuple[ShardList, Integers]:
+    """The shards of all sources, each once, and the indices of their samples among all that these shards hold."""
+    entries: dict[str, dict[str, Any]] = {}
+    parts = []
+    for source in sources:
+        for (url, entry), rows in zip(source.entries, source.rows(), strict=True):
+            name = public_place(url)
+            first = entries.setdefault(name, {**entry, "url": url})
+            if first["nsamples"] != entry["nsamples"]:
+                raise SpecError(
+                    f"{source.place}: {url} holds {entry['nsamples']:,} samples, and {first['nsamples']:,} by an index "
+                    "before it; bring the indexes up to date (wids index update)",
+                    url=source.place,
+                )
+            parts.append((name, rows))
+    whole = list_shards(entries.values())
+    whole.use_packs([url for source in sources for url in source.shards.all_packs()])
+    starts = dict(zip(entries, [0, *whole.whole_ends()], strict=False))
+    return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
+
+
+def split_view(source: Source, parts: Sequence[range], outputs: Sequence[str]) -> list[ShardList]:
+    """Write a view for each part of another one; returns them.
+
+    Args:
+        source: the view.
+        parts: the numbers of `Source.entries` that each has.
+        outputs: an absolute path for each.
+    """
+    shards = source.shards
+    ends = np.cumsum([0, *(count for count in shards.lengths if count)])
+    found = []
+    for k, (part, output) in enumerate(zip(parts, outputs, strict=True)):
+        indices = np.arange(ends[part.start], ends[part.stop], dtype=np.int64)
+        selection = choose(shards, indices)
+        step = f"index split, {k} of {len(parts)}: {len(indices):,} of {ends[-1]:,}"
+        save(shards, selection, output, place=source.listed_by, made_by=[*shards.header["made_by"], step])
+        found.append(shards.select(selection))
+    return found
+
+
+def write_rebased(index: dict[str, Any], view: View, place: str, output: str) -> Selection | None:
+    """Write a view that was read from ``place``, its rows beside it.
+
+    Args:
+        index: the view, its URLs as they are to be written.
+        view: what it says.
+        place: its URL or path.
+        output: an absolute path.
+
+    Returns:
+        Its samples; None: nothing was written, for the view was saved again after it was read.
+
+    Raises:
+        SpecError: its rows are gone, or damaged. FetchError: they cannot be read. OutputExistsError: the output is the
+            index that it is a view of.
+    """
+    if view.view_of is not None:
+        check_not_parent(output, urls.join(urls.directory_of(absolute(place)), view.view_of), place)
+    selection = load_rows(IndexRequest(place=place), view)
+    if selection is not None:
+        index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}
+        write_view(index, selection, output)
+    return selection
+
+
+def check_not_parent(output: str, parent: str | None, place: str) -> None:
+    """See that what is written does not replace the index that a view is of.
+
+    Raises:
+        OutputExistsError: it would.
+    """
+    if parent is not None and absolute(parent) == output:
+        raise OutputExistsError(
+            f"{output}: is the index that {place} is a view of; give the output another name", path=output
+        )
