@@ -42,7 +42,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         if mixed_parts(mixture) is None:
             raise ValueError(f"a {type(mixture).__name__} is no mixture; wids.mix makes one")
         self.batch_size = parse_int("batch_size", batch_size, minimum=1)
-        run = self.batch_size if batches == "by-source" else None
+        run = self.batch_size if batches == "by-source" else 1
         self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)
 
     def __len__(self) -> int:

@@ -74,7 +74,7 @@ class _EpochSampler(Sampler[int]):
     _weighted: tuple[tuple[int, bool], Copies] | None = None  # by which seed and order
     _takes_lanes = False  # whether a loaded state sets the lanes; otherwise they must be equal
     _takes_epoch_size = False  # likewise
-    _source_batch: int | None = None
+    _source_batch = 1
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class _EpochSampler(Sampler[int]):
 
     def _check_global_batch(self, batch: Any, position: int, lanes: int) -> None:
         """Raise StateError unless this sampler's ranks read whole batches of a state that has batches of one source."""
-        mine = (self._source_batch or 1) * self.num_replicas
+        mine = self._source_batch * self.num_replicas
         if batch != mine:
             raise StateError(
                 f"the state's global batches are of {batch} samples, and here {self.num_replicas} rank(s) with "
@@ -502,7 +502,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             are); it comes floor or ceiling of that, other ones each pass. See `wids.balance`.
         source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
             each global batch is of one source, and nominal epochs are whole global batches; see
-            `wids.MixtureBatchSampler`. None: each sample is of a source of its own.
+            `wids.MixtureBatchSampler`.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -534,7 +534,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epochs: int | None = 1,
         epoch_size: int | None = None,
         weights: Any = None,
-        source_batch: int | None = None,
+        source_batch: int = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -559,7 +559,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
             )
-        self._source_batch = None if source_batch is None else parse_int("source_batch", source_batch, minimum=1)
+        self._source_batch = parse_int("source_batch", source_batch, minimum=1)
         batch = self._global_batch()
         if self._mixing is None or self._epochs is None:
             self._epoch_size, self._takes_epoch_size = size, False
@@ -582,7 +582,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     def _global_batch(self) -> int | None:
         """How many samples in turn all ranks read of one source; None: of no matter which."""
-        if self._source_batch is None:
+        if self._source_batch == 1:
             return None
         if self._mixing is None:
             raise ValueError(f"source_batch is {self._source_batch}, and a {type(self.dataset).__name__} is no mixture")

@@ -452,13 +452,13 @@ def nominal_size(size: int, *, batch: int | None) -> int:
     return size if batch is None else -(-size // batch) * batch
 
 
-def global_batch(source_batch: int | None, *, world: int, lanes: int) -> int | None:
-    """How many samples in turn all ranks read of one source, each ``source_batch``; None: as many as there are lanes.
+def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
+    """How many samples in turn all ranks read of one source, each ``source_batch``; None: that is 1, and no batches.
 
     Raises:
         ValueError: the lanes do not divide it.
     """
-    batch = None if source_batch is None else source_batch * world
+    batch = None if source_batch == 1 else source_batch * world
     if batch is not None and batch % lanes:
         raise ValueError(
             f"lanes is {lanes}, and does not divide the {batch} samples of a global batch ({world} rank(s) with "
@@ -493,7 +493,7 @@ def plan_order(
     """
     if parts is not None:
         mixing = Mixing(parts)
-        mixing.batch = global_batch(source_batch if source_batch > 1 else None, world=world, lanes=lanes)
+        mixing.batch = global_batch(source_batch, world=world, lanes=lanes)
         return mixing.plan(layout(counts), lanes=lanes, **options)
     if source_batch != 1:
         raise ValueError(f"source_batch is {source_batch}, and the index has no sub-datasets with weights")
