@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wids.index.selection import SampleRows, Selection
     from wids.index.spec import ShardList
     from wids.index.table import MemberTable
-    from wids.order.mixture import Part
+    from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
     from wids.readers.pool import OpenShard
 
@@ -103,7 +103,7 @@ def load_shards(
     return base if base is not None else _own_base(found.header, request.place), found, narrowed
 
 
-def mixed_parts(shards: ShardList) -> list[Part] | None:
+def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
     """The sub-datasets as sources of a mixture, if the index has weights for them.
 
     Those of which a view has no samples are left out; if none with a weight is left, the view is no mixture.
@@ -160,7 +160,7 @@ class ShardCollection:
     _is_remote: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
-    _parts: tuple[list[Part] | None] | None
+    _parts: tuple[list[SourceSpan] | None] | None
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class ShardCollection:
             self._cum_lengths = np.asarray(self.ends, np.int64)
         return self._cum_lengths
 
-    def mixed_parts(self) -> list[Part] | None:
+    def mixed_parts(self) -> list[SourceSpan] | None:
         """See `mixed_parts`; found once, for the fingerprints of a million shards take seconds."""
         if self._parts is None:
             self._parts = (mixed_parts(self.shards) if self.name is None else None,)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
     from wids.index.table import Group, KeyRule
-    from wids.order.mixture import Part
+    from wids.order.mixture import SourceSpan
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
     from wids.stats import Stats
@@ -404,7 +404,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         indices = self.find_rows(predicate)
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
 
-    def mixed_parts(self) -> list[Part] | None:
+    def mixed_parts(self) -> list[SourceSpan] | None:
         """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
 
         Raises:

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from wids.collection import to_int
 from wids.order.layout import fingerprint
 from wids.order.mask import MarkedIndex
-from wids.order.mixture import Part, check_weights, fill_weights
+from wids.order.mixture import SourceSpan, check_weights, fill_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,11 +86,11 @@ class Mixture(ConcatDataset[Any]):
         """Samples of each source."""
         return [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
 
-    def mixed_parts(self) -> list[Part]:
+    def mixed_parts(self) -> list[SourceSpan]:
         """The sources as samplers take them."""
         ends = self.cumulative_sizes
         return [
-            Part(name, end - length, end, self.weights[name], fingerprint(dataset))
+            SourceSpan(name, end - length, end, self.weights[name], fingerprint(dataset))
             for name, dataset, length, end in zip(self.names, self.datasets, self.lengths, ends, strict=True)
         ]
 

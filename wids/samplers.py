@@ -28,7 +28,7 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
-from wids.order.mixture import REWEIGHT_ADVICE, Mixing, global_batch, mixed_parts, nominal_size
+from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
 from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
 from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
 from wids.order.weights import Copies, parse_weights
@@ -99,7 +99,7 @@ class _EpochSampler(Sampler[int]):
         self._lo, self._hi = (0, 0) if chunks is not None else parse_range(num_samples, n=len(dataset))
         self._chunks = chunks
         parts = None if chunks is not None else mixed_parts(dataset)
-        self._mixing = None if parts is None else Mixing(parts)
+        self._mixing = None if parts is None else MixtureWeights(parts)
         if parts is not None:
             if num_samples is not None:
                 raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")

@@ -19,7 +19,7 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cli.look.schedule import show_batch, show_readings
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
-from wids.order.mixture import Part, plan_order
+from wids.order.mixture import SourceSpan, plan_order
 from wids.order.schedule import Reading, Timetable
 
 
@@ -281,7 +281,10 @@ def test_turns_of_what_is_no_mixture(big):
 
 def test_when_of_a_large_mixture_is_searched_by_lanes(tmp_path):
     """35 sources of 10**7 samples, and ten that come all the time: when a sample comes in a late nominal epoch."""
-    parts = [Part("few", 0, 10, 100), *(Part(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35))]
+    parts = [
+        SourceSpan("few", 0, 10, 100),
+        *(SourceSpan(f"s{k}", 10 + k * 10**7, 10 + (k + 1) * 10**7, 1 + k) for k in range(35)),
+    ]
     plan = plan_order(
         ShardCounts([10, *[10_000] * 35_000]), parts, chunksize=10_000, window=4, lanes=64, is_shuffled=True, seed=0
     )

@@ -13,7 +13,7 @@ after another:
 So nothing of a source comes again before all of it has come, with any number of ranks. With as many ranks as lanes, a
 source's count in any first part of a rank's sequence is within 1 of its share; in that of G within L.
 
-Weights may change at a row: a `Segment` begins. Its counts begin anew, and each source goes on where it was.
+Weights may change at a row: a `WeightSegment` begins. Its counts begin anew, and each source goes on where it was.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REWEIGHT_ADVICE = (
 _FIRST_BLOCK, _GROWTH, _BLOCK = 16, 4, 4096
 
 
-class Part(NamedTuple):
+class SourceSpan(NamedTuple):
     """A source as a dataset says it (``mixed_parts()``): indices ``first .. last`` of the dataset.
 
     Attributes:
@@ -63,14 +63,14 @@ class Part(NamedTuple):
     fingerprint: str | None = None
 
 
-def mixed_parts(dataset: Any) -> list[Part] | None:
+def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
     """The sources of a mixture; None: a dataset is none."""
     find = getattr(type(dataset), "mixed_parts", None)  # of its class: a wrapper may hand on the attributes of another
     return None if find is None else find(dataset)
 
 
-def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) -> list[Part]:
-    """Sources out of what a `Part` has: without a name by number, a repeated name with its number.
+def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) -> list[SourceSpan]:
+    """Sources out of what a `SourceSpan` has: without a name by number, a repeated name with its number.
 
     Raises:
         ValueError: bad weights; see `fill_weights`, `check_weights`.
@@ -83,11 +83,11 @@ def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) ->
         names[own] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
-    return [Part(name, parts[k][1], parts[k][2], weights[name], parts[k][4]) for name, k in names.items()]
+    return [SourceSpan(name, parts[k][1], parts[k][2], weights[name], parts[k][4]) for name, k in names.items()]
 
 
 @dataclass(frozen=True)
-class Segment:
+class WeightSegment:
     """From a position on, weights.
 
     Attributes:
@@ -145,7 +145,7 @@ class MixturePlan:
     """
 
     sources: tuple[MixedSource, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[WeightSegment, ...]
     lanes: int
     batch: int | None = None
     is_dealt: bool = False
@@ -361,7 +361,7 @@ def _parse_weight(name: str, weight: Any) -> float:
     return value
 
 
-class Mixing:
+class MixtureWeights:
     """The sources of a sampler's mixture, and their weights, which may change.
 
     Args:
@@ -372,12 +372,12 @@ class Mixing:
         segments: the weights from each position on.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[SourceSpan]) -> None:
         self._parts = parts
         self.batch: int | None = None
         self._sizes = {part.name: part.last - part.first for part in parts}
         self.weights = check_weights({part.name: part.weight for part in parts}, self._sizes)
-        self.segments: tuple[Segment, ...] = (Segment(0, self.weights),)
+        self.segments: tuple[WeightSegment, ...] = (WeightSegment(0, self.weights),)
 
     def plan(self, layout: Layout | None, *, lanes: int, seed: int, is_shuffled: bool, **options: Any) -> MixturePlan:
         """The order of the mixture, by what a `Plan` of each source takes."""
@@ -419,7 +419,7 @@ class Mixing:
         if changed != kept[-1].weights:
             turns = kept[-1].count((first - kept[-1].position) // each)
             kept = [segment for segment in kept if segment.position < first]
-            kept.append(Segment(first, changed, turns))
+            kept.append(WeightSegment(first, changed, turns))
         self.segments = tuple(kept)
         return first
 
@@ -469,7 +469,7 @@ def global_batch(source_batch: int, *, world: int, lanes: int) -> int | None:
 
 def plan_order(
     counts: ShardCounts,
-    parts: Sequence[Part] | None,
+    parts: Sequence[SourceSpan] | None,
     *,
     span: tuple[int, int] | None = None,
     world: int = 1,
@@ -492,7 +492,7 @@ def plan_order(
         ValueError: a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
     """
     if parts is not None:
-        mixing = Mixing(parts)
+        mixing = MixtureWeights(parts)
         mixing.batch = global_batch(source_batch, world=world, lanes=lanes)
         return mixing.plan(layout(counts), lanes=lanes, **options)
     if source_batch != 1:
@@ -503,7 +503,7 @@ def plan_order(
 
 def _parse_facts(
     facts: Any, each: int, sizes: Mapping[str, int] | None
-) -> tuple[dict[str, float], tuple[Segment, ...]]:
+) -> tuple[dict[str, float], tuple[WeightSegment, ...]]:
     try:
         own = check_weights(facts["own"])
         found = tuple(_parse_segment(segment, each, sizes) for segment in facts["from"])
@@ -515,14 +515,14 @@ def _parse_facts(
     return own, found
 
 
-def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> Segment:
+def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> WeightSegment:
     """A segment as a state has it.
 
     Raises:
         ValueError, TypeError, AttributeError: it is damaged.
     """
     position, weights, before = values
-    found = Segment(
+    found = WeightSegment(
         parse_int("position", position, minimum=0),
         check_weights(weights, None if sizes is None else {name: sizes.get(name, 0) for name in weights}),
         {name: parse_int(f"turns of source {name!r}", count, minimum=0) for name, count in before.items()},

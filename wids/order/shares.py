@@ -7,7 +7,7 @@ Turns are given by the earliest end of a window, which keeps to all windows if a
     shares 1/2, 1/3, 1/6        a a b a b c | a a b a b c | ...        windows of b: rows 0 .. 2, 3 .. 5, ...
 
 Rows come in blocks longer than any window. Which sources are rounded up where a block begins is a pure function of the
-row (`_Blocks._choose`), such that the turns before it and those after it can all be given. So any block is computed
+row (`_Windows._choose`), such that the turns before it and those after it can all be given. So any block is computed
 without those before it. Sources with shares below 2**-14, whose windows would be too long, have rows of their own
 (`_Split`): with such sources all counts are within 2.
 
@@ -61,7 +61,7 @@ class Turns:
         self.shares = tuple(shares)
         whole = sum(shares)
         small = [s for s, share in enumerate(shares) if 0 < share << _SMALL_BITS < whole]
-        self._rule: _Blocks | _Split = _Split(self.shares, small) if small else _Blocks(self.shares)
+        self._rule: _Windows | _Split = _Split(self.shares, small) if small else _Windows(self.shares)
         self._nrows = self._rule.nrows
         self._blocks: dict[int, tuple[Indices, Indices]] = {}
 
@@ -105,7 +105,7 @@ class Turns:
         return found
 
 
-class _Blocks:
+class _Windows:
     """Turns by the ends of their windows, in blocks of ``nrows``; no share is below 2**-14."""
 
     def __init__(self, shares: tuple[int, ...]) -> None:

@@ -73,7 +73,7 @@ class SharedSelection(Selection):
         place: where they are mapped from; None: nowhere.
     """
 
-    _file: _OpenFile | None = None
+    _file: _InheritedFile | None = None
 
     def __init__(
         self, ends: Integers, rows: npt.NDArray[Any], *, digest: str | None = None, place: RowsPlace | None = None
@@ -90,11 +90,11 @@ class SharedSelection(Selection):
         ends, rows = self.arrays
         return SharedSelection, (np.array(ends), np.array(rows))
 
-    def _shared_file(self) -> _OpenFile | None:
+    def _shared_file(self) -> _InheritedFile | None:
         """A file of the rows; None: there can be none here that other processes open."""
         if self._file is None and len(self):
             with contextlib.suppress(OSError):
-                file = _OpenFile(self._mapped() or self._written())
+                file = _InheritedFile(self._mapped() or self._written())
                 if identify(os.stat(file.place.path)) == file.place.identity:
                     self._file = file
         return self._file
@@ -124,7 +124,7 @@ class SharedSelection(Selection):
             return os.dup(file.fileno()), RowsPlace("", identity, 0, len(ends), len(rows), rows.dtype.itemsize)
 
 
-class _OpenFile:
+class _InheritedFile:
     """A file of rows that other processes map, open as long as the object is there."""
 
     def __init__(self, opened: tuple[int, RowsPlace]) -> None:
@@ -134,7 +134,7 @@ class _OpenFile:
         self.place = place._replace(path=f"/proc/{os.getpid()}/fd/{number}")
 
 
-def _keep(_file: _OpenFile) -> None:
+def _keep(_file: _InheritedFile) -> None:
     """Nothing; what waits to be called with a file keeps it open."""
 
 

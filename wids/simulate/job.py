@@ -10,7 +10,7 @@ import numpy as np
 
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
-from wids.order.mixture import MixturePlan, Part, nominal_size, plan_order
+from wids.order.mixture import MixturePlan, SourceSpan, nominal_size, plan_order
 from wids.order.permutation import Indices  # noqa: TC001 - dataclasses look at their annotations
 from wids.policy import prefetching
 from wids.simulate.trace import Course, Visits
@@ -55,7 +55,7 @@ class TrainingJob:
     lengths: Indices
     sizes: Indices
     footprints: Indices
-    parts: tuple[Part, ...] | None = None
+    parts: tuple[SourceSpan, ...] | None = None
     source_batch: int = 1
     world: int = 1
     ranks_per_node: int = 8

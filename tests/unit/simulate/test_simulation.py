@@ -27,7 +27,7 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
-from wids.order.mixture import Part
+from wids.order.mixture import SourceSpan
 from wids.policy import prefetching
 from wids.simulate import figures, job
 from wids.simulate.link import Delivery, Link
@@ -106,7 +106,7 @@ def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches, source_batch
     """Every visit is a stretch in which a rank reads the shard; a sample more, and it would be another one's."""
     lengths = [30, 41, 22, 9, 9, 50]
     sources = {"a": ([30, 41], 0.5), "b": ([22, 9, 9], 0.375), "c": ([50], 0.125)}
-    parts = [Part("a", 0, 71, 0.5), Part("b", 71, 111, 0.375), Part("c", 111, 161, 0.125)]
+    parts = [SourceSpan("a", 0, 71, 0.5), SourceSpan("b", 71, 111, 0.375), SourceSpan("c", 111, 161, 0.125)]
     job_options = {"parts": tuple(parts), "nbatches": nbatches, "source_batch": source_batch}
     described = describe(lengths, world=world, epochs=3, chunksize=10, **job_options)
     epochs, outcome = simulate(described)
@@ -128,12 +128,12 @@ def test_a_mixture_is_read_as_the_sampler_reads_it(world, nbatches, source_batch
 
 def test_too_large_a_mixture_is_refused():
     """A mixture is looked at sample by sample."""
-    parts = (Part("a", 0, 10**7, 1.0), Part("b", 10**7, 2 * 10**7, 1.0))
+    parts = (SourceSpan("a", 0, 10**7, 1.0), SourceSpan("b", 10**7, 2 * 10**7, 1.0))
     with pytest.raises(ValueError, match="sample by sample, and these are more than 4,000,000"):
         describe([10**7, 10**7], parts=parts)
     describe([10**7, 10**7], parts=parts, nbatches=100)
     with pytest.raises(ValueError, match="no common order"):
-        describe([10, 10], parts=(Part("a", 0, 10, 1.0), Part("b", 10, 20, 1.0)), is_by_shards=True)
+        describe([10, 10], parts=(SourceSpan("a", 0, 10, 1.0), SourceSpan("b", 10, 20, 1.0)), is_by_shards=True)
 
 
 def check_visits(visits, where):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wids.cli.options import ReadFlags
     from wids.index.table import MemberTable
-    from wids.order.mixture import Part
+    from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
 
 # Otherwise a key: 000123 is one that many datasets have.
@@ -91,7 +91,7 @@ class Listed:
         self.collection.count_unknown(self.shards, open_remote=open_remote, on_count=note)
         self._has_counted = True
 
-    def mixed_parts(self) -> list[Part] | None:
+    def mixed_parts(self) -> list[SourceSpan] | None:
         """The sub-datasets as the sources of a mixture; None: the index has no weights for them.
 
         Raises:

@@ -10,7 +10,7 @@ from wids.cli.options import with_option_groups
 from wids.cli.simulate import options  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
-    from wids.order.mixture import Part
+    from wids.order.mixture import SourceSpan
     from wids.simulate.job import TrainingJob
 
 
@@ -56,7 +56,7 @@ def run_simulate(
 def _describe(
     lengths: list[int],
     sizes: list[int],
-    parts: list[Part] | None,
+    parts: list[SourceSpan] | None,
     training: options.TrainingOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,

@@ -15,7 +15,7 @@ from wids.errors import OutputError, SpecError
 
 if TYPE_CHECKING:
     from wids.cli.simulate.report import Report
-    from wids.order.mixture import Part
+    from wids.order.mixture import SourceSpan
 
 _JOB, _MACHINES, _RESULT = "The job", "Machines", "The result"
 
@@ -45,7 +45,7 @@ class ShardOptions:
         ),
     ] = None
 
-    def find(self, index: str | None) -> tuple[list[int], list[int], list[Part] | None]:
+    def find(self, index: str | None) -> tuple[list[int], list[int], list[SourceSpan] | None]:
         """Samples and bytes of each shard, and the sources, if the index is a mixture.
 
         Raises:
