@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wids.index.view_file import View
 
 
-class Source(NamedTuple):
+class IndexToMerge(NamedTuple):
     """An index or a view that others are made of.
 
     Attributes:
@@ -60,7 +60,7 @@ class Source(NamedTuple):
                 yield np.asarray(chosen.rows_of(k), np.int64)
 
 
-def merge_views(sources: Sequence[Source], output: str, *, name: str | None) -> tuple[ShardList, int]:
+def merge_views(sources: Sequence[IndexToMerge], output: str, *, name: str | None) -> tuple[ShardList, int]:
     """Write one view of the samples of several indexes, of which some are views; each sample once.
 
     Where all are of one index, so is this, and its order is the index's. Else the order is that of the sources, and the
@@ -103,7 +103,7 @@ def _whole_indices(shards: ShardList) -> Integers:
     return shards.selection.whole_indices(shards.nsamples)
 
 
-def _list_together(sources: Sequence[Source]) -> tuple[ShardList, Integers]:
+def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers]:
     """The shards of all sources, each once, and the indices of their samples among all that these shards hold."""
     entries: dict[str, dict[str, Any]] = {}
     parts = []
@@ -124,12 +124,12 @@ def _list_together(sources: Sequence[Source]) -> tuple[ShardList, Integers]:
     return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
 
 
-def split_view(source: Source, parts: Sequence[range], outputs: Sequence[str]) -> list[ShardList]:
+def split_view(source: IndexToMerge, parts: Sequence[range], outputs: Sequence[str]) -> list[ShardList]:
     """Write a view for each part of another one; returns them.
 
     Args:
         source: the view.
-        parts: the numbers of `Source.entries` that each has.
+        parts: the numbers of `IndexToMerge.entries` that each has.
         outputs: an absolute path for each.
     """
     shards = source.shards
