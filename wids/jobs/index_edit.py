@@ -22,7 +22,7 @@ from wids.jobs import view_edit
 from wids.jobs.discovery import Found, find_shards, look_local
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard
 from wids.jobs.runner import RunOptions
-from wids.jobs.view_edit import Source
+from wids.jobs.view_edit import IndexToMerge
 from wids.osfiles import atomic, system
 from wids.osfiles.index_paths import absolute, check_output, named_packs, names_of
 from wids.transport.download import read_bytes
@@ -317,8 +317,8 @@ def _is_view(place: str, parent: str | None) -> SpecError:
     return SpecError(f"{place}: is a view{of}; do that with {index}, and make the view again", url=place)
 
 
-def _flatten(place: str) -> Source:
-    """An index or a view, with each of its shards, those of sub-datasets too; see `wids.jobs.view_edit.Source`."""
+def _flatten(place: str) -> IndexToMerge:
+    """An index or a view, with each of its shards, those of sub-datasets too; see `wids.jobs.view_edit`."""
     _, shards, _ = load_shards(place)
     flat = []
     for k, count in enumerate(shards.lengths):
@@ -332,7 +332,7 @@ def _flatten(place: str) -> Source:
         if entry.get("name") == shards.header.get("name"):
             entry.pop("name", None)  # the whole index's, which each of its shards is given
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
-    return Source(place, shards, flat)
+    return IndexToMerge(place, shards, flat)
 
 
 def _merged_view(output: str, view: ShardList, *, repeated_samples: int = 0) -> Merged:
