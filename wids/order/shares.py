@@ -150,8 +150,11 @@ class _Windows:
         releases, ends = np.maximum(k // share, 0), np.minimum(-((-k - self._whole) // share), nrows)
         by_release = np.argsort(releases, kind="stable")
         waiting, heap = iter((ends * len(nturns) + sources)[by_release].tolist()), list[int]()
-        dealt, push, pop = [], heapq.heappush, heapq.heappop
+        dealt, push, pop, pushpop = [], heapq.heappush, heapq.heappop, heapq.heappushpop
         for count in np.bincount(releases, minlength=nrows).tolist():
+            if count == 1:
+                dealt.append(pushpop(heap, next(waiting)))
+                continue
             for _ in range(count):
                 push(heap, next(waiting))
             dealt.append(pop(heap))
