@@ -65,7 +65,8 @@ def publish(path: str) -> None:
 def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tuple[float, int, int]]:
     """Return (seconds, requests, bytes) of the first sample, and of a batch after it."""
     found = []
-    with tempfile.TemporaryDirectory() as cache:
+    # A download that the last batch began may still be ending.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         dataset = wids.ShardListDataset(
             [(f"{server.url}/{name}", samples)], access=access, cache_dir=cache, transformations="raw"
         )
@@ -79,6 +80,7 @@ def measure(server: SlowServer, name: str, access: str, samples: int) -> list[tu
             counts = server.stats()
             found.append((seconds, counts["requests"], counts["bytes"]))
         dataset.close()
+        del dataset
     return found
 
 
