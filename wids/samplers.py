@@ -311,19 +311,19 @@ class _EpochSampler(Sampler[int]):
     def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
         """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
         place, lanes, order = parse_state(state)
-        there, here, advice = order, self._order(self._config()), ""
+        there, here = order, self._order(self._config())
         if not self._takes_lanes:
             there, here = {**there, "lanes": lanes}, {**here, "lanes": self.lanes}
         if self._mixing is not None and "sources" in there:
             there, here = dict(there), dict(here)
-            weights, advice = there.pop("weights", None), f". {REWEIGHT_ADVICE}"
+            weights = there.pop("weights", None)
             if self._takes_epoch_size:
                 here["epoch_size"] = read_size(there)
             if here["batch"] is not None and there.get("batch") is not None:
                 self._check_global_batch(there["batch"], place.position, lanes)
                 here["batch"] = there["batch"]
             compared = _common_sources(there, here) if is_reweighted else (there, here)
-            check_order(*compared, advice=advice)
+            check_order(*compared, advice=f". {REWEIGHT_ADVICE}")
             size = here["epoch_size"] or len(self.dataset)
             if not 0 <= place.epoch <= MAX_POSITION // size or max(place.position, place.yielded, lanes) > MAX_POSITION:
                 raise StateError(f"the state is at {place}, in {lanes} lanes and epochs of {size}; it is damaged")
@@ -560,16 +560,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 f"epochs is {epochs} and epoch_size {epoch_size}; only one of them can set the end of an iteration"
             )
         self._source_batch = parse_int("source_batch", source_batch, minimum=1)
-        batch = self._global_batch()
+        if self._source_batch != 1 and self._mixing is None:
+            raise ValueError(f"source_batch is {self._source_batch}, and a {type(dataset).__name__} is no mixture")
+        batch = global_batch(self._source_batch, world=self.num_replicas, lanes=self.lanes)
         if self._mixing is None or self._epochs is None:
             self._epoch_size, self._takes_epoch_size = size, False
         else:  # a nominal epoch is as long as passes over all sources together, or a little more: whole batches
             self._takes_epoch_size = size is None
             size = len(dataset) * self._epochs if size is None else size
             self._epoch_size, self._epochs = nominal_size(size, batch=batch), 1
-        if batch is not None and self._mixing is not None:
+        if self._mixing is None:
+            self._layout = layout(dataset)
+        else:
             self._mixing.batch = batch
-        self._layout = layout(dataset)
         if weights is not None:
             self._weights = self._parse_weights(weights)
         self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
@@ -579,14 +582,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
                 "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
             )
-
-    def _global_batch(self) -> int | None:
-        """How many samples in turn all ranks read of one source; None: of no matter which."""
-        if self._source_batch == 1:
-            return None
-        if self._mixing is None:
-            raise ValueError(f"source_batch is {self._source_batch}, and a {type(self.dataset).__name__} is no mixture")
-        return global_batch(self._source_batch, world=self.num_replicas, lanes=self.lanes)
 
     def _parse_weights(self, weights: Any) -> Any:
         if self._mixing is not None:

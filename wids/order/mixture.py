@@ -148,8 +148,6 @@ class MixturePlan:
     segments: tuple[WeightSegment, ...]
     lanes: int
     batch: int | None = None
-    is_dealt: bool = False
-    chunks: None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return sum(len(source.plan) for source in self.sources)
@@ -179,9 +177,8 @@ class MixturePlan:
         """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
         order, count = _MixedOrder(self), _FIRST_BLOCK
         while stop is None or start < stop:
-            end = order.segment_end(start)
-            left = math.inf if stop is None and end is None else min(x for x in (stop, end) if x is not None) - start
-            taken = count if left == math.inf else min(count, -(-int(left) // step))
+            ends = [end for end in (stop, order.segment_end(start)) if end is not None]
+            taken = min([count, *(-(-(end - start) // step) for end in ends)])
             yield order.take(start + step * np.arange(taken))
             start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
 
@@ -226,7 +223,8 @@ class _MixedOrder:
 
     def segment_end(self, position: int) -> int | None:
         """Where the segment of a position ends; None: it does not."""
-        return next(iter(self._starts[bisect_right(self._starts, position) :][:1]), None)
+        following = self._segment_of(position) + 1
+        return self._starts[following] if following < len(self._starts) else None
 
     def counts(self, position: int) -> dict[str, int]:
         """See `MixturePlan.counts`."""
