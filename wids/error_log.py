@@ -11,7 +11,6 @@ path, others by their URL without what gives access to it. The same sample may b
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +19,7 @@ from wids.errors import InputError, OutputError, without_secrets
 from wids.events import logger
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import check_place, public_place
+from wids.osfiles.index_paths import check_no_device, check_place, public_place
 
 if TYPE_CHECKING:
     from typing import Any
@@ -35,11 +34,6 @@ class _Line(msgspec.Struct):
     row: Count | None
 
 
-def shard_name(url: str) -> str:
-    """How a log calls a shard."""
-    return public_place(url)
-
-
 def describe(error: BaseException) -> str:
     """What an error is, and says, in at most 1,000 characters, without the secrets of URLs."""
     try:
@@ -52,7 +46,7 @@ def describe(error: BaseException) -> str:
 def format_line(url: str, **facts: Any) -> bytes:
     """The line of a failure: ``row``, ``key``, ``field``, ``error`` and perhaps ``index`` of a sample of a shard."""
     index = {"index": facts.pop("index")} if "index" in facts else {}
-    return json.dumps({**index, "shard": shard_name(url), **facts}).encode() + b"\n"
+    return json.dumps({**index, "shard": public_place(url), **facts}).encode() + b"\n"
 
 
 def check(path: str, what: str) -> str:
@@ -68,8 +62,7 @@ def check(path: str, what: str) -> str:
     found = check_place(path, what, f"bad{SUFFIX}")
     if not found.endswith(SUFFIX):
         raise OutputError(f"{path}: the name of {what} ends in {SUFFIX}, by which `exclude` knows it", path=found)
-    if os.path.exists(found) and not os.path.isfile(found):
-        raise OutputError(f"{path}: is a device, not a file; choose another name", path=found)
+    check_no_device(found, path)
     return found
 
 

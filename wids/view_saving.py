@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import OutputError, OutputExistsError, SpecError
+from wids.errors import OutputExistsError, SpecError
 from wids.events import logger
 from wids.index import urls, view_file, writing
 from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_output, named_packs, public_place
+from wids.osfiles.index_paths import absolute, check_no_device, check_output, named_packs, public_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wids.index.shardlist import ShardList
 
 _OWN_ROWS = re.compile(r"\.[0-9a-f]{16}\.rows")
-_OWN_PART = re.compile(r"(?:\.json|\.[0-9a-f]{16}\.rows)?\.[0-9]+-[0-9a-f]{8}\.part")
+_OWN_FILES = rf"|\.json|{_OWN_ROWS.pattern}"
 _LOCK_SUFFIX = ".saving"
 
 
@@ -80,15 +80,14 @@ def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
         OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
         OSError: it cannot be written.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OutputError(f"{path}: is a device, not a file; choose another name", path=path)
+    check_no_device(path, path)
     if "view_of" in index and absolute(urls.join(os.path.dirname(path), index["view_of"])) == path:
         raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
     names = {"rows": os.path.basename(rows), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
     with locks.acquire(path + _LOCK_SUFFIX):
-        _sweep(path)
+        locks.remove_parts(_stem(path), more=_OWN_FILES)
         _publish(path, text, rows, parts)
 
 
@@ -114,17 +113,6 @@ def _publish(path: str, text: bytes, rows: str, parts: Sequence[bytes | memoryvi
     if before not in (None, rows):
         with contextlib.suppress(OSError):
             os.unlink(before)
-
-
-def _sweep(path: str) -> None:
-    """Delete the part files of processes that were killed while they saved a view here."""
-    home, stem = os.path.split(_stem(path))
-    with contextlib.suppress(OSError):
-        for name in os.listdir(home):
-            part = os.path.join(home, name)
-            if name.startswith(stem) and _OWN_PART.fullmatch(name[len(stem) :]) and locks.is_locked(part) is False:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
 
 
 def _rows_at(path: str) -> str | None:

@@ -16,6 +16,7 @@ from wids.index.fingerprint import portable_names
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.live_index import LiveIndex
 from wids.order.permutation import SPLIT, random_words
+from wids.osfiles.index_paths import public_place
 from wids.osfiles.shared_selection import SharedSelection
 from wids.view_saving import save
 
@@ -79,7 +80,7 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
     found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
     strange = set(bad)
     for k, url in enumerate(collection.shards.urls if bad else ()):
-        name = error_log.shard_name(url)
+        name = public_place(url)
         if name in bad:
             strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]

@@ -33,6 +33,15 @@ _MAX, _MAX_LANES = 10**12, 1_000_000
 INDEX_HELP = "An index (URL or path), or tar files: a path, or a brace pattern in quotes."
 Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="FILE",
+        help="The table of columns, a path or URL. Default: beside INDEX.",
+        show_default=False,
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object on each line.")]
 CacheDir = Annotated[
     str,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import Index, JsonLines, StorageOptions, with_option_groups
+from wids.cli.options import Columns, Index, JsonLines, StorageOptions, with_option_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +24,7 @@ _MAX_ROWS = 200
 class QueryFlags:
     """What is asked, and how it is answered."""
 
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns",
-            metavar="FILE",
-            help="The table of columns, a path or URL. Default: beside INDEX.",
-            show_default=False,
-        ),
-    ] = None
+    columns: Columns = None
     is_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False
     is_json: JsonLines = False
     output: Annotated[

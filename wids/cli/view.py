@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
-from wids.cli.options import CacheDir, Index, StorageOptions, check_index
+from wids.cli.options import CacheDir, Columns, Index, StorageOptions, check_index
 
 
 def run_view(
@@ -41,15 +41,7 @@ def run_view(
             "repeatable.",
         ),
     ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns",
-            metavar="FILE",
-            help="The table of columns, a path or URL. Default: beside INDEX.",
-            show_default=False,
-        ),
-    ] = None,
+    columns: Columns = None,
     cache_dir: CacheDir = "",
     storage_options: StorageOptions = None,
 ) -> None:

@@ -70,6 +70,16 @@ def check_place(output: str, what: str, name: str) -> str:
     return path
 
 
+def check_no_device(path: str, output: str) -> None:
+    """See that what is at a path, if anything, can be replaced: ``output`` is how the caller wrote it.
+
+    Raises:
+        OutputError: it is a device or a FIFO.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{output}: is a device, not a file; choose another name", path=path)
+
+
 def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
     """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: there are none."""
     names = names_of(packs, home)

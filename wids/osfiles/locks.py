@@ -334,10 +334,15 @@ def is_locked(path: str) -> bool | None:
         os.close(fd)
 
 
-def remove_parts(path: str) -> None:
-    """Delete what killed processes left half written of a file (`wids.osfiles.atomic`); it may be as large as that."""
+def remove_parts(path: str, *, more: str = "") -> None:
+    """Delete what killed processes left half written of a file (`wids.osfiles.atomic`); it may be as large as that.
+
+    Args:
+        path: of the file.
+        more: a regular expression of what may follow the path in names of other files of which this is done too.
+    """
     home, name = os.path.split(path)
-    pattern = re.compile(re.escape(name) + r"\.[0-9]+-[0-9a-f]{8}\.part")
+    pattern = re.compile(re.escape(name) + f"(?:{more})" + r"\.[0-9]+-[0-9a-f]{8}\.part")
     with contextlib.suppress(OSError):
         for found in filter(pattern.fullmatch, os.listdir(home)):
             with contextlib.suppress(OSError):  # gone
