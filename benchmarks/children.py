@@ -58,6 +58,11 @@ class Child:
         self.kinds: list[str] = []
         self.versions: dict[str, str] = {}
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     def __enter__(self) -> Child:  # noqa: PYI034  (typing.Self needs Python 3.11)
         return self
 

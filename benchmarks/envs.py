@@ -17,13 +17,23 @@ REPOSITORY = os.path.dirname(HERE)
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A contender. One without requirements runs in the benchmark's own interpreter."""
+    """A contender. One without requirements runs in the benchmark's own interpreter.
+
+    Attributes:
+        name: of the contender and of its environment.
+        requirements: what pip installs.
+        environ: environment variables of its process.
+        worker: name of its script, if it is not ``name``.
+        directory: where ``contenders/`` is.
+        base: another environment, whose packages this one sees behind its own.
+    """
 
     name: str
     requirements: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
     worker: str = ""
     directory: str = HERE
+    base: Entry | None = None
 
     @property
     def script(self) -> str:
@@ -73,9 +83,18 @@ def interpreter(entry: Entry, directory: str) -> str:
             if stream.read() == wanted:
                 return python
     print(f"making {home}: {' '.join(entry.requirements)}", file=sys.stderr)
+    base = interpreter(entry.base, directory) if entry.base else None
     venv.create(home, clear=True, with_pip=True)
+    if base:
+        with open(os.path.join(_site_packages(python), "base.pth"), "w", encoding="utf-8") as stream:
+            stream.write(_site_packages(base) + "\n")
     if subprocess.run([python, "-m", "pip", "install", "--quiet", *entry.requirements], check=False).returncode:
-        raise SystemExit(f"{home} could not be made; give --python {entry.name}=PATH, or --only ours,bare")
+        raise SystemExit(f"{home} could not be made; give --python {entry.name}=PATH, or leave it out of --only")
     with open(marker, "w", encoding="utf-8") as stream:
         stream.write(wanted)
     return python
+
+
+def _site_packages(python: str) -> str:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,98 @@
+"""The floor: a loop over saved offsets of mapped shards, with no keys to look up and no checks."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tarfile
+from typing import ClassVar
+
+import torch
+from cold_worker import decode
+from peer_worker import Peer, serve
+from torch.utils.data import DataLoader, Dataset
+
+
+class Offsets(Dataset):
+    """The samples of mapped shards as a map-style dataset: (key, payload, label as bytes), or decoded."""
+
+    def __init__(self, directory: str, tars: list[str], *, is_decoded: bool):
+        with open(os.path.join(directory, "offsets.json"), encoding="utf-8") as stream:
+            found = json.load(stream)
+        maps = []
+        for tar in tars:
+            with open(tar, "rb") as stream:
+                maps.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+        self.rows = [(maps[shard], *rest) for shard, *rest in found]
+        self.is_decoded = is_decoded
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        shard, key, lo, hi, first, last = self.rows[index]
+        sample = (key, shard[lo:hi], shard[first:last])
+        return decode(sample[1], sample[2]) if self.is_decoded else sample
+
+
+class BarePeer(Peer):
+    """Offsets read once by ``tarfile``, a ``RandomSampler``, torch's DataLoader."""
+
+    settings = "mapped tars and a list of offsets; RandomSampler"
+    notes: ClassVar = {
+        "remote_loader": "reads local files only",
+        "job": "keeps no state",
+        "open_many": "maps each shard",
+    }
+
+    def key(self, sample) -> str:
+        """See `Peer.key`."""
+        return sample[0]
+
+    def payload(self, sample) -> bytes:
+        """See `Peer.payload`."""
+        return sample[1]
+
+    def label(self, sample) -> int:
+        """See `Peer.label`."""
+        return int(sample[2])
+
+    def prepare(self, name: str) -> None:
+        """The offsets of all members."""
+        rows = []
+        for number, path in enumerate(self.tars(name)):
+            found: dict[str, dict[str, tuple[int, int]]] = {}
+            with tarfile.open(path) as tar:
+                for info in tar:
+                    key, _, field = info.name.partition(".")
+                    found.setdefault(key, {})[field] = (info.offset_data, info.offset_data + info.size)
+            rows += [[number, key, *spans[self.sets[name]["field"]], *spans["cls"]] for key, spans in found.items()]
+        with open(os.path.join(self.own(name), "offsets.json"), "w", encoding="utf-8") as stream:
+            json.dump(rows, stream)
+
+    def items(self, name: str):
+        """A list of offsets and slices of maps."""
+        dataset = Offsets(self.own(name), self.tars(name), is_decoded=False)
+        return len(dataset), dataset.__getitem__
+
+    def loader(self, name: str, workers: int, *, is_decoded: bool):
+        """A permutation of everything."""
+        loader = DataLoader(
+            Offsets(self.own(name), self.tars(name), is_decoded=is_decoded),
+            batch_size=self.batch,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=None if is_decoded else list,
+        )
+
+        def epoch(number: int) -> DataLoader:
+            torch.manual_seed(number)
+            return loader
+
+        return epoch
+
+
+if __name__ == "__main__":
+    serve(BarePeer)

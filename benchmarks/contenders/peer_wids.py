@@ -1,0 +1,133 @@
+"""This package, from the working tree: the tars as they are, and an index of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from cold_worker import decode
+from peer_worker import Job, Peer, serve
+from torch.utils.data import DataLoader
+
+import wids
+
+
+class WidsPeer(Peer):
+    """``ShardListDataset``, ``DistributedChunkedSampler``, torch's DataLoader."""
+
+    packages = ("wids",)
+    settings = "defaults; undecoded fields; index with member tables (wids index create --members)"
+
+    def key(self, sample) -> str:
+        """See `Peer.key`."""
+        return sample["__key__"]
+
+    def payload(self, sample) -> bytes:
+        """See `Peer.payload`."""
+        return (sample[".jpg"] if ".jpg" in sample else sample[".txt"]).getvalue()
+
+    def label(self, sample) -> int:
+        """See `Peer.label`."""
+        return int(sample[".cls"].getvalue())
+
+    def prepare(self, name: str) -> int:
+        """The index, and a member table beside each tar; returns their bytes."""
+        tars = self.tars(name)
+        index = self.index(name)
+        command = [
+            os.path.join(os.path.dirname(sys.executable), "wids"),
+            "index",
+            "create",
+            *tars,
+            "-o",
+            index,
+            "--members",
+        ]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return sum(os.path.getsize(path) for path in (index, *(f"{tar}.widx" for tar in tars)))
+
+    def index(self, name: str) -> str:
+        """Path of a set's index, beside the shards: its URLs are relative."""
+        return os.path.join(self.sets[name]["directory"], "train.json")
+
+    def items(self, name: str):
+        """``dataset[i]``."""
+        dataset = wids.ShardListDataset(self.index(name), transformations=[])
+        return len(dataset), dataset.__getitem__
+
+    def loader(self, name: str, workers: int, *, is_decoded: bool):
+        """The lines of the README."""
+        dataset = wids.ShardListDataset(self.index(name), transformations=[])
+        if is_decoded:
+            dataset.add_transform(self.decode_sample)
+        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
+        loader = DataLoader(
+            dataset,
+            batch_size=self.batch,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=None if is_decoded else list,
+        )
+
+        def epoch(number: int) -> DataLoader:
+            sampler.set_epoch(number)
+            return loader
+
+        return epoch
+
+    def remote_loader(self, name: str, cache: str) -> DataLoader:
+        """The same over the server."""
+        dataset = wids.ShardListDataset(f"{self.url}/tars/{name}/train.json", cache_dir=cache, transformations=[])
+        dataset.add_transform(self.decode_sample)
+        sampler = wids.DistributedChunkedSampler(dataset, shuffle=True)
+        return DataLoader(dataset, batch_size=self.batch, sampler=sampler, num_workers=2)
+
+    def decode_sample(self, sample):
+        """The transform of all contenders."""
+        return decode(self.payload(sample), sample[".cls"].getvalue())
+
+    def prepare_many(self, count: int) -> None:
+        """An index of shards that need not be there before they are read."""
+        os.makedirs(self.own("many"), exist_ok=True)
+        shards = [{"url": f"shard-{number:06d}.tar", "nsamples": 1000, "filesize": 10**8} for number in range(count)]
+        with open(os.path.join(self.own("many"), "index.json"), "w", encoding="utf-8") as stream:
+            json.dump(
+                {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "many", "shardlist": shards}, stream
+            )
+
+    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
+        """The index as it is; the first process on a machine compiles it, the next ones map it."""
+        return len(wids.ShardListDataset(os.path.join(self.own("many"), "index.json")))
+
+    def job(self, name: str, rank: int, world: int) -> Job:
+        """A rank of a training job."""
+        return WidsJob(self, name, rank, world)
+
+
+class WidsJob(Job):
+    """The sampler's state."""
+
+    def __init__(self, peer: WidsPeer, name: str, rank: int, world: int):
+        dataset = wids.ShardListDataset(peer.index(name), transformations=[])
+        self.batch = peer.batch
+        self.sampler = wids.DistributedChunkedSampler(dataset, rank=rank, num_replicas=world, shuffle=True)
+        self.loader = DataLoader(dataset, batch_size=peer.batch, sampler=self.sampler, num_workers=2, collate_fn=list)
+
+    def batches(self) -> DataLoader:
+        """See `Job.batches`."""
+        return self.loader
+
+    def state(self, consumed: int) -> dict:
+        """See `Job.state`."""
+        return self.sampler.state_dict(consumed=consumed * self.batch)
+
+    def load_state(self, state: dict) -> None:
+        """See `Job.load_state`."""
+        self.sampler.load_state_dict(state)
+
+
+if __name__ == "__main__":
+    serve(WidsPeer)

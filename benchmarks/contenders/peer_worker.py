@@ -1,0 +1,288 @@
+"""Base of the contenders of peers.py: one JSON request a line on stdin, one JSON reply a line on stdout.
+
+A contender is a subclass of `Peer`. What it has no method for is left out of the table for it. It runs in an
+environment of its own, which has torch, torchvision, NumPy, Pillow and the loader's own packages; of this folder it
+may import ``cold_worker`` (for `decode`). Everything is read and yielded as the loader's users would have it; the methods ``key``,
+``payload``, ``label`` say how to look into one of its samples.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import hashlib
+import json
+import os
+import pickle
+import platform
+import random
+import sys
+import time
+import traceback
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+KINDS = ("prepare", "items", "loader", "remote_loader", "open_many", "job")
+_ITEMS_SECONDS = 2.0  # a round of single samples ends after it
+_ITEMS_BLOCK = 50
+_MODULUS = 1 << 256
+
+
+class Peer:
+    """One loader.
+
+    Attributes:
+        packages: distributions whose versions are reported.
+        settings: what was set and why, for the page of results: a few words, with the documentation's name for it.
+        notes: by kind of work that is missing, why; printed beside the table.
+        sets: by name of a set: ``directory``, ``shards`` (file names of its tars), ``per_shard``, ``samples``,
+            ``bytes``, ``field`` ("jpg" or "txt").
+        root: the directory that the slow server serves; the sets are in ``root/tars/NAME``.
+        home: the loader's own directory, ``root/formats/CONTENDER``, for its own format; it is kept between runs.
+        url: of the slow server, which answers for ``root``: plain HTTP with ranges, and what GET and HEAD of S3 are
+            (path style; the buckets are ``formats`` and ``tars``).
+        batch: samples in a batch.
+    """
+
+    packages: tuple[str, ...] = ()
+    settings = ""
+    notes: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, given: dict):
+        self.sets: dict[str, dict] = given["sets"]
+        self.root: str = given["root"]
+        self.home: str = given["home"]
+        self.url: str = given["url"]
+        self.batch: int = given["batch"]
+
+    def tars(self, name: str) -> list[str]:
+        """Paths of the shards of a set, in order."""
+        found = self.sets[name]
+        return [os.path.join(found["directory"], shard) for shard in found["shards"]]
+
+    def own(self, name: str) -> str:
+        """The directory of this loader's own files for a set."""
+        return os.path.join(self.home, name)
+
+    # What a sample is to this loader, undecoded.
+
+    def key(self, sample: Any) -> str:
+        """The sample's key, "00000012"."""
+        raise NotImplementedError
+
+    def payload(self, sample: Any) -> bytes:
+        """The bytes of its picture or text."""
+        raise NotImplementedError
+
+    def label(self, sample: Any) -> int:
+        """Its label, the sample's number."""
+        raise NotImplementedError
+
+    # Work. A subclass has these as far as its loader can do them:
+    #
+    #   prepare(name): from the tars to ``own(name)``, which is empty, by the loader's own writer; returns the bytes on
+    #       the disk if they are not there; NotImplementedError where the format cannot hold such samples
+    #   items(name) -> (length, function from an index to a sample), undecoded, from the local disk
+    #   loader(name, workers, is_decoded=) -> function from an epoch's number to an iterable of its batches, shuffled:
+    #       lists of undecoded samples, or (pictures, labels) made by ``cold_worker.decode``
+    #   remote_loader(name, cache) -> iterable of one epoch's decoded batches by 2 workers, through ``url``; ``cache``
+    #       is a directory for what was downloaded, which is missing, or filled by a run before
+    #   open_many(count) -> number of samples: opens a dataset of so many shards, up to its ``len``; `prepare_many`
+    #       makes it, with shards that have hardly any bytes
+    #   job(name, rank, world) -> `Job`: the loader of one of several ranks, 2 workers, undecoded
+
+    def prepare_many(self, count: int) -> None:
+        """Make what `open_many` opens, under ``own("many")``."""
+
+
+class Job:
+    """One rank of a training job that can be saved and resumed."""
+
+    def batches(self) -> Iterable[list]:
+        """The batches of the epoch; what is left of it after `load_state`."""
+        raise NotImplementedError
+
+    def state(self, consumed: int) -> Any:
+        """What a program would save after so many batches of `batches`; anything that can be pickled.
+
+        Called between two batches, before the iterator ends. Raises NotImplementedError if there is no such thing.
+        """
+        raise NotImplementedError
+
+    def load_state(self, state: Any) -> None:
+        """Go on from a saved state; called before `batches`. Whatever the loader raises is the answer."""
+        raise NotImplementedError
+
+
+class _Service:
+    """Answers requests for one contender."""
+
+    def __init__(self, peer: Peer):
+        self.peer = peer
+        self.rounds: Callable[[int], dict] | None = None
+
+    def hello(self, _request: dict) -> dict:
+        versions = {"python": platform.python_version()}
+        for package in ("torch", "numpy", "pillow", *self.peer.packages):
+            versions[package] = metadata.version(package)
+        kinds = [kind for kind in KINDS if hasattr(self.peer, kind)]
+        return {"versions": versions, "kinds": kinds, "settings": self.peer.settings, "notes": self.peer.notes}
+
+    def prepare(self, request: dict) -> dict:
+        begin = time.perf_counter()
+        try:
+            size = self.peer.prepare(request["set"])
+        except NotImplementedError:
+            return {"seconds": 0.0, "bytes": 0, "is_possible": False}
+        return {"seconds": time.perf_counter() - begin, "bytes": size, "is_possible": True}
+
+    def prepare_many(self, request: dict) -> dict:
+        self.peer.prepare_many(request["count"])
+        return {}
+
+    def check(self, request: dict) -> dict:
+        """Number and digest of the samples of one epoch, and of all single samples."""
+        peer, found = self.peer, {}
+        if hasattr(peer, "loader"):
+            epoch = peer.loader(request["set"], request["workers"], is_decoded=False)
+            found["epoch"] = self._sum(sample for batch in epoch(0) for sample in batch)
+        if hasattr(peer, "items"):
+            length, get = peer.items(request["set"])
+            found["items"] = self._sum(get(index) for index in range(length))
+        return {"found": found}
+
+    def _sum(self, samples: Iterable) -> tuple[int, str]:
+        count = total = 0
+        for sample in samples:
+            payload = bytes(self.peer.payload(sample))
+            head = f"{self.peer.key(sample)}\0{self.peer.label(sample)}\0{len(payload)}\0".encode()
+            total += int.from_bytes(hashlib.sha256(head + payload).digest(), "big")
+            count += 1
+        return count, str(total % _MODULUS)
+
+    def start(self, request: dict) -> dict:
+        """Open what a row needs, and run one round outside of the clock."""
+        self.rounds = None
+        gc.collect()
+        self.rounds = getattr(self, f"_{request['kind']}")(request)
+        self.rounds(0)
+        return {}
+
+    def run(self, request: dict) -> dict:
+        gc.collect()
+        return self.rounds(request["seed"])
+
+    def stop(self, _request: dict) -> dict:
+        """Forget the row, so that its open shards and workers do not weigh on the next."""
+        self.rounds = None
+        gc.collect()
+        return {}
+
+    def _items(self, request: dict) -> Callable[[int], dict]:
+        length, get = self.peer.items(request["set"])
+        payload = self.peer.payload
+
+        def run(seed: int) -> dict:
+            rng = random.Random(seed)
+            order = [rng.randrange(length) for _ in range(request["draws"])]
+            total = done = 0
+            begin = time.perf_counter()
+            for lo in range(0, len(order), _ITEMS_BLOCK):
+                block = order[lo : lo + _ITEMS_BLOCK]
+                for index in block:
+                    total += len(payload(get(index)))
+                done += len(block)
+                if time.perf_counter() - begin > _ITEMS_SECONDS:
+                    break
+            return {"seconds": time.perf_counter() - begin, "units": done, "payload": total}
+
+        return run
+
+    def _loader(self, request: dict) -> Callable[[int], dict]:
+        epoch = self.peer.loader(request["set"], request["workers"], is_decoded=request["is_decoded"])
+        payload = self.peer.payload
+
+        def raw(seed: int) -> dict:
+            count = total = 0
+            begin = time.perf_counter()
+            for batch in epoch(seed):
+                for sample in batch:
+                    total += len(payload(sample))
+                count += len(batch)
+            return {"seconds": time.perf_counter() - begin, "units": count, "payload": total}
+
+        return (lambda seed: _go_through(epoch(seed))) if request["is_decoded"] else raw
+
+    def cold(self, request: dict) -> dict:
+        """From the making of the dataset to the first batch, and to the end of the epoch."""
+        begin = time.perf_counter()
+        return _go_through(self.peer.remote_loader(request["set"], request["cache"]), begin)
+
+    def open(self, request: dict) -> dict:
+        """Seconds and resident bytes that it takes to open a dataset of many shards; the package is imported before."""
+        gc.collect()
+        before = _resident_bytes()
+        begin = time.perf_counter()
+        samples = self.peer.open_many(request["count"])
+        return {"seconds": time.perf_counter() - begin, "bytes": _resident_bytes() - before, "samples": samples}
+
+    def resume(self, request: dict) -> dict:
+        """Read ``limit`` batches of one rank, or all that are left, after loading a state if there is one."""
+        begin = time.perf_counter()
+        job = self.peer.job(request["set"], request["rank"], request["world"])
+        if request["state"] is not None:
+            job.load_state(pickle.loads(base64.b64decode(request["state"])))
+        labels: list[int] = []
+        first, state = None, None
+        for consumed, batch in enumerate(job.batches(), 1):
+            first = time.perf_counter() - begin if first is None else first
+            labels += [self.peer.label(sample) for sample in batch]
+            if consumed == request["limit"]:
+                state = base64.b64encode(pickle.dumps(job.state(consumed))).decode()
+                break
+        return {"labels": labels, "first": first, "state": state}
+
+
+def _go_through(batches: Iterable, begin: float | None = None) -> dict:
+    """One epoch of decoded batches: seconds to the first and to the end, samples, sum of the labels."""
+    begin = time.perf_counter() if begin is None else begin
+    samples = labels = 0
+    first = None
+    for pictures, numbers in batches:
+        first = time.perf_counter() - begin if first is None else first
+        if tuple(pictures.shape[1:]) != (224, 224, 3) or str(pictures.dtype) != "torch.uint8":
+            raise ValueError(f"a batch of {pictures.dtype} {tuple(pictures.shape)}")
+        samples += len(pictures)
+        labels += int(numbers.sum())
+    return {"first": first, "seconds": time.perf_counter() - begin, "units": samples, "labels": labels}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(make: type[Peer]) -> None:
+    """Answer requests until stdin ends; argv[1] is the path of a JSON file with what `Peer` is given."""
+    # Libraries print to stdout; replies go out by a private copy, so that a banner cannot break the protocol.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with open(sys.argv[1], encoding="utf-8") as stream:
+        given = json.load(stream)
+    service = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            # Here and not before the loop: a library that fails to start is told to the runner.
+            service = service or _Service(make(given))
+            reply = getattr(service, request["op"])(request)
+        except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
+            traceback.print_exc()
+            reply = {"error": f"{type(failure).__name__}: {failure}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+    # Some loaders leave threads or processes that would keep the interpreter from ending.
+    os._exit(0)

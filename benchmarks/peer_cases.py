@@ -1,0 +1,141 @@
+"""The contenders and rows of peers.py.
+
+To add a loader: write ``contenders/peer_NAME.py`` (see ``contenders/peer_worker.py``), and name it in `PEERS` with its
+pip requirements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import envs
+
+# One installation of torch for all: each environment sees this one's packages behind its own.
+BASE = envs.Entry(
+    name="peers-base", requirements=("torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0")
+)
+
+
+def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> envs.Entry:
+    return envs.Entry(name=name, requirements=requirements, worker=f"peer_{worker or name}", environ=environ, base=BASE)
+
+
+PEERS = {
+    entry.name: entry
+    for entry in (
+        _peer("wids", "-e", envs.REPOSITORY),
+        _peer("webdataset", "webdataset==1.0.2"),
+        _peer("bare", "six"),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: for ``--rows``.
+        title: for the table.
+        unit: of the figures.
+        kind: what is done: "items", "loader" (a round each), "prepare", "cold", "memory", "open", "resume".
+        data: the set that is read.
+        workers, is_decoded: of a loader.
+        draws: single samples in a round.
+        figure: the figure of those that this kind of work gives.
+        scale: the figure is multiplied by it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: str
+    data: str = ""
+    workers: int = 0
+    is_decoded: bool = False
+    draws: int = 0
+    figure: str = "unit_seconds"
+    scale: float = 1e6
+
+
+_SIZES = {"text": "texts, 1 kB", "jpeg20": "20 kB", "jpeg82": "82 kB"}
+_DRAWS = {"text": 20_000, "jpeg20": 8_000, "jpeg82": 4_000}
+MANY_SHARDS = 100_000
+
+ROWS = (
+    *(
+        Row(
+            name=f"random-{data}",
+            title=f"ds[i], random, {size}",
+            unit="us",
+            kind="items",
+            data=data,
+            draws=_DRAWS[data],
+        )
+        for data, size in _SIZES.items()
+    ),
+    *(
+        Row(
+            name=f"epoch{workers}-{data}",
+            title=f"shuffled epoch, {workers} workers, {size}",
+            unit="us/sample",
+            kind="loader",
+            data=data,
+            workers=workers,
+        )
+        for workers in (0, 2)
+        for data, size in _SIZES.items()
+    ),
+    *(
+        Row(
+            name=f"decode{workers}",
+            title=f"shuffled epoch, {workers} workers, 82-kB JPEG decoded and cropped",
+            unit="us/sample",
+            kind="loader",
+            data="jpeg82",
+            workers=workers,
+            is_decoded=True,
+        )
+        for workers in (0, 2)
+    ),
+    *(
+        Row(name=name, title=title, unit=unit, kind="cold", data="jpeg82", figure=figure, scale=1)
+        for name, title, unit, figure in (
+            ("first-cold", "first batch, remote, nothing cached", "s", "first"),
+            ("epoch-cold", "epoch, remote, nothing cached", "s", "seconds"),
+            ("bytes-cold", "bytes from the server, of those of the tars", "x", "bytes"),
+            ("requests-cold", "requests to the server", "", "requests"),
+            ("first-warm", "first batch, remote, all cached before", "s", "first_warm"),
+        )
+    ),
+    Row(
+        name="memory",
+        title="memory, 2 workers, 82-kB JPEG",
+        unit="MB",
+        kind="memory",
+        data="jpeg82",
+        figure="bytes",
+        scale=1e-6,
+    ),
+    Row(name="prepare", title="from tars to its format", unit="s", kind="prepare", figure="seconds", scale=1),
+    Row(
+        name="prepare-bytes", title="its format on disk, of the tars", unit="x", kind="prepare", figure="bytes", scale=1
+    ),
+    *(
+        Row(name=name, title=title, unit=unit, kind="open", figure=figure, scale=scale)
+        for name, title, unit, figure, scale in (
+            ("open", "open 100,000 shards", "s", "seconds", 1),
+            ("open-again", "the same in the next process", "s", "seconds_again", 1),
+            ("open-memory", "memory that it takes there", "MB", "bytes_again", 1e-6),
+        )
+    ),
+    Row(
+        name="resume",
+        title="mid-epoch state to first batch",
+        unit="s",
+        kind="resume",
+        data="text",
+        figure="seconds",
+        scale=1,
+    ),
+)
