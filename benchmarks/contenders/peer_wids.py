@@ -36,15 +36,8 @@ class WidsPeer(Peer):
         """The index, and a member table beside each tar; returns their bytes."""
         tars = self.tars(name)
         index = self.index(name)
-        command = [
-            os.path.join(os.path.dirname(sys.executable), "wids"),
-            "index",
-            "create",
-            *tars,
-            "-o",
-            index,
-            "--members",
-        ]
+        program = os.path.join(os.path.dirname(sys.executable), "wids")
+        command = [program, "index", "create", *tars, "-o", index, "--members"]
         subprocess.run(command, check=True, stdout=sys.stderr)
         return sum(os.path.getsize(path) for path in (index, *(f"{tar}.widx" for tar in tars)))
 

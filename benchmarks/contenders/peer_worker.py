@@ -2,8 +2,8 @@
 
 A contender is a subclass of `Peer`. What it has no method for is left out of the table for it. It runs in an
 environment of its own, which has torch, torchvision, NumPy, Pillow and the loader's own packages; of this folder it
-may import ``cold_worker`` (for `decode`). Everything is read and yielded as the loader's users would have it; the methods ``key``,
-``payload``, ``label`` say how to look into one of its samples.
+may import ``cold_worker`` (for `decode`). Everything is read and yielded as the loader's users would have it; the
+methods ``key``, ``payload``, ``label`` say how to look into one of its samples.
 """
 
 from __future__ import annotations
