@@ -62,9 +62,12 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
         options["dataset"] = {"cache_size": int(size * case.cache_share)}
     if case.cache_shards is not None:
         options["dataset"] = {"cache_size": int(size / len(setting.data["urls"]) * (case.cache_shards + 0.1))}
+    with open(os.path.join(setting.data["directory"], setting.index), encoding="utf-8") as stream:
+        shards = json.load(stream)["shardlist"]
     given = {
         "index": f"{where}/{setting.index}",
         "urls": [f"{where}/{name}" for name in setting.data["urls"]],
+        "shards": [{**shard, "url": f"{where}/{shard['url']}"} for shard in shards],
         "cache_dir": cache,
         "batch": setting.batch,
         "workers": setting.workers,

@@ -17,6 +17,10 @@ WEBDATASET = envs.Entry(
 )
 
 
+# Sources of a mixture, which are equal parts of the shards.
+MIXED = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One line of the table.
@@ -66,6 +70,17 @@ CASES = (
     Case(name="limit3", title="ours, 3 shards (window - 1)", contender=OURS, cache_shards=3),
     Case(name="limit1", title="ours, 1 shard", contender=OURS, cache_shards=1),
     Case(name="range", title='ours, access="range"', contender=OURS, options={"dataset": {"access": "range"}}),
+    Case(
+        name="mix-local", title="ours, mixture of 4 local", contender=OURS, is_remote=False, options={"mixture": MIXED}
+    ),
+    # Two shuffle windows of four shards of each source.
+    Case(
+        name="mix",
+        title="ours, mixture of 4, 32 shards",
+        contender=OURS,
+        cache_shards=2 * 4 * MIXED,
+        options={"mixture": MIXED},
+    ),
     Case(name="original", title="original", contender=ORIGINAL, options={"sampler": {"chunksize": 1000}}),
     Case(name="webdataset", title="webdataset", contender=WEBDATASET, options={"cache": True}),
     Case(name="stream", title="webdataset, no cache", contender=WEBDATASET),

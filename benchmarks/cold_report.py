@@ -27,7 +27,8 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
         bytes_per_second: of one connection.
     """
     medians = {name: _medians(figures) for name, figures in rounds.items() if figures}
-    ratios = {name: _ratio(rounds, name, "local") for name in rounds if name != "local"}
+    against = {"mix": "mix-local"}
+    ratios = {name: _ratio(rounds, name, against.get(name, "local")) for name in rounds if name != "local"}
     floor_seconds = data_bytes / (CONNECTIONS * bytes_per_second)
     cold_limit = 1.15
     if "local" in medians:
@@ -39,6 +40,8 @@ def summarise(rounds: dict[str, list[dict]], data_bytes: int, bytes_per_second: 
         _at_most("with a cache of 3 shards, window - 1, of the local one", ratios.get("limit3"), 2.0),
         _at_most("by byte ranges alone, of the local one", ratios.get("range"), 2.0),
         _at_most("bytes by byte ranges alone, of the data", _fetched(rounds.get("range")), 1.5),
+        _at_most("a mixture, of the same from local shards", ratios.get("mix"), 1.25),
+        _at_most("bytes for a mixture, of the data", _fetched(rounds.get("mix")), 1.05),
         _at_most("next epoch, of the local one", ratios.get("second"), 1.05),
         _at_least("faster than the original", _ratio(rounds, "original", "ours"), 2.0),
         _at_most("bytes in the cache of a quarter, of the data", _peak(rounds.get("quarter"), data_bytes), 0.25),

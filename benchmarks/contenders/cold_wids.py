@@ -21,10 +21,22 @@ class WidsJob(Job):
     def __init__(self, given: dict):
         super().__init__(given)
         options = given["options"]
-        self.dataset = wids.ShardListDataset(
-            given["index"], cache_dir=given["cache_dir"], transformations=[], **options.get("dataset", {})
-        ).add_transform(make_sample)
+        if "mixture" in options:
+            self.dataset = self.mix(given["shards"], options["mixture"])
+        else:
+            self.dataset = self.make_dataset(given["index"])
         self.sampler = wids.DistributedChunkedSampler(self.dataset, shuffle=True, **options.get("sampler", {}))
+
+    def make_dataset(self, shards) -> wids.ShardListDataset:
+        """A dataset as ``shards``, an index, says."""
+        options = self.given["options"].get("dataset", {})
+        dataset = wids.ShardListDataset(shards, cache_dir=self.given["cache_dir"], transformations=[], **options)
+        return dataset.add_transform(make_sample)
+
+    def mix(self, shards: list[dict], count: int):
+        """A mixture of so many datasets, each of an equal part of the shards; its epoch has each sample once."""
+        size = len(shards) // count
+        return wids.mix([self.make_dataset(shards[k * size : (k + 1) * size]) for k in range(count)])
 
     def loader(self, epoch: int) -> DataLoader:
         """See `Job.loader`."""

@@ -35,7 +35,8 @@ class Job:
 
     Attributes:
         packages: distributions whose versions are reported.
-        given: ``index`` and ``urls`` (where the data are), ``cache_dir``, ``batch``, ``workers``, ``options``.
+        given: ``index``, ``urls`` and ``shards`` (where the data are; the last as dicts of an index), ``cache_dir``,
+            ``batch``, ``workers``, ``options``.
     """
 
     packages: tuple[str, ...] = ()

@@ -62,8 +62,10 @@ class Placement:
         if self.localname is not None:
             path = os.fspath(self.localname(url))
             path = self._absolute(urls.local_path(path) if urls.is_local(path) else path)
+            if path == own:
+                return path, True
             directory, name = directory_of(path)
-            return path, path == own or (os.path.exists(path) and not directory.is_downloaded(name))
+            return path, os.path.exists(path) and not directory.is_downloaded(name)
         if own is not None and not self.cache_local:
             return own, True
         if self.cache_dir is None:
@@ -85,6 +87,8 @@ class Placement:
         return "url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _absolute(self, path: str) -> str:
+        if path.startswith("/"):  # as most are, and each opening of a shard asks
+            return path
         return os.path.join(self._home, os.path.expanduser(path))
 
 

@@ -240,7 +240,8 @@ class PrefetchWindow:
                     break
                 else:
                     self._shards[key].is_late = True
-                    self._count(key, is_counted=False)
+                    if len(self._shards[key].upcoming) == 1:  # else shards of later visits would take its place
+                        self._count(key, is_counted=False)
             heapq.heappop(self._missing)
         else:
             return None

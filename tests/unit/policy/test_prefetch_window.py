@@ -197,6 +197,27 @@ def test_shards_that_are_left_out_make_room():
     assert begun[0] >= 6
 
 
+def test_a_shard_that_is_read_again_keeps_its_place():
+    """Shards of later visits do not take it while this one is left to byte ranges: they would be evicted for it."""
+    early = [*(Visit(k, 40 + k, 0, k) for k in range(4)), Visit(50, 500, 0, 3)]
+    window = window_of(
+        [early, [Visit(600 + k, 900, 0, k) for k in range(4, 8)]],
+        [AheadLimits(None, 4 * SIZE)],
+        connections=1,
+        has_early_reads=True,
+    )
+    window.advance(0, rate=0.0, read_before=0)
+    assert take_all(window) == [0, 1, 2]
+    window.advance(30, rate=0.0, read_before=0)
+    window.end_download((0, 0), is_complete=True)
+    window.report((0, 0), is_present=True)
+    for position in (30, 31, 32):
+        window.advance(position, rate=0.0, read_before=0)
+        assert take_all(window) == []  # of shard 3 hardly anything would be unread; no other fits beside it
+    window.advance(45, rate=0.0, read_before=0)
+    assert take_all(window) == [3]
+
+
 def test_downloads_that_become_faster_begin_sooner():
     """The time that a download takes is that of the last ones."""
     window = slow_reader(1000)
