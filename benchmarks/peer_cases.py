@@ -17,7 +17,8 @@ BASE = envs.Entry(
 
 
 def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> envs.Entry:
-    return envs.Entry(name=name, requirements=requirements, worker=f"peer_{worker or name}", environ=environ, base=BASE)
+    environ = {"PEER": f"peer_{worker or name}", **environ}
+    return envs.Entry(name=name, requirements=requirements, worker="peer_main", environ=environ, base=BASE)
 
 
 PEERS = {

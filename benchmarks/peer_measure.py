@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -103,28 +103,37 @@ class Bench:
         return [name for name in self.about if self.can(name, kind) and name not in failed]
 
 
-def prepare(bench: Bench, rows: list[Row]) -> None:
-    """Make each contender's own format of each set, unless it is kept from a run before; all contenders, all sets.
+def set_up(bench: Bench, names: list[str], rows: list[Row]) -> None:
+    """Ask each contender what it can do, have it make its own format of each set, and check what it yields.
 
-    A set that a contender cannot take (folders of pictures hold no texts) is refused by it with NotImplementedError.
+    A contender that cannot do that is left out. A set that it cannot take (folders of pictures hold no texts) is one
+    that its ``prepare`` refuses with NotImplementedError.
     """
-    for name in [name for name in bench.about if bench.can(name, "prepare")]:
+    for name in names:
+        print(f"{name} prepares its data ...", file=sys.stderr, flush=True)
         try:
-            made = _prepare(bench, name)
+            with bench.child(name) as child:
+                bench.about[name] = child.ask("hello")
+                made = _prepare(bench, name, child)
+                bench.about[name]["sets"] = list(made or bench.sets)
+                _check(bench, name, child, {row.data for row in rows})
         except ChildError as failure:
-            bench.fail([*rows, START], name, failure)
-            del bench.about[name]
+            bench.fail([START], name, failure)
+            bench.about.pop(name, None)
             continue
-        bench.about[name]["sets"] = list(made)
-        tars = sum(bench.sets[data]["bytes"] for data in made)
-        found = {"seconds": sum(one["seconds"] for one in made.values())}
-        found["bytes"] = sum(one["bytes"] for one in made.values()) / tars
-        for row in rows:
-            bench.add(row, name, found)
+        if made:
+            tars = sum(bench.sets[data]["bytes"] for data in made)
+            found = {"seconds": sum(one["seconds"] for one in made.values())}
+            found["bytes"] = sum(one["bytes"] for one in made.values()) / tars
+            for row in rows:
+                if row.kind == "prepare":
+                    bench.add(row, name, found)
 
 
-def _prepare(bench: Bench, name: str) -> dict[str, dict]:
+def _prepare(bench: Bench, name: str, child: Child) -> dict[str, dict]:
     """Seconds and bytes by set; they are kept beside the formats, with the versions that made them."""
+    if not bench.can(name, "prepare"):
+        return {}
     record = os.path.join(bench.home(name), "prepared.json")
     wanted = {"versions": bench.about[name]["versions"], "sets": {}}
     done = wanted
@@ -136,13 +145,10 @@ def _prepare(bench: Bench, name: str) -> dict[str, dict]:
     for data in bench.sets:
         if data in done["sets"]:
             continue
-        print(f"{name} prepares {data} ...", file=sys.stderr, flush=True)
         own = os.path.join(bench.home(name), data)
         shutil.rmtree(own, ignore_errors=True)
         os.makedirs(own)
-        with bench.child(name) as child:
-            child.greet()
-            reply = child.ask("prepare", set=data)
+        reply = child.ask("prepare", set=data)
         os.sync()
         size = directory_bytes(own) if reply["bytes"] is None else reply["bytes"]
         done["sets"][data] = {**reply, "bytes": size}
@@ -151,64 +157,58 @@ def _prepare(bench: Bench, name: str) -> dict[str, dict]:
     return {data: one for data, one in done["sets"].items() if one["is_possible"]}
 
 
+def _check(bench: Bench, name: str, child: Child, wanted: set[str]) -> None:
+    """Raise unless each key, payload and label comes once, in an epoch and by single samples."""
+    for data, found in bench.sets.items():
+        if data not in wanted or not has_set(bench, name, data):
+            continue
+        told = child.ask("check", set=data, workers=2)["found"]
+        for kind, (count, digest) in told.items():
+            if (count, digest) != (found["samples"], found["digest"]):
+                raise ChildError(f"{name}, {kind}: {count} samples of {data}, which are not those of the tars")
+
+
 def has_set(bench: Bench, name: str, data: str) -> bool:
     """Whether a contender could make its format of a set, or needs none."""
-    return data in bench.about[name].get("sets", bench.sets)
+    return data in bench.about[name]["sets"]
 
 
-def check(bench: Bench, rows: list[Row]) -> None:
-    """Each contender must yield each sample's key, bytes and label once, in an epoch and by single samples."""
-    for name in bench.about:
-        for data in sorted({row.data for row in rows if row.data}):
-            affected = [row for row in rows if row.data == data]
-            if not has_set(bench, name, data) or not (bench.can(name, "loader") or bench.can(name, "items")):
-                continue
-            expected = [bench.sets[data]["samples"], bench.sets[data]["digest"]]
-            try:
-                with bench.child(name) as child:
-                    found = child.ask("check", set=data, workers=2)["found"]
-            except ChildError as failure:
-                bench.fail(affected, name, failure)
-                continue
-            if wrong := {kind: told for kind, told in found.items() if told != expected}:
-                told = ", ".join(f"{kind}: {count} samples" for kind, (count, _) in wrong.items())
-                bench.fail(
-                    affected, name, ChildError(f"{name} yields other samples of {data} than the tars have ({told})")
-                )
-
-
-def run_timed(bench: Bench, row: Row, rounds: int) -> None:
-    """Rounds of single samples or of whole epochs, by processes that live as long as the row."""
-    print(f"{row.name} ...", file=sys.stderr, flush=True)
-    kind = "items" if row.kind == "items" else "loader"
+def run_timed(bench: Bench, rows: list[Row], rounds: int) -> None:
+    """Rounds of single samples and of whole epochs, by one process of each contender."""
     with ExitStack() as stack:
-        children = {}
-        for name in bench.able([row], kind):
-            if not has_set(bench, name, row.data):
-                continue
-            child = stack.enter_context(bench.child(name))
-            try:
-                child.ask(
-                    "start",
-                    kind=kind,
-                    set=row.data,
-                    workers=row.workers,
-                    is_decoded=row.is_decoded,
-                    draws=row.draws,
-                )
-                children[name] = child
-            except ChildError as failure:
-                bench.fail([row], name, failure)
-        for number in range(1, rounds + 1):
-            for name, child in list(children.items()):
-                try:
-                    reply = child.ask("run", seed=number)
-                    _check_round(bench, row, name, reply)
-                except ChildError as failure:
-                    bench.fail([row], name, failure)
-                    del children[name]
-                    continue
-                bench.add(row, name, {"unit_seconds": reply["seconds"] / reply["units"]})
+        children: dict[str, Child] = {}
+        for row in rows:
+            print(f"{row.name} ...", file=sys.stderr, flush=True)
+            kind = "items" if row.kind == "items" else "loader"
+            names = [name for name in bench.able([row], kind) if has_set(bench, name, row.data)]
+            for name in list(names):
+                if name not in children:
+                    children[name] = stack.enter_context(bench.child(name))
+                options = {"set": row.data, "workers": row.workers, "is_decoded": row.is_decoded, "draws": row.draws}
+                if not _try(bench, row, name, children, "start", kind=kind, **options):
+                    names.remove(name)
+            for number in range(min(rounds, 3) if row.is_decoded else rounds):
+                for name in list(names):
+                    reply = _try(bench, row, name, children, "run", seed=number + 1)
+                    if reply:
+                        bench.add(row, name, {"unit_seconds": reply["seconds"] / reply["units"]})
+                    else:
+                        names.remove(name)
+            for name in names:
+                _try(bench, row, name, children, "stop")
+
+
+def _try(bench: Bench, row: Row, name: str, children: dict[str, Child], op: str, **request: object) -> dict | None:
+    """A contender's reply, checked; None if it failed: then its next row has a new process."""
+    try:
+        reply = children[name].ask(op, **request)
+        if op == "run":
+            _check_round(bench, row, name, reply)
+    except ChildError as failure:
+        bench.fail([row], name, failure)
+        del children[name]
+        return None
+    return reply or {"is_done": True}
 
 
 def _check_round(bench: Bench, row: Row, name: str, reply: dict) -> None:
@@ -356,17 +356,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def greet_all(bench: Bench, names: list[str]) -> None:
-    """Ask each contender for its versions and kinds of work; one that cannot start is left out, and said why."""
-    for name in names:
-        try:
-            with bench.child(name) as child:
-                reply = child.ask("hello")
-            bench.about[name] = reply
-        except ChildError as failure:
-            print(failure, file=sys.stderr, flush=True)
-            bench.errors.setdefault("start", {})[name] = str(failure).split("\n", 1)[0]
-    with suppress(FileNotFoundError):
-        shutil.rmtree(os.path.join(bench.scratch, "turn"))

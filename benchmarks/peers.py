@@ -101,19 +101,17 @@ def _install(names: list[str], given: dict[str, str], directory: str) -> tuple[d
 
 
 def _measure(bench: peer_measure.Bench, rows: list[Row], rounds: int) -> None:
-    peer_measure.greet_all(bench, list(bench.interpreters))
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
-    peer_measure.prepare(bench, kinds.get("prepare", []))
-    peer_measure.check(bench, [row for row in rows if row.data])
-    for row in rows:
-        if row.kind in {"items", "loader"}:
-            peer_measure.run_timed(bench, row, min(rounds, 3) if row.is_decoded else rounds)
-        elif row.kind == "memory":
-            peer_measure.run_memory(bench, row, min(rounds, 2))
-        elif row.kind == "resume":
-            peer_measure.run_resume(bench, row)
+    peer_measure.set_up(bench, list(bench.interpreters), rows)
+    timed = [row for row in rows if row.kind in {"items", "loader"}]
+    for workers in sorted({row.workers for row in timed}):
+        peer_measure.run_timed(bench, [row for row in timed if row.workers == workers], rounds)
+    for row in kinds.get("memory", []):
+        peer_measure.run_memory(bench, row, min(rounds, 2))
+    for row in kinds.get("resume", []):
+        peer_measure.run_resume(bench, row)
     if "cold" in kinds:
         peer_measure.run_cold(bench, kinds["cold"], min(rounds, 3))
     if "open" in kinds:

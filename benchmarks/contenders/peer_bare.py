@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 from cold_worker import decode
-from peer_worker import Peer, serve
+from peer_worker import Peer
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -94,5 +94,4 @@ class BarePeer(Peer):
         return epoch
 
 
-if __name__ == "__main__":
-    serve(BarePeer)
+CONTENDER = BarePeer

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import webdataset
 from cold_worker import decode
-from peer_worker import Peer, serve
+from peer_worker import Peer
 
 
 class WebdatasetPeer(Peer):
@@ -66,5 +66,4 @@ class WebdatasetPeer(Peer):
         return 0
 
 
-if __name__ == "__main__":
-    serve(WebdatasetPeer)
+CONTENDER = WebdatasetPeer

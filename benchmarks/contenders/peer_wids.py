@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from cold_worker import decode
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 from torch.utils.data import DataLoader
 
 import wids
@@ -122,5 +122,4 @@ class WidsJob(Job):
         self.sampler.load_state_dict(state)
 
 
-if __name__ == "__main__":
-    serve(WidsPeer)
+CONTENDER = WidsPeer

@@ -1,9 +1,10 @@
 """Base of the contenders of peers.py: one JSON request a line on stdin, one JSON reply a line on stdout.
 
-A contender is a subclass of `Peer`. What it has no method for is left out of the table for it. It runs in an
-environment of its own, which has torch, torchvision, NumPy, Pillow and the loader's own packages; of this folder it
-may import ``cold_worker`` (for `decode`). Everything is read and yielded as the loader's users would have it; the
-methods ``key``, ``payload``, ``label`` say how to look into one of its samples.
+A contender is a module ``peer_NAME.py`` with a subclass of `Peer`, named in ``CONTENDER``; ``peer_main.py`` runs it.
+What it has no method for is left out of the table for it. It runs in an environment of its own, which has torch,
+torchvision, NumPy, Pillow and the loader's own packages; of this folder it may import ``cold_worker`` (for `decode`).
+Everything is read and yielded as the loader's users would have it; the methods ``key``, ``payload``, ``label`` say how
+to look into one of its samples.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class Job:
 class _Service:
     """Answers requests for one contender."""
 
-    def __init__(self, peer: Peer):
-        self.peer = peer
+    def __init__(self, peer: Peer, import_seconds: float):
+        self.peer, self.import_seconds = peer, import_seconds
         self.rounds: Callable[[int], dict] | None = None
 
     def hello(self, _request: dict) -> dict:
@@ -217,8 +218,8 @@ class _Service:
         return (lambda seed: _go_through(epoch(seed))) if request["is_decoded"] else raw
 
     def cold(self, request: dict) -> dict:
-        """From the making of the dataset to the first batch, and to the end of the epoch."""
-        begin = time.perf_counter()
+        """From the import of the package to the first batch, and to the end of the epoch."""
+        begin = time.perf_counter() - self.import_seconds
         return _go_through(self.peer.remote_loader(request["set"], request["cache"]), begin)
 
     def open(self, request: dict) -> dict:
@@ -265,8 +266,13 @@ def _resident_bytes() -> int:
         return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve(make: type[Peer]) -> None:
-    """Answer requests until stdin ends; argv[1] is the path of a JSON file with what `Peer` is given."""
+def serve(make: type[Peer], *, import_seconds: float) -> None:
+    """Answer requests until stdin ends; argv[1] is the path of a JSON file with what `Peer` is given.
+
+    Args:
+        make: the contender.
+        import_seconds: that its module took.
+    """
     # Libraries print to stdout; replies go out by a private copy, so that a banner cannot break the protocol.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -277,7 +283,7 @@ def serve(make: type[Peer]) -> None:
         request = json.loads(line)
         try:
             # Here and not before the loop: a library that fails to start is told to the runner.
-            service = service or _Service(make(given))
+            service = service or _Service(make(given), import_seconds)
             reply = getattr(service, request["op"])(request)
         except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
             traceback.print_exc()

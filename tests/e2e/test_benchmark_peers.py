@@ -1,0 +1,103 @@
+"""The comparison with other loaders runs from end to end on tiny data, and its figures follow from its rounds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import paths
+
+HERE = str(paths.ROOT / "benchmarks")
+
+
+@pytest.fixture
+def module(request, monkeypatch):
+    """The benchmark's module that the test asks for, gone from the interpreter afterwards, with all it imported."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(HERE)
+    yield importlib.import_module(request.param)
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(HERE):
+            del sys.modules[name]
+
+
+def test_quick_run_measures_and_checks_every_kind_of_row(tmp_path):
+    """`--quick` of this package and the bare loop: all samples come once, in all rows; nothing is left behind."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    figures, picture = tmp_path / "figures.json", tmp_path / "peers.png"
+    run = subprocess.run(
+        [
+            *(sys.executable, os.path.join(HERE, "peers.py"), "--quick", "--only", "wids,bare", "--delay-ms", "1"),
+            *("--python", f"wids={sys.executable}", "--python", f"bare={sys.executable}"),
+            *("--rows", "random-text,epoch2-text,first-cold,bytes-cold,prepare,open,open-again,memory,resume"),
+            *("--json", str(figures), "--png", str(picture)),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = json.loads(figures.read_text())
+    assert told["errors"] == {}
+    rows = {row["name"]: row for row in told["rows"]}
+    for name in ("random-text", "epoch2-text", "prepare", "memory"):
+        assert set(rows[name]["figures"]) == {"wids", "bare"}
+        assert rows[name]["ratios"]["bare"] > 0
+    for name in ("first-cold", "open", "open-again", "resume"):
+        assert set(rows[name]["figures"]) == {"wids"}
+    assert rows["bytes-cold"]["figures"]["wids"]["median"] >= 1
+    assert told["texts"] == {"resume-same": {"wids": "exact"}, "resume-other": {"wids": "exact"}}
+    assert "not measured: bare, job" in run.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(scratch) == []
+
+
+def test_unknown_names_are_refused_with_those_there_are():
+    """A misspelt contender or row is an error that lists them, before anything is made."""
+    for arguments, known in ((["--only", "wid"], "webdataset"), (["--rows", "cold"], "first-cold")):
+        run = subprocess.run(
+            [sys.executable, os.path.join(HERE, "peers.py"), *arguments], capture_output=True, text=True
+        )
+        assert run.returncode == 2
+        assert known in run.stderr
+
+
+@pytest.mark.parametrize("module", ["peer_report"], indirect=True)
+def test_ratios_are_of_the_same_rounds(module):
+    """A ratio is the median of the rounds' own; one who missed a round has none; two runs are compared by ratios."""
+    row = importlib.import_module("peer_cases").ROWS[0]
+    found = {"wids": [1.0, 2.0, 4.0], "fast": [0.5, 1.0, 8.0], "some": [1.0, 1.0]}
+    one = module.summarise([row], {row.name: found}, {}, {})
+    assert one["rows"][0]["ratios"] == {"fast": 0.5}
+    assert one["rows"][0]["figures"]["wids"]["median"] == 2.0
+    other = module.summarise([row], {row.name: {**found, "fast": [1.0, 2.0, 4.0]}}, {}, {})
+    assert module.agreement(one, other) == [(row.name, "fast", 2.0)]
+
+
+@pytest.mark.parametrize("module", ["peer_measure"], indirect=True)
+def test_what_a_resumed_job_lost_or_repeated_is_counted(module):
+    """Every sample once is exact; else what is missing and what came twice is said."""
+    assert module._compare([0, 1], [2, 3], 4) == "exact"
+    assert module._compare([0, 1], [1, 2], 4) == "1 lost, 1 again, of 2"
+
+
+@pytest.mark.parametrize("module", ["tree_memory"], indirect=True)
+def test_memory_of_a_process_and_its_children_is_seen(module):
+    """What a child has for itself counts for its parent."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
+    child = "data = bytearray(b'x') * 50_000_000; print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code.format(child)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        with module.TreeMemory(process.pid) as seen:
+            while not seen.peak_bytes:
+                seen.join(0.01)
+        process.communicate(b"\n")
+    assert seen.peak_bytes > 50_000_000
