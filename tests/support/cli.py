@@ -27,8 +27,8 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.paths import ROOT
 from wids.cli import main
 
-# To make all commands from their functions, for each that runs, took half of the time of those that run in this process.
-# They are what they were; processes of their own make them anew.
+# To make all commands from their functions, for each that runs, took half of the time of the tests that use `run`. They
+# are what they were; processes of their own make them anew.
 typer.main.get_command_from_info = functools.cache(typer.main.get_command_from_info)
 
 # What a spawned program begins with.
