@@ -36,6 +36,7 @@ _MAX_TEMP_DIR = 70
 
 def pytest_configure():
     """In a directory with a long name workers could not hand tensors over, and loaders would wait for good."""
+    gc.disable()  # while modules are imported and tests collected, a sixth of that time, all that is made stays
     load_profile()
     if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
@@ -65,6 +66,7 @@ def pytest_collection_finish():
     """What is there by now stays: the collector need not look at it in each of the tests that call it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _place(item):

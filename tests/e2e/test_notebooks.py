@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from tests.support import paths
-from tests.support.launch import environment, run_all
+from tests.support.launch import PROGRAMS, environment, run_all
 
 HERE = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in HERE.glob("*.ipynb"))
@@ -58,7 +58,7 @@ def here():
 def test_runs(case, here, tmp_path):
     """A notebook runs from its first cell to its last, and what it asserts holds."""
     name, parameters = case
-    command = [sys.executable, "-m", "papermill", f"{HERE / name}.ipynb", str(tmp_path / "out.ipynb")]
+    command = [sys.executable, str(PROGRAMS / "run_papermill.py"), f"{HERE / name}.ipynb", str(tmp_path / "out.ipynb")]
     command += ["--cwd", str(HERE), "--kernel", "python3", "--no-progress-bar", "--log-output"]
     for key, value in parameters.items():
         command += ["-y", json.dumps({key: value})]

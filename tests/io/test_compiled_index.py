@@ -315,6 +315,7 @@ def open_and_tell(index, cache):
     return is_mapped(dataset), dataset.fingerprint
 
 
+@pytest.mark.e2e
 def test_one_of_several_compiles(index, cache, monkeypatch):
     """One that waited for the lock finds the file there, and does not parse."""
     answers = []
@@ -328,7 +329,7 @@ def test_one_of_several_compiles(index, cache, monkeypatch):
 
     def slow(self, digest):
         if not answers:  # another process was first
-            answers.append(call_in_child(open_and_tell, index, cache, method="spawn"))
+            answers.append(call_in_child(open_and_tell, index, cache, method="forkserver"))
         return writing(self, digest)
 
     monkeypatch.setattr(indexes, "parse_index", parse)

@@ -79,7 +79,7 @@ def loaders(name):
     return {
         "alone": {},
         "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
-        "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+        "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
     }[name]
 
 

@@ -8,6 +8,7 @@ launched the tests (nohup, a shell's background) may ignore them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pty
@@ -20,9 +21,15 @@ import threading
 import traceback
 from typing import NamedTuple
 
+import typer.main
+
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.paths import ROOT
 from wids.cli import main
+
+# To make all commands from their functions, for each that runs, took half of the time of the tests that use `run`. They
+# are what they were; processes of their own make them anew.
+typer.main.get_command_from_info = functools.cache(typer.main.get_command_from_info)
 
 # What a spawned program begins with.
 _START = """

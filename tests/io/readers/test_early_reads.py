@@ -346,23 +346,23 @@ class ListSampler:
         return iter(self.dataset.prefetch(self.order))
 
 
-def test_workers(web, make, held):
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers(web, make, held, method):
     """Workers read by ranges what the process with the sampler downloads, whatever they are started by."""
     dataset = make()
     sampler = wids.DistributedChunkedSampler(dataset, chunksize=ROWS, shuffle=True, seed=1, num_replicas=1, rank=0)
-    for method in ("fork", "spawn"):
-        loader = DataLoader(
-            dataset,
-            batch_size=8,
-            sampler=sampler,
-            num_workers=2,
-            collate_fn=list,
-            multiprocessing_context=multiprocessing.get_context(method),
-        )
-        seen = []
-        for batch in loader:
-            seen += [(sample["__index__"], sample[".txt"]) for sample in batch]
-        assert sorted(seen) == [(index, text_of(index)) for index in range(len(dataset))]
+    loader = DataLoader(
+        dataset,
+        batch_size=8,
+        sampler=sampler,
+        num_workers=2,
+        collate_fn=list,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    seen = []
+    for batch in loader:
+        seen += [(sample["__index__"], sample[".txt"]) for sample in batch]
+    assert sorted(seen) == [(index, text_of(index)) for index in range(len(dataset))]
     assert dataset.stats().range_requests > 0
 
 

@@ -1,5 +1,6 @@
 """What programs of the tests import: by the one process that they are forks of."""
 
+import papermill.cli  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch.distributed
 import torch.nn.parallel

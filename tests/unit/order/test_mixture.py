@@ -76,7 +76,7 @@ def test_shares_passes_and_counts_of_random_mixtures(seed, monkeypatch):
     """Shares passes and counts of random mixtures."""
     monkeypatch.setattr(shares, "_MIN_ROWS", 16)  # few rows are read, of many mixtures
     rng = random.Random(seed)
-    for _ in some(range(50), every=10):
+    for _ in some(range(50), every=25):
         mixture = random_mixture(rng, rng.randint(1, 40))
         world, lanes = rng.randint(1, 9), rng.choice([None, rng.randint(1, 9)])
         options = {"window": rng.randint(1, 4), "chunksize": rng.choice([5, 1000]), "seed": rng.randrange(9)}
