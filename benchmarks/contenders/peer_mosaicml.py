@@ -106,6 +106,10 @@ class MosaicmlPeer(Peer):
             shuffle=True,
             shuffle_block_size=_SHUFFLE_BLOCK,
         )
+        # The connection that fetched the index would be inherited by both workers, which read each other's replies from
+        # it; over TLS that is an error and a second try, over plain HTTP wrong files in the cache.
+        for stream in dataset.streams:
+            stream._downloader.clean_up()  # noqa: SLF001
         return StreamingDataLoader(dataset, batch_size=self.batch, num_workers=2)
 
     def prepare_many(self, count: int) -> None:
