@@ -8,6 +8,7 @@ import os
 import tar_samples
 from cold_worker import decode
 from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata.streaming import downloader
 from peer_worker import Job, Peer, serve
 
 _WRITERS = 2
@@ -15,6 +16,11 @@ _WRITERS = 2
 
 def _decode(sample: dict):
     return decode(sample["payload"], sample["label"])
+
+
+def _as_list(samples: list[dict]) -> list[dict]:
+    """A batch that can leave a worker: fields of bytes are views of mapped chunks, which cannot be pickled."""
+    return [{**sample, "payload": bytes(sample["payload"])} for sample in samples]
 
 
 class LitdataPeer(Peer):
@@ -62,12 +68,13 @@ class LitdataPeer(Peer):
             batch_size=self.batch,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=None if is_decoded else list,
+            collate_fn=None if is_decoded else _as_list,
         )
         return lambda _number: loader
 
     def remote_loader(self, name: str, cache: str) -> StreamingDataLoader:
-        """The same through S3."""
+        """The same through S3; chunks come by obstore, whose client refuses http and has no other place to allow it."""
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
         options = {
             "endpoint_url": self.url,
             "aws_access_key_id": "any",
@@ -104,7 +111,7 @@ class LitdataJob(Job):
 
     def __init__(self, peer: LitdataPeer, name: str):
         dataset = peer.dataset(peer.own(name))
-        self.loader = StreamingDataLoader(dataset, batch_size=peer.batch, num_workers=2, collate_fn=list)
+        self.loader = StreamingDataLoader(dataset, batch_size=peer.batch, num_workers=2, collate_fn=_as_list)
 
     def batches(self) -> StreamingDataLoader:
         """See `Job.batches`."""
