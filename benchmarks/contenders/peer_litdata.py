@@ -43,6 +43,8 @@ class LitdataPeer(Peer):
 
     def prepare(self, name: str) -> None:
         """A tar for each call, which yields its samples."""
+        for what in ("CACHE_FOLDER", "DATA_CACHE_FOLDER"):  # else it leaves empty ones in /tmp
+            os.environ[f"DATA_OPTIMIZER_{what}"] = os.path.abspath(what)
         optimize(
             fn=tar_samples.read,
             inputs=self.tars(name),
