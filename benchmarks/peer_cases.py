@@ -27,6 +27,8 @@ PEERS = {
         _peer("wids", "-e", envs.REPOSITORY),
         _peer("webdataset", "webdataset==1.0.2"),
         _peer("bare", "six"),
+        _peer("mosaicml", "mosaicml-streaming==0.13.0"),
+        _peer("litdata", "litdata==0.2.76"),
     )
 }
 
