@@ -26,6 +26,8 @@ PEERS = {
         _peer("wids", "-e", envs.REPOSITORY),
         _peer("webdataset", "webdataset==1.0.2"),
         _peer("bare", "six"),
+        _peer("energon", "megatron-energon[s3]==7.4.1"),
+        _peer("webshart", "webshart==0.4.6"),
     )
 }
 
