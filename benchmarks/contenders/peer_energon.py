@@ -236,6 +236,7 @@ class EnergonJob(Job):
             for one, path in zip(state, files, strict=True):
                 torch.save(one, path)
             after = os.path.join(scratch, "after")
+            os.mkdir(after)  # it does not make it itself
             command = [_program(), "checkpoint", "redist", *files, after, "--new-world-size", str(self.world)]
             subprocess.run(command, check=True, stdout=sys.stderr)
             mine = torch.load(os.path.join(after, f"rank{self.rank}.pt"), weights_only=False)
