@@ -29,6 +29,8 @@ PEERS = {
         _peer("bare", "six"),
         _peer("mosaicml", "mosaicml-streaming==0.13.0"),
         _peer("litdata", "litdata==0.2.76"),
+        _peer("energon", "megatron-energon[s3]==7.4.1"),
+        _peer("webshart", "webshart==0.4.6"),
     )
 }
 
