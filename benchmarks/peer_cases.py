@@ -26,6 +26,10 @@ PEERS = {
         _peer("wids", "-e", envs.REPOSITORY),
         _peer("webdataset", "webdataset==1.0.2"),
         _peer("bare", "six"),
+        _peer("hf-stream", "datasets==5.2.0", "torchdata==0.11.0", worker="hf_stream", HF_HUB_OFFLINE="1"),
+        _peer("hf-arrow", "datasets==5.2.0", worker="hf_arrow", HF_HUB_OFFLINE="1"),
+        _peer("grain", "grain==0.2.18", "array-record==0.8.6"),
+        _peer("imagefolder", "six"),
     )
 }
 
