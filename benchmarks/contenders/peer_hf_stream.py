@@ -97,7 +97,9 @@ class StreamJob(Job):
     """The state of a StatefulDataLoader, which has the streams of its workers; of this rank alone."""
 
     def __init__(self, peer: StreamPeer, name: str, rank: int, world: int):
-        stream = split_dataset_by_node(peer.open(peer.tars(name)).shuffle(seed=0, buffer_size=1000), rank, world)
+        # With more shards at once than a worker has, its default, datasets 5.2.0 cannot load a worker's state.
+        stream = peer.open(peer.tars(name)).shuffle(seed=0, buffer_size=1000, max_buffer_input_shards=1)
+        stream = split_dataset_by_node(stream, rank, world)
         self.loader = StatefulDataLoader(stream, batch_size=peer.batch, num_workers=2, collate_fn=list)
 
     def batches(self) -> StatefulDataLoader:
