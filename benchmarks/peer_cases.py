@@ -20,21 +20,17 @@ def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> en
     return envs.Entry(name=name, requirements=requirements, worker=f"peer_{worker or name}", environ=environ, base=BASE)
 
 
+# aiohttp and requests are for URLs. Its cache is in the process's own directory, which is deleted.
+_HF = ("datasets==5.2.0", "aiohttp==3.14.5", "requests==2.34.2")
+_HF_ENVIRON = {"HF_HUB_OFFLINE": "1", "HF_HOME": "huggingface"}
 PEERS = {
     entry.name: entry
     for entry in (
         _peer("wids", "-e", envs.REPOSITORY),
         _peer("webdataset", "webdataset==1.0.2"),
         _peer("bare", "six"),
-        _peer(
-            "hf-stream",
-            "datasets==5.2.0",
-            "aiohttp==3.14.5",
-            "torchdata==0.11.0",
-            worker="hf_stream",
-            HF_HUB_OFFLINE="1",
-        ),
-        _peer("hf-arrow", "datasets==5.2.0", worker="hf_arrow", HF_HUB_OFFLINE="1"),
+        _peer("hf-stream", *_HF, "torchdata==0.11.0", worker="hf_stream", **_HF_ENVIRON),
+        _peer("hf-arrow", *_HF, worker="hf_arrow", **_HF_ENVIRON),
         _peer("grain", "grain==0.2.18", "array-record==0.8.6"),
         _peer("imagefolder", "six"),
     )
