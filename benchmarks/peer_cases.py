@@ -22,7 +22,7 @@ def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> en
 
 # aiohttp and requests are for URLs. Its cache is in the process's own directory, which is deleted.
 _HF = ("datasets==5.2.0", "aiohttp==3.14.5", "requests==2.34.2")
-_HF_ENVIRON = {"HF_HUB_OFFLINE": "1", "HF_HOME": "huggingface"}
+_HF_ENVIRON = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "huggingface"}
 PEERS = {
     entry.name: entry
     for entry in (

@@ -54,8 +54,8 @@ class GrainPeer(Peer):
 
     packages = ("grain", "array-record")
     settings = (
-        "ArrayRecord group_size:1,uncompressed; MapDataset.shuffle().map().batch().repeat(); ReadOptions of 4 threads "
-        "without workers, 1 in each of 2; mp_prefetch; job by experimental.ElasticIterator"
+        "ArrayRecord group_size:1,uncompressed; MapDataset.shuffle().map().batch().repeat(); ReadOptions: no "
+        "threads without workers (4 if decoded), 1 in each worker; mp_prefetch; job by experimental.ElasticIterator"
     )
     notes: ClassVar = {"remote_loader": "reads files, and Google Cloud Storage; no S3 and no HTTP"}
 
@@ -104,7 +104,8 @@ class GrainPeer(Peer):
         epochs = epochs.map(unpack_decoded if is_decoded else unpack)
         epochs = epochs.batch(self.batch, batch_fn=None if is_decoded else list)
         count = len(epochs)
-        threads = int(os.environ.get("TH", "1" if workers else "4"))
+        # Threads wait for one another's Python code, except in the decoding; in workers, one reads ahead.
+        threads = 1 if workers else 4 if is_decoded else 0
         endless = epochs.repeat().to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads))
         if workers:
             endless = endless.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
