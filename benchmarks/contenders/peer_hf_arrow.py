@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import tempfile
 from typing import ClassVar
 
@@ -38,7 +36,10 @@ class ArrowPeer(Peer):
         "load_from_disk (memory-mapped), Image(decode=False), Python format; rows of a batch at once (__getitems__), "
         "with_transform; shuffle=True; remote: load_dataset downloads the tars and converts them"
     )
-    notes: ClassVar = {"job": "keeps no state of its own"}
+    notes: ClassVar = {
+        "job": "keeps no state of its own",
+        "open_many": "maps each file; Linux lets a process have 65,530 maps (vm.max_map_count)",
+    }
 
     def key(self, sample) -> str:
         """See `Peer.key`."""
@@ -87,25 +88,6 @@ class ArrowPeer(Peer):
         """``load_dataset`` of the URLs: it downloads all tars and makes an Arrow file of them first."""
         urls = [f"{self.url}/tars/{name}/{shard}" for shard in self.sets[name]["shards"]]
         return self._loader(convert(urls, cache), 2, is_decoded=True, persistent_workers=False)(0)
-
-    def prepare_many(self, count: int) -> None:
-        """A saved dataset of one row, and its file under very many names."""
-        many = self.own("many")
-        shutil.rmtree(many, ignore_errors=True)
-        datasets.Dataset.from_dict({"cls": [0]}).save_to_disk(many)
-        state_path = os.path.join(many, "state.json")
-        with open(state_path, encoding="utf-8") as stream:
-            state = json.load(stream)
-        (only,) = (one["filename"] for one in state["_data_files"])
-        names = [f"data-{number:06d}-of-{count:06d}.arrow" for number in range(count)]
-        for shard in names:
-            os.symlink(only, os.path.join(many, shard))
-        with open(state_path, "w", encoding="utf-8") as stream:
-            json.dump({**state, "_data_files": [{"filename": shard} for shard in names]}, stream)
-
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
-        """It opens and maps each file."""
-        return len(datasets.load_from_disk(self.own("many"), keep_in_memory=False))
 
 
 def convert(tars: list[str], cache: str) -> datasets.Dataset:
