@@ -21,6 +21,9 @@ def _peer(name: str, *requirements: str, worker: str = "", **environ: str) -> en
     return envs.Entry(name=name, requirements=requirements, worker="peer_main", environ=environ, base=BASE)
 
 
+# aiohttp and requests are for URLs. Its cache is in the process's own directory, which is deleted.
+_HF = ("datasets==5.2.0", "aiohttp==3.14.5", "requests==2.34.2")
+_HF_ENVIRON = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "huggingface"}
 PEERS = {
     entry.name: entry
     for entry in (
@@ -31,6 +34,10 @@ PEERS = {
         _peer("litdata", "litdata==0.2.76"),
         _peer("energon", "megatron-energon[s3]==7.4.1"),
         _peer("webshart", "webshart==0.4.6"),
+        _peer("hf-stream", *_HF, "torchdata==0.11.0", worker="hf_stream", **_HF_ENVIRON),
+        _peer("hf-arrow", *_HF, worker="hf_arrow", **_HF_ENVIRON),
+        _peer("grain", "grain==0.2.18", "array-record==0.8.6"),
+        _peer("imagefolder", "six"),
     )
 }
 

@@ -316,7 +316,8 @@ def run_resume(bench: Bench, row: Row) -> None:
                 continue
             rest = [label for reply in after for label in reply["labels"]]
             bench.texts.setdefault(row_name, {})[name] = _compare(seen, rest, bench.sets[row.data]["samples"])
-            if world == _SAVED_WORLD:
+            # A loader that forgot all that was left has no first batch.
+            if world == _SAVED_WORLD and all(reply["first"] is not None for reply in after):
                 bench.add(row, name, {"seconds": max(reply["first"] for reply in after)})
 
 
