@@ -17,7 +17,7 @@ REPOSITORY = os.path.dirname(HERE)
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A contender. One without requirements runs in the benchmark's own interpreter.
+    """A contender. One without requirements runs in its base, or the benchmark's own interpreter.
 
     Attributes:
         name: of the contender and of its environment.
@@ -73,7 +73,7 @@ def interpreter(entry: Entry, directory: str) -> str:
     A marker file, written last, distinguishes a complete environment from an interrupted installation.
     """
     if not entry.requirements:
-        return sys.executable
+        return interpreter(entry.base, directory) if entry.base else sys.executable
     home = os.path.join(directory, entry.name)
     python = os.path.join(home, "bin", "python")
     marker = os.path.join(home, "requirements.txt")

@@ -29,7 +29,7 @@ PEERS = {
     for entry in (
         _peer("wids", "-e", envs.REPOSITORY),
         _peer("webdataset", "webdataset==1.0.2"),
-        _peer("bare", "six"),
+        _peer("bare"),
         _peer("mosaicml", "mosaicml-streaming==0.13.0"),
         _peer("litdata", "litdata==0.2.76"),
         _peer("energon", "megatron-energon[s3]==7.4.1"),
@@ -37,7 +37,7 @@ PEERS = {
         _peer("hf-stream", *_HF, "torchdata==0.11.0", worker="hf_stream", **_HF_ENVIRON),
         _peer("hf-arrow", *_HF, worker="hf_arrow", **_HF_ENVIRON),
         _peer("grain", "grain==0.2.18", "array-record==0.8.6"),
-        _peer("imagefolder", "six"),
+        _peer("imagefolder"),
     )
 }
 

@@ -25,7 +25,7 @@ from megatron.energon import (
 )
 from megatron.energon.cache.file_store import WebdatasetFileStore
 from megatron.energon.epathlib import EPath
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 
 _OPTIONS = {"shuffle_buffer_size": 100, "max_samples_per_sequence": 100}
 
@@ -248,5 +248,4 @@ def _program() -> str:
     return os.path.join(os.path.dirname(sys.executable), "energon")
 
 
-if __name__ == "__main__":
-    serve(EnergonPeer)
+CONTENDER = EnergonPeer

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tarfile
 from typing import ClassVar, NamedTuple
 
 import grain
 import numpy as np
+import tar_samples
 import torch
 from array_record.python import array_record_module
 from cold_worker import decode
 from grain import experimental
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 
 _HEAD = "<IQ"  # bytes of the key, label
 
@@ -78,14 +78,9 @@ class GrainPeer(Peer):
             writer = array_record_module.ArrayRecordWriter(
                 os.path.join(self.own(name), shard), "group_size:1,uncompressed"
             )
-            with tarfile.open(path) as tar:
-                fields: dict[str, bytes] = {}
-                for info in tar:
-                    key, _, field = info.name.partition(".")
-                    fields[field] = tar.extractfile(info).read()
-                    if len(fields) == 2:
-                        label = int(fields.pop("cls"))
-                        writer.write(struct.pack(_HEAD, len(key), label) + key.encode() + fields.popitem()[1])
+            for sample in tar_samples.read(path):
+                key = sample["key"].encode()
+                writer.write(struct.pack(_HEAD, len(key), sample["label"]) + key + sample["payload"])
             writer.close()
 
     def source(self, name: str) -> grain.sources.ArrayRecordDataSource:
@@ -165,5 +160,4 @@ class GrainJob(Job):
         self.iterator.set_state(state)
 
 
-if __name__ == "__main__":
-    serve(GrainPeer)
+CONTENDER = GrainPeer

@@ -9,7 +9,7 @@ from typing import ClassVar
 import datasets
 import torch
 from cold_worker import decode
-from peer_worker import Peer, serve
+from peer_worker import Peer
 from torch.utils.data import DataLoader, default_collate
 
 datasets.disable_progress_bars()
@@ -100,5 +100,4 @@ def convert(tars: list[str], cache: str) -> datasets.Dataset:
     return dataset.cast_column("jpg", datasets.Image(decode=False)) if "jpg" in dataset.column_names else dataset
 
 
-if __name__ == "__main__":
-    serve(ArrowPeer)
+CONTENDER = ArrowPeer

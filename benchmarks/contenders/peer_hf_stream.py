@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import datasets
 from cold_worker import decode
 from datasets.distributed import split_dataset_by_node
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -115,5 +115,4 @@ class StreamJob(Job):
         self.loader.load_state_dict(state)
 
 
-if __name__ == "__main__":
-    serve(StreamPeer)
+CONTENDER = StreamPeer

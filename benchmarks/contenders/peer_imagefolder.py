@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from typing import ClassVar
 
+import tar_samples
 import torch
 from cold_worker import decode
-from peer_worker import Peer, serve
+from peer_worker import Peer
 from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 
@@ -71,11 +71,9 @@ class ImageFolderPeer(Peer):
         for path in self.tars(name):
             folder = os.path.join(self.own(name), os.path.basename(path).removesuffix(".tar"))
             os.makedirs(folder)
-            with tarfile.open(path) as tar:
-                for info in tar:
-                    if info.name.endswith(f".{field}"):
-                        with open(os.path.join(folder, info.name), "wb") as stream:
-                            stream.write(tar.extractfile(info).read())
+            for sample in tar_samples.read(path):
+                with open(os.path.join(folder, f"{sample['key']}.{field}"), "wb") as stream:
+                    stream.write(sample["payload"])
 
     def items(self, name: str):
         """``dataset[i]``."""
@@ -100,5 +98,4 @@ class ImageFolderPeer(Peer):
         return epoch
 
 
-if __name__ == "__main__":
-    serve(ImageFolderPeer)
+CONTENDER = ImageFolderPeer

@@ -9,7 +9,7 @@ import tar_samples
 from cold_worker import decode
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 from litdata.streaming import downloader
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 
 _WRITERS = 2
 
@@ -128,5 +128,4 @@ class LitdataJob(Job):
         self.loader.load_state_dict(state)
 
 
-if __name__ == "__main__":
-    serve(LitdataPeer)
+CONTENDER = LitdataPeer

@@ -8,7 +8,7 @@ import os
 
 import tar_samples
 from cold_worker import decode
-from peer_worker import Job, Peer, serve
+from peer_worker import Job, Peer
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import merge_index
 
@@ -155,5 +155,4 @@ class MosaicmlJob(Job):
         self.loader.load_state_dict(state)
 
 
-if __name__ == "__main__":
-    serve(MosaicmlPeer)
+CONTENDER = MosaicmlPeer

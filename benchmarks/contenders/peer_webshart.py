@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 import webshart
 from cold_worker import decode
-from peer_worker import Peer, serve
+from peer_worker import Peer
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -106,5 +106,4 @@ class WebshartPeer(Peer):
         return 0
 
 
-if __name__ == "__main__":
-    serve(WebshartPeer)
+CONTENDER = WebshartPeer
