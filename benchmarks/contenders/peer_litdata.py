@@ -54,6 +54,7 @@ class LitdataPeer(Peer):
             output_dir=self.own(name),
             chunk_size=self.sets[name]["per_shard"],
             num_workers=_WRITERS,
+            start_method="fork",  # its spawned processes spend most of the time on imports
             verbose=False,
         )
 
