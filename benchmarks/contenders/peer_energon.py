@@ -192,9 +192,9 @@ class EnergonPeer(Peer):
         with open(os.path.join(own, "dataset.yaml"), "w", encoding="utf-8") as stream:
             stream.write("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
-        """Up to the loader's length, which is in batches."""
-        return len(get_loader(self._dataset(self.own("many"), 2, Undecoded()))) * self.batch
+    def open_many(self, count: int):  # noqa: ARG002  (for other loaders)
+        """Up to its loader."""
+        return get_loader(self._dataset(self.own("many"), 2, Undecoded()))
 
     def job(self, name: str, rank: int, world: int) -> Job:
         """A rank of a training job."""

@@ -112,9 +112,9 @@ class LitdataPeer(Peer):
         with open(os.path.join(self.own("many"), "index.json"), "w", encoding="utf-8") as stream:
             json.dump(found, stream)
 
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
+    def open_many(self, count: int):  # noqa: ARG002  (for other loaders)
         """The index as it is."""
-        return len(self.dataset(self.own("many")))
+        return self.dataset(self.own("many"))
 
     def job(self, name: str, rank: int, world: int) -> Job:
         """A rank of a training job."""

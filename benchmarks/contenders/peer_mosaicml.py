@@ -125,9 +125,9 @@ class MosaicmlPeer(Peer):
         with open(os.path.join(self.own("many"), "index.json"), "w", encoding="utf-8") as stream:
             json.dump(found, stream)
 
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
+    def open_many(self, count: int):  # noqa: ARG002  (for other loaders)
         """It needs no shard to be there before it is read."""
-        return len(self.dataset("many", remote="s3://formats/mosaicml/many"))
+        return self.dataset("many", remote="s3://formats/mosaicml/many")
 
     def job(self, name: str, rank: int, world: int) -> Job:  # noqa: ARG002  (in the environment)
         """A rank of a training job."""

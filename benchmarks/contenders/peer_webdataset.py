@@ -60,10 +60,9 @@ class WebdatasetPeer(Peer):
         """The transform of all contenders."""
         return decode(self.payload(sample), sample["cls"])
 
-    def open_many(self, count: int) -> int:
+    def open_many(self, count: int):
         """A pattern; it knows no number of samples."""
-        webdataset.WebDataset(f"/data/shard-{{000000..{count - 1:06d}}}.tar", shardshuffle=100)
-        return 0
+        return webdataset.WebDataset(f"/data/shard-{{000000..{count - 1:06d}}}.tar", shardshuffle=100)
 
 
 CONTENDER = WebdatasetPeer

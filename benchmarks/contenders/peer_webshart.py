@@ -100,10 +100,9 @@ class WebshartPeer(Peer):
             with open(os.path.join(own, f"shard-{number:06d}.json"), "w", encoding="utf-8") as stream:
                 stream.write(text)
 
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
+    def open_many(self, count: int):  # noqa: ARG002  (for other loaders)
         """The listing of the directory; a number of files would need each index, at 40 ms or more for each."""
-        webshart.discover_dataset(self.own("many"))
-        return 0
+        return webshart.discover_dataset(self.own("many"))
 
 
 CONTENDER = WebshartPeer

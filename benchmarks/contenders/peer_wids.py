@@ -91,9 +91,9 @@ class WidsPeer(Peer):
                 {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "many", "shardlist": shards}, stream
             )
 
-    def open_many(self, count: int) -> int:  # noqa: ARG002  (for other loaders)
+    def open_many(self, count: int):  # noqa: ARG002  (for other loaders)
         """The index as it is; the first process on a machine compiles it, the next ones map it."""
-        return len(wids.ShardListDataset(os.path.join(self.own("many"), "index.json")))
+        return wids.ShardListDataset(os.path.join(self.own("many"), "index.json"))
 
     def job(self, name: str, rank: int, world: int) -> Job:
         """A rank of a training job."""

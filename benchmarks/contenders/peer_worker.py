@@ -91,7 +91,7 @@ class Peer:
     #       lists of undecoded samples, or (pictures, labels) made by ``cold_worker.decode``
     #   remote_loader(name, cache) -> iterable of one epoch's decoded batches by 2 workers, through ``url``; ``cache``
     #       is a directory for what was downloaded, which is missing, or filled by a run before
-    #   open_many(count) -> number of samples: opens a dataset of so many shards, up to its ``len``; `prepare_many`
+    #   open_many(count) -> a dataset of so many shards, opened; its ``len`` is asked for, if it has one. `prepare_many`
     #       makes it, with shards that have hardly any bytes
     #   job(name, rank, world) -> `Job`: the loader of one of several ranks, 2 workers, undecoded
 
@@ -227,7 +227,8 @@ class _Service:
         gc.collect()
         before = _resident_bytes()
         begin = time.perf_counter()
-        samples = self.peer.open_many(request["count"])
+        opened = self.peer.open_many(request["count"])
+        samples = len(opened) if hasattr(opened, "__len__") else None
         return {"seconds": time.perf_counter() - begin, "bytes": _resident_bytes() - before, "samples": samples}
 
     def resume(self, request: dict) -> dict:
