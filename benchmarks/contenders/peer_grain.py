@@ -57,7 +57,7 @@ class GrainPeer(Peer):
         "ArrayRecord group_size:1,uncompressed; MapDataset.shuffle().map().batch().repeat(); ReadOptions: no "
         "threads without workers (4 if decoded), 1 in each worker; mp_prefetch; job by experimental.ElasticIterator"
     )
-    notes: ClassVar = {"remote_loader": "reads files, and Google Cloud Storage; no S3 and no HTTP"}
+    notes: ClassVar = {"remote_loader": "reads files; its reader opens a URL (http, s3, gs) as a file of no records"}
 
     def key(self, sample) -> str:
         """See `Peer.key`."""
