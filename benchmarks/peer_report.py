@@ -68,11 +68,16 @@ def summarise(rows: list[Row], figures: dict, texts: dict, errors: dict) -> dict
 
 
 def _ratios(given: dict[str, list[float]]) -> dict[str, float]:
+    """To ours: the median of the rounds' own; of the medians where one has fewer rounds."""
     ours = given.get(OURS, [])
+    if not ours or not all(ours):
+        return {}
     return {
         name: median(theirs / mine for theirs, mine in zip(values, ours, strict=True))
+        if len(values) == len(ours)
+        else median(values) / median(ours)
         for name, values in given.items()
-        if name != OURS and ours and len(values) == len(ours) and all(ours)
+        if name != OURS
     }
 
 
