@@ -75,7 +75,7 @@ def main(
     about |= {"load_after": os.getloadavg()[0], "seconds": time.perf_counter() - begin, "contenders": bench.about}
     about |= {"sets": {name: {key: one[key] for key in ("samples", "bytes")} for name, one in sets.items()}}
     results = {**about, **peer_report.summarise(chosen, bench.figures, bench.texts, bench.errors)}
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 250, highlight=False)
     peer_report.show(console, results)
     if quick:
         console.print("quick: the data are too small for these figures to mean anything")
