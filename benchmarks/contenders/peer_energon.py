@@ -164,8 +164,9 @@ class EnergonPeer(Peer):
             "options": {"base_path": "formats", "endpoint_url": self.url, "region_name": "us-east-1"},
         }
         login = {"type": "S3Credentials", "options": {"access_key": "any", "secret_key": "any"}}
+        profile = {"storage_provider": provider, "credentials_provider": login, "caching_enabled": True}
         config = {
-            "profiles": {"slow": {"storage_provider": provider, "credentials_provider": login}},
+            "profiles": {"slow": profile},
             "cache": {"size": "50G", "location": cache},
         }
         os.makedirs(os.path.dirname(cache), exist_ok=True)
