@@ -74,6 +74,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with suppress(ProcessLookupError):  # workers that did not notice
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdout.close()
 
     def greet(self) -> None:
