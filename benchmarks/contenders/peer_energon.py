@@ -104,8 +104,9 @@ class EnergonPeer(Peer):
 
     packages = ("megatron-energon", "multi-storage-client")
     settings = (
-        "energon prepare; CrudeWebdataset, repeat=False, shuffle_buffer_size=100, max_samples_per_sequence=100; ds[i]: "
-        "WebdatasetFileStore; remote: msc:// (S3) with its cache, client closed before the fork; other ranks: redist"
+        "energon prepare; CrudeWebdataset, repeat=False, shuffle_buffer_size=100, max_samples_per_sequence=100; "
+        "ds[i]: WebdatasetFileStore; remote: msc:// (S3) with its cache, check_source_version off, client closed "
+        "before the fork; other ranks: redist"
     )
 
     def key(self, sample) -> str:
@@ -164,9 +165,11 @@ class EnergonPeer(Peer):
             "options": {"base_path": "formats", "endpoint_url": self.url, "region_name": "us-east-1"},
         }
         login = {"type": "S3Credentials", "options": {"access_key": "any", "secret_key": "any"}}
+        profile = {"storage_provider": provider, "credentials_provider": login, "caching_enabled": True}
         config = {
-            "profiles": {"slow": {"storage_provider": provider, "credentials_provider": login}},
-            "cache": {"size": "50G", "location": cache},
+            "profiles": {"slow": profile},
+            # It would ask for the ETag at each read from the cache.
+            "cache": {"size": "50G", "location": cache, "check_source_version": False},
         }
         os.makedirs(os.path.dirname(cache), exist_ok=True)
         path = f"{cache}.json"  # its client finds the file by an environment variable, when it is first used
