@@ -33,6 +33,10 @@ _PICTURE_ROWS = (
     "prepare",
     "open-again",
 )
+_TEXT_TITLES = {
+    "resume-same": "the rest of the epoch, resumed on the same 2 ranks",
+    "resume-other": "the same, saved on 2 ranks and resumed on 4",
+}
 _OURS_COLOUR, _PEERS_COLOUR = "#0072b2", "#a8b0b8"
 
 
@@ -138,8 +142,14 @@ def as_markdown(results: dict) -> str:
         unit = f", {row['unit']}" if row["unit"] else ""
         lines.append(f"| {row['title']}{unit} | " + " | ".join(_mark(row, name, results) for name in names) + " |")
     for row_name, told in results["texts"].items():
-        lines.append(f"| {row_name} | " + " | ".join(told.get(name, "-") for name in names) + " |")
+        title = _TEXT_TITLES.get(row_name, row_name)
+        lines.append(f"| {title} | " + " | ".join(_shorten(told.get(name, "-")) for name in names) + " |")
     return "\n".join(lines)
+
+
+def _shorten(text: str) -> str:
+    """An answer in a few words; the whole of it is in the figures."""
+    return text.split(":", 1)[0] if text.startswith("refused") else text
 
 
 def _mark(row: dict, name: str, results: dict) -> str:
