@@ -12,6 +12,8 @@ import copy
 import multiprocessing.context
 import os
 from collections.abc import Sequence
+from io import BytesIO
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
@@ -58,6 +60,17 @@ if TYPE_CHECKING:
 # What a sample is after the transformations.
 T_co = TypeVar("T_co", covariant=True, default=Any)
 T = TypeVar("T")
+
+
+def _reduce_stream(stream: BytesIO) -> Any:
+    """What processes send for a stream; made of its bytes it shares them, where its own state is written into it."""
+    if stream.tell() or stream.__dict__:
+        return stream.__reduce_ex__(2)
+    return BytesIO, (stream.getvalue(),)
+
+
+# For undecoded samples, which workers send by the thousand: two thirds of the time.
+reduction.register(BytesIO, _reduce_stream)
 
 
 class Location(NamedTuple):

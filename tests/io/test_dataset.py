@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import multiprocessing
+import multiprocessing.reduction
 import os
 import pickle
 import subprocess
@@ -1093,3 +1094,27 @@ def test_an_error_has_no_other_one_behind_it(tmp_path, read):
     with pytest.raises(wids.errors.ShardNotFoundError) as caught:
         read(dataset, 4)
     assert caught.value.__cause__.__context__ is None
+
+
+# --- streams that workers send
+
+
+class Named(io.BytesIO):
+    """A subclass goes its own way."""
+
+
+def test_streams_are_sent_as_they_are():
+    """Bytes, position and attributes of a stream arrive, also of an empty one and of a subclass; it can be written."""
+    moved, marked, own = io.BytesIO(b"abc"), io.BytesIO(b"d"), Named(b"e")
+    moved.seek(2)
+    marked.name = "x"
+    sent = [io.BytesIO(b"whole"), io.BytesIO(), moved, marked, own]
+    got = pickle.loads(multiprocessing.reduction.ForkingPickler.dumps(sent))
+    assert [stream.getvalue() for stream in got] == [stream.getvalue() for stream in sent]
+    assert [stream.tell() for stream in got] == [0, 0, 2, 0, 0]
+    assert (got[3].name, type(got[4])) == ("x", Named)
+    got[0].write(b"W")
+    assert (got[0].getvalue(), sent[0].getvalue()) == (b"Whole", b"whole")
+    sent[1].close()
+    with pytest.raises(ValueError, match="closed"):
+        multiprocessing.reduction.ForkingPickler.dumps(sent)
