@@ -80,6 +80,18 @@ def test_ratios_are_of_the_same_rounds(module):
     assert module.agreement(one, other) == [(row.name, "fast", 2.0), (row.name, "some", 1.0)]
 
 
+@pytest.mark.parametrize("module", ["peer_report"], indirect=True)
+def test_the_page_shows_the_committed_figures(module, tmp_path):
+    """The tables of the page are those of `peers.json`, and its picture can be drawn from it."""
+    folder = paths.ROOT / "benchmarks"
+    results = json.loads((folder / "peers.json").read_text())
+    assert module.as_markdown(results) in (folder / "README.md").read_text()
+    assert set(results["contenders"]) == set(importlib.import_module("peer_cases").PEERS)
+    module.draw(results, str(tmp_path / "peers.png"))
+    assert (tmp_path / "peers.png").stat().st_size > 10_000
+    assert (folder / "peers.png").exists()
+
+
 @pytest.mark.parametrize("module", ["peer_measure"], indirect=True)
 def test_what_a_resumed_job_lost_or_repeated_is_counted(module):
     """Every sample once is exact; else what is missing and what came twice is said."""
