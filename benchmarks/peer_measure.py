@@ -76,7 +76,8 @@ class Bench:
             json.dump({**given, "batch": self.batch}, stream)
         entry = self.entries[name]
         # curl, boto3 and others would use a proxy for loopback addresses too.
-        environ = {"no_proxy": "127.0.0.1", "AWS_EC2_METADATA_DISABLED": "true", **entry.environ, **environ}
+        own = {"no_proxy": "127.0.0.1", "AWS_EC2_METADATA_DISABLED": "true", "TMPDIR": directory}
+        environ = {**own, **entry.environ, **environ}
         entry = replace(entry, environ=environ)
         try:
             with Child(entry, self.interpreters[name], manifest, directory, reply_seconds=self.reply_seconds) as child:

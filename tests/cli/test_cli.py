@@ -181,7 +181,8 @@ def test_a_signal_at_any_moment(tmp_path, name, rounds):
                 out, err = process.communicate(timeout=PATIENCE_SECONDS)
             # It may have been done; or Python was starting to run it, or had begun to end, and died of the signal.
             assert process.returncode in (0, 128 + number, -number), (seed, round_, out, err)
-            assert not [word for word in ("Traceback", "Exception ignored") if word in err], (seed, round_, err)
+            if "_get_module_lock.<locals>.cb" not in err:  # Python loses an interrupt in this callback of its imports
+                assert not [word for word in ("Traceback", "Exception ignored") if word in err], (seed, round_, err)
             end = time.monotonic() + 30
             while (left := living(mark)) and time.monotonic() < end:  # who was left alone notices, and ends
                 time.sleep(0.05)
