@@ -7,7 +7,6 @@ loader can profit from.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -18,8 +17,7 @@ from io import BytesIO
 
 import jpegs
 import numpy as np
-
-_MODULUS = 1 << 256
+from contenders.tar_samples import MODULUS, digest_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ def make(root: str, shapes: tuple[Shape, ...]) -> dict[str, dict]:
 
     Returns:
         by set: ``field``, ``directory``, ``shards`` (names of the tars, in order), ``per_shard`` (samples in each),
-        ``samples``, ``bytes`` (of all shards), ``payload`` (bytes of all payloads), ``digest`` (see `digest_of`).
+        ``samples``, ``bytes`` (of all shards), ``payload`` (bytes of all payloads), ``digest`` (the sum of theirs).
     """
     sets = {}
     for shape in shapes:
@@ -87,13 +85,6 @@ def make(root: str, shapes: tuple[Shape, ...]) -> dict[str, dict]:
     return sets
 
 
-def digest_of(key: str, payload: bytes, label: int) -> int:
-    """A number for one sample; their sum modulo 2**256 tells one multiset of samples from another."""
-    head = hashlib.sha256(f"{key}\0{label}\0{len(payload)}\0".encode())
-    head.update(payload)
-    return int.from_bytes(head.digest(), "big")
-
-
 def _write(directory: str, shape: Shape) -> dict:
     rng = np.random.default_rng(len(shape.name) + shape.samples)
     if shape.field == "jpg":
@@ -112,7 +103,7 @@ def _write(directory: str, shape: Shape) -> dict:
                 _add(tar, f"{key}.{shape.field}", payload)
                 _add(tar, f"{key}.cls", str(label).encode())
                 total += len(payload)
-                digest = (digest + digest_of(key, payload, label)) % _MODULUS
+                digest = (digest + digest_of(key, payload, label)) % MODULUS
     return {
         "field": shape.field,
         "shards": names,

@@ -23,6 +23,7 @@ import peer_measure
 import peer_report
 import report
 import typer
+from choices import choose
 from peer_cases import PEERS, ROWS, Row
 from rich.console import Console
 from slow_server import SlowServer
@@ -46,8 +47,8 @@ def main(
     reply_seconds: Annotated[float, typer.Option(min=1, help="A contender that takes longer is left out.")] = 300,
 ) -> None:
     """Measure the rows, check what is yielded, and print medians and ratios with the machine."""
-    names = _choose(only, list(PEERS), "contender")
-    chosen = [row for row in ROWS if row.name in _choose(rows, [row.name for row in ROWS], "row")]
+    names = choose(only, list(PEERS), "contender")
+    chosen = [row for row in ROWS if row.name in choose(rows, [row.name for row in ROWS], "row")]
     given = dict(pair.split("=", 1) for pair in python or [])
     interpreters, errors = _install(names, given, environments or envs.default_directory())
     about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY)}
@@ -116,14 +117,6 @@ def _measure(bench: peer_measure.Bench, rows: list[Row], rounds: int) -> None:
         peer_measure.run_cold(bench, kinds["cold"], min(rounds, 3))
     if "open" in kinds:
         peer_measure.run_open(bench, kinds["open"], min(rounds, 3))
-
-
-def _choose(text: str, known: list[str], noun: str) -> list[str]:
-    """Return the names in ``text``, in the order of ``known``; all if it is empty."""
-    asked = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in asked if name not in known]:
-        raise typer.BadParameter(f"no {noun} is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [name for name in known if not asked or name in asked]
 
 
 if __name__ == "__main__":

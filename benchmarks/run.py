@@ -22,6 +22,7 @@ import report
 import shards
 import typer
 from children import Child, ChildError
+from choices import choose
 from measure import measure, verify
 from rich.console import Console
 from rows import ROWS
@@ -43,11 +44,11 @@ def main(
     before: Annotated[str, typer.Option(help="Another checkout of wids, as the contender `before`.")] = "",
 ) -> None:
     """Measure the rows and print medians, ratios and targets with the machine."""
-    chosen = _choose(rows, [row.name for row in ROWS], "row")
+    chosen = choose(rows, [row.name for row in ROWS], "row")
     contenders = dict(envs.CONTENDERS)
     if before:
         contenders["before"] = envs.CONTENDERS["ours"].of_checkout(before)
-    names = _choose(only, list(contenders), "contender")
+    names = choose(only, list(contenders), "contender")
     given = dict(pair.split("=", 1) for pair in python or [])
     scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
@@ -89,14 +90,6 @@ def main(
     missed = any(target["met"] is False for result in results for target in result["targets"])
     if broken or (check and missed):
         raise typer.Exit(1)
-
-
-def _choose(text: str, known: list[str], noun: str) -> list[str]:
-    """Return the names in ``text``, in the order of ``known``; all if it is empty."""
-    asked = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in asked if name not in known]:
-        raise typer.BadParameter(f"no {noun} is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [name for name in known if not asked or name in asked]
 
 
 if __name__ == "__main__":

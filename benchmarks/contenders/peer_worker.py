@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import gc
-import hashlib
 import json
 import os
 import pickle
@@ -23,13 +22,14 @@ import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tar_samples import MODULUS, digest_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 KINDS = ("prepare", "items", "loader", "remote_loader", "open_many", "job")
 _ITEMS_SECONDS = 2.0  # a round of single samples ends after it
 _ITEMS_BLOCK = 50
-_MODULUS = 1 << 256
 
 
 class Peer:
@@ -159,10 +159,9 @@ class _Service:
         count = total = 0
         for sample in samples:
             payload = bytes(self.peer.payload(sample))
-            head = f"{self.peer.key(sample)}\0{self.peer.label(sample)}\0{len(payload)}\0".encode()
-            total += int.from_bytes(hashlib.sha256(head + payload).digest(), "big")
+            total += digest_of(self.peer.key(sample), payload, self.peer.label(sample))
             count += 1
-        return count, str(total % _MODULUS)
+        return count, str(total % MODULUS)
 
     def start(self, request: dict) -> dict:
         """Open what a row needs, and run one round outside of the clock."""
