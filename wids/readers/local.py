@@ -40,50 +40,68 @@ BLOCK_BYTES = 1 << BLOCK_SHIFT
 # A block costs as much to read as some 60 samples. It is read once it had this many; a block of small samples has
 # hundreds more, and one that does not get there within _MEMORY_READS reads was not worth it.
 _WORTH_READS, _MEMORY_READS = 8, 512
-_MAX_BLOCKS = 64
+# Of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on its way stays; one is
+# given up once so many reads found no block, and none that block. With more in use than fit, reads of the others are
+# small ones, where blocks that replace each other would cost more than they save.
+_MAX_BLOCKS, _MAX_AGE = 128, 100
 _TAG_SHIFT = 44
 
 _tags = itertools.count()
 
 
 class Blocks:
-    """Blocks of shards read ahead, at most 64 of 512 KiB, oldest out first; shared by the readers of one process.
+    """Blocks of shards read ahead, at most 128 of 512 KiB (64 MiB); shared by the readers of one process.
 
     Attributes:
         kept: reader tag + block number -> the block's bytes and `SPAN_BYTES` more, so that each small sample that
-            begins in it is whole.
+            begins in it is whole. Oldest first.
     """
 
-    __slots__ = ("_counts", "_reads", "kept")
+    __slots__ = ("_counts", "_leaving", "_reads", "kept")
 
     def __init__(self) -> None:
         self.kept: dict[int, bytes] = {}
+        self._leaving: dict[int, tuple[bytes, int]] = {}  # each with `_reads` when it began to leave
         self._counts: dict[int, int] = {}
         self._reads = 0
 
     def read(self, reader: LocalReader, lo: int, hi: int) -> tuple[bytes, int]:
         """Bytes that hold ``lo .. hi`` of a shard, and the offset at which they begin: just those, or their block."""
-        number = reader.tag + (lo >> BLOCK_SHIFT)
+        number, base = reader.tag + (lo >> BLOCK_SHIFT), lo & -BLOCK_BYTES
+        leaving = self._leaving.pop(number, None)
+        if leaving is not None:
+            self._keep(number, leaving[0])
+            return leaving[0], base
         counts = self._counts
         self._reads += 1
-        if self._reads > _MEMORY_READS:
-            self._reads = 0
+        if self._reads % _MEMORY_READS == 0:
             counts.clear()
-        count = counts.get(number, 0) + 1
-        if count < _WORTH_READS:
-            counts[number] = count
+        counts[number] = count = counts.get(number, 0) + 1
+        if count < _WORTH_READS or not self._make_room():
             return reader.pread(lo, hi - lo), lo
         counts.pop(number, None)
-        base = lo & -BLOCK_BYTES
-        with suppress(KeyError, StopIteration, RuntimeError):  # another thread deletes blocks too
-            # Delete first: the allocator then hands the old block's pages out again, already faulted in.
-            while len(self.kept) >= _MAX_BLOCKS:
-                del self.kept[next(iter(self.kept))]
         block = reader.read_ahead(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
         if block is None:
             return reader.pread(lo, hi - lo), lo
-        self.kept[number] = block
+        self._keep(number, block)
         return block, base
+
+    def _keep(self, number: int, block: bytes) -> None:
+        self.kept[number] = block
+        with suppress(KeyError, StopIteration, RuntimeError):  # another thread does this too
+            while len(self.kept) > _MAX_BLOCKS - max(_MAX_BLOCKS // 4, 1):
+                oldest = next(iter(self.kept))
+                self._leaving[oldest] = self.kept.pop(oldest), self._reads
+
+    def _make_room(self) -> bool:
+        """Give a block up if need be, before another is read: its pages are then used again, already faulted in."""
+        with suppress(KeyError, StopIteration, RuntimeError):  # as above
+            while len(self.kept) + len(self._leaving) >= _MAX_BLOCKS:
+                oldest = next(iter(self._leaving))
+                if self._reads - self._leaving[oldest][1] < _MAX_AGE:
+                    return False
+                del self._leaving[oldest]
+        return True
 
 
 class LocalReader(Reader):

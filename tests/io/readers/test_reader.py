@@ -42,13 +42,14 @@ def read_rows(shard, rows):
 
 
 def make_small(patch):
-    """Blocks of 1 KiB that are read at the second sample, three of them kept; samples of more than 256 bytes apart."""
+    """Blocks of 1 KiB that are read at the second sample, four of them in memory; longer samples than 256 bytes apart."""
     patch.setattr(local, "BLOCK_SHIFT", 10)
     patch.setattr(local, "BLOCK_BYTES", 1 << 10)
     patch.setattr(local, "SPAN_BYTES", 256)
     patch.setattr(local, "_WORTH_READS", 2)
     patch.setattr(local, "_MEMORY_READS", 20)
-    patch.setattr(local, "_MAX_BLOCKS", 3)
+    patch.setattr(local, "_MAX_BLOCKS", 4)
+    patch.setattr(local, "_MAX_AGE", 2)
 
 
 @pytest.fixture
@@ -414,12 +415,30 @@ def test_old_blocks_make_room(tmp_path, small_blocks):
     blocks = Blocks()
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)), blocks=blocks)
     for row in range(100):
-        shard.read(row)
-        shard.read(row)
-        assert len(blocks.kept) <= 3
+        for _ in range(3):
+            shard.read(row)
+        assert len(blocks.kept) + len(blocks._leaving) <= 4
     newest = max(blocks.kept)
     assert newest == shard.tag + (shard.table.offsets[-1] >> local.BLOCK_SHIFT)
     check_all(shard, expected(members), [0, 99, 50, 0, 99, 50] * 4)
+
+
+def test_more_blocks_in_use_than_fit(tmp_path, small_blocks, monkeypatch, preads):
+    """Blocks that are all read from do not replace each other; once the order moves on, those it reads from now do."""
+    monkeypatch.setattr(local, "_MAX_AGE", 30)
+    members = sized([200] * 100)
+    blocks, chance = Blocks(), random.Random(0)
+    shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)), blocks=blocks)
+    preads.clear()
+    for _ in range(3000):
+        shard.read(chance.randrange(6))
+    assert sum(size > 200 for size, _ in preads) <= 6
+    for row in [90, 91, 92] * 200:
+        shard.read(row)
+    assert {shard.tag + (shard.table.offsets[row] >> local.BLOCK_SHIFT) for row in (90, 91, 92)} <= {
+        *blocks.kept,
+        *blocks._leaving,
+    }
 
 
 def test_readers_that_share_blocks_are_told_apart(tmp_path, small_blocks):
