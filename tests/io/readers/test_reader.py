@@ -42,7 +42,7 @@ def read_rows(shard, rows):
 
 
 def make_small(patch):
-    """Blocks of 1 KiB that are read at the second sample, four of them in memory; longer samples than 256 bytes apart."""
+    """Blocks of 1 KiB that are read at the second sample, four in memory; samples of more than 256 bytes apart."""
     patch.setattr(local, "BLOCK_SHIFT", 10)
     patch.setattr(local, "BLOCK_BYTES", 1 << 10)
     patch.setattr(local, "SPAN_BYTES", 256)
