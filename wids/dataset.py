@@ -14,9 +14,8 @@ import os
 from collections.abc import Sequence
 from io import BytesIO
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
@@ -29,7 +28,6 @@ from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ShardReadError
-from wids.keys import Keys
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
 from wids.readers.base import ClosedReaderError
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
     from wids.index.table import Group, KeyRule
-    from wids.order.mixture import SourceSpan
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
     from wids.stats import Stats
@@ -71,27 +68,6 @@ def _reduce_stream(stream: BytesIO) -> Any:
 
 # For undecoded samples, which workers send by the thousand: two thirds of the time.
 reduction.register(BytesIO, _reduce_stream)
-
-
-class Location(NamedTuple):
-    """Where a sample is: number of its shard in the index, row in that shard."""
-
-    shard: int
-    row: int
-
-
-class _Followed(Generic[T]):
-    """An attribute of the dataset that follows its collection, until a program sets one of its own."""
-
-    def __init__(self, find: Callable[[ShardCollection], T]) -> None:
-        self._find = find
-
-    @overload
-    def __get__(self, dataset: None, kind: type) -> Self: ...
-    @overload
-    def __get__(self, dataset: ShardListDataset[Any], kind: type) -> T: ...
-    def __get__(self, dataset: ShardListDataset[Any] | None, kind: type) -> Self | T:
-        return self if dataset is None else self._find(dataset._collection)  # noqa: SLF001 - of this module
 
 
 class _SharedTally(Tally):
@@ -206,9 +182,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     _transformations: list[Transform]
     _steps: tuple[str, ...]
     _is_transforming: bool
-    lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
-    cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
-    total_length = _Followed[int](len)
     _has_warned = False
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
@@ -303,48 +276,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
 
-    # --- what the index says
-
-    @property
-    def shards(self) -> Sequence[dict[str, Any]]:
-        """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
-
-        A list; of an index with 20,000 shards or more a sequence that makes each dict when it is asked for
-        (``list(dataset.shards)`` makes all).
-
-        They may be replaced by assigning a list (as the constructor takes it, URLs resolved), and a key that is set in
-        one of the dicts holds from the next sample on: lengths, keys and prefetching follow. Samplers and loaders have
-        to be made anew. The list itself cannot be changed in place (TypeError).
-        """
-        return self._index.shards
-
-    @shards.setter
-    def shards(self, shards: Shards) -> None:
-        self._columns.check_unused()
-        self._index.shards = shards
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The index as a dict, its shards resolved; as `shards`, it may be assigned and written into."""
-        return self._index.spec
-
-    @spec.setter
-    def spec(self, spec: dict[str, Any]) -> None:
-        self._columns.check_unused()
-        self._index.spec = spec
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of the shards' names and counts, in order: the same wherever the shards lie.
-
-        Directories count where shards in several have the same name, then from where their paths part.
-        """
-        return self._index.fingerprint
-
-    @property
-    def shard_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where each shard's samples end: int64 array, one for each shard."""
-        return self.cum_lengths
+    # --- downloads ahead
 
     def prefetch_source(self) -> Source | None:
         """The part of this dataset that prefetching uses; None if no shard is remote, or prefetching is off."""
@@ -375,31 +307,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """
         return Ahead(self, [self._collection.plain(index) for index in indices])
 
-    def __len__(self) -> int:
-        return self.total_length
-
     def __repr__(self) -> str:
         return f"<ShardListDataset {self.dataset_name!r}: {len(self)} samples in {len(self._collection.shards)} shards>"
-
-    def locate(self, index: int) -> Location:
-        """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
-
-        Raises:
-            IndexError: out of range. TypeError: not an integer.
-        """
-        return Location(*self._collection.locate(self._collection.plain(index)))
-
-    @property
-    def keys(self) -> Keys:
-        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
-
-        Shards are opened as needed: free for local and cached ones, a download for others.
-        """
-        return Keys(self)
-
-    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
-        """The rows of shard number ``k`` that this dataset's samples are, ascending; all of them, but for views."""
-        return self._collection.rows_of(k)
 
     # --- parts of it
 
@@ -416,25 +325,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """
         indices = self.find_rows(predicate)
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
-
-    def mixed_parts(self) -> list[SourceSpan] | None:
-        """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
-
-        Raises:
-            SpecError: the weights are bad.
-        """
-        return self._collection.mixed_parts()
-
-    def as_source(self, name: str) -> Self:
-        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
-        found = copy.copy(self)
-        found._take_name(name)  # noqa: SLF001 - of this class
-        return found
-
-    def _take_name(self, name: str) -> None:
-        self._collection = self._collection.named(name)
-        self._index = LiveIndex(self._collection)
-        self._transformations = list(self._transformations)
 
     # --- samples
 
@@ -490,15 +380,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self.cache.accesses += 1
         shard = self.open_shard(k)
         return shard, row % len(shard), self._index.describe(k)
-
-    def open_shard(self, k: int) -> OpenShard:
-        """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
-
-        Raises:
-            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
-            FetchError, CacheError, ShardError: it cannot be had or read.
-        """
-        return self._collection.open(k)
 
     @property
     def transformations(self) -> list[Transform]:

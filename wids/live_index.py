@@ -1,4 +1,4 @@
-"""``dataset.shards`` and ``dataset.spec``: the index of a collection as a program sees it and writes into it.
+"""The index of a dataset as a program sees it and writes into it: ``dataset.shards``, ``spec``, lengths, places.
 
 Without torch.
 """
@@ -6,8 +6,11 @@ Without torch.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
 
 from wids.collection import load_shards
 from wids.errors import SpecError
@@ -15,13 +18,42 @@ from wids.index import checks
 from wids.index.fingerprint import fingerprint
 from wids.index.live import FixedList, LazyShards, LiveDict, live_shard, live_spec
 from wids.index.spec import PACKS, list_shards, own_packs
+from wids.keys import Keys
 from wids.order.layout import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+
+    from typing_extensions import Self
 
     from wids.collection import ShardCollection, Shards
+    from wids.columns.samples import SampleColumns
     from wids.index.spec import ShardList
+    from wids.order.mixture import SourceSpan
+    from wids.readers.pool import OpenShard, OpenShards
+
+T = TypeVar("T")
+
+
+class Location(NamedTuple):
+    """Where a sample is: number of its shard in the index, row in that shard."""
+
+    shard: int
+    row: int
+
+
+class _Followed(Generic[T]):
+    """An attribute of the dataset that follows its collection, until a program sets one of its own."""
+
+    def __init__(self, find: Callable[[ShardCollection], T]) -> None:
+        self._find = find
+
+    @overload
+    def __get__(self, dataset: None, kind: type) -> Self: ...
+    @overload
+    def __get__(self, dataset: WithIndex, kind: type) -> T: ...
+    def __get__(self, dataset: WithIndex | None, kind: type) -> Self | T:
+        return self if dataset is None else self._find(dataset._collection)  # noqa: SLF001 - of this module
 
 
 class LiveIndex:
@@ -125,3 +157,96 @@ class LiveIndex:
                 "the shards of a view are those that its dataset had; change them there, and make the view anew",
                 path="",
             )
+
+
+class WithIndex:
+    """A dataset with an index: which shards it has, how many samples are in each, and where a sample is."""
+
+    _collection: ShardCollection
+    _columns: SampleColumns
+    _index: LiveIndex
+    cache: OpenShards
+    lengths = _Followed[Sequence[int]](lambda collection: collection.lengths)
+    cum_lengths = _Followed[np.ndarray[Any, np.dtype[np.int64]]](lambda collection: collection.cum_lengths)
+    total_length = _Followed[int](len)
+
+    def __len__(self) -> int:
+        return self.total_length
+
+    @property
+    def shards(self) -> Sequence[dict[str, Any]]:
+        """The shards as dicts: ``url`` (resolved), ``nsamples``, and all other keys that the index has for them.
+
+        A list; of an index with 20,000 shards or more a sequence that makes each dict when it is asked for
+        (``list(dataset.shards)`` makes all).
+
+        They may be replaced by assigning a list (as the constructor takes it, URLs resolved), and a key that is set in
+        one of the dicts holds from the next sample on: lengths, keys and prefetching follow. Samplers and loaders have
+        to be made anew. The list itself cannot be changed in place (TypeError).
+        """
+        return self._index.shards
+
+    @shards.setter
+    def shards(self, shards: Shards) -> None:
+        self._columns.check_unused()
+        self._index.shards = shards
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The index as a dict, its shards resolved; as `shards`, it may be assigned and written into."""
+        return self._index.spec
+
+    @spec.setter
+    def spec(self, spec: dict[str, Any]) -> None:
+        self._columns.check_unused()
+        self._index.spec = spec
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the shards' names and counts, in order: the same wherever the shards lie.
+
+        Directories count where shards in several have the same name, then from where their paths part.
+        """
+        return self._index.fingerprint
+
+    @property
+    def shard_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where each shard's samples end: int64 array, one for each shard."""
+        return self.cum_lengths
+
+    def locate(self, index: int) -> Location:
+        """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
+
+        Raises:
+            IndexError: out of range. TypeError: not an integer.
+        """
+        return Location(*self._collection.locate(self._collection.plain(index)))
+
+    @property
+    def keys(self) -> Keys:
+        """Sample keys: ``keys[i]``, ``keys.index(key)``, ``keys.find(key)``, ``key in keys``.
+
+        Shards are opened as needed: free for local and cached ones, a download for others.
+        """
+        return Keys(self)
+
+    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
+        """The rows of shard number ``k`` that this dataset's samples are, ascending; all of them, but for views."""
+        return self._collection.rows_of(k)
+
+    def open_shard(self, k: int) -> OpenShard:
+        """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
+
+        Raises:
+            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
+            FetchError, CacheError, ShardError: it cannot be had or read.
+        """
+        return self._collection.open(k)
+
+    def mixed_parts(self) -> list[SourceSpan] | None:
+        """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
+
+        Raises:
+            SpecError: the weights are bad.
+        """
+        return self._collection.mixed_parts()

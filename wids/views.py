@@ -14,7 +14,7 @@ from wids.errors import InputError
 from wids.events import logger
 from wids.index.fingerprint import portable_names
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
-from wids.live_index import LiveIndex
+from wids.live_index import LiveIndex, WithIndex
 from wids.order.permutation import SPLIT, random_words
 from wids.osfiles.index_paths import public_place
 from wids.osfiles.shared_selection import SharedSelection
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
     from wids.keys import Keys
-    from wids.readers.pool import OpenShards
 
 SplitBy: TypeAlias = Literal["key", "shard", "index"]
 
@@ -155,20 +154,11 @@ def _of_file(samples: Any) -> str:
     return f" ({os.fspath(samples)})" if isinstance(samples, (str, os.PathLike)) else ""
 
 
-class WithViews:
+class WithViews(WithIndex):
     """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
 
-    _collection: ShardCollection
-    _index: LiveIndex
     _steps: tuple[str, ...]
     _transformations: list[Any]
-    cache: OpenShards
-
-    if TYPE_CHECKING:
-
-        @property
-        def keys(self) -> Keys:
-            """See `wids.ShardListDataset.keys`."""
 
     def select(self, samples: Any) -> Self:
         """A view of some samples: a dataset of them, in this one's order, each once.
@@ -239,6 +229,12 @@ class WithViews:
             selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
         save(collection.shards, selection, os.fspath(path), place=collection.place, made_by=self._steps)
 
+    def as_source(self, name: str) -> Self:
+        """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
+        found = copy.copy(self)
+        found._take(self._collection.named(name))  # noqa: SLF001 - of this class
+        return found
+
     def _view(self, indices: Integers, step: str) -> Self:
         view = copy.copy(self)
         view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
@@ -249,7 +245,8 @@ class WithViews:
         for name in ("lengths", "cum_lengths", "total_length"):  # that a program has set, of the whole
             self.__dict__.pop(name, None)
         self._steps = (*self._steps, step)
-        self._collection = self._collection.select(selection)
-        self._index = LiveIndex(self._collection)
+        self._take(self._collection.select(selection))
+
+    def _take(self, collection: ShardCollection) -> None:
+        self._collection, self._index, self.cache = collection, LiveIndex(collection), collection.pool
         self._transformations = list(self._transformations)
-        self.cache = self._collection.pool
