@@ -27,6 +27,7 @@ from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
 from wids.order.mixture import name_parts
+from wids.osfiles import page_cache
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
@@ -158,6 +159,7 @@ class ShardCollection:
     name: str | None = None
     here: Stretch
     _is_remote: bool | None
+    _is_far: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
     _parts: tuple[list[SourceSpan] | None] | None
@@ -214,7 +216,7 @@ class ShardCollection:
         """Make shard ``k`` the one shard of ``row``."""
         del self.pool.lru[self.shards.urls[k]]
         self.shards.replace(k, row)
-        self.here, self._is_remote, self.place, self._parts = NOWHERE, None, None, None
+        self.here, self._is_remote, self._is_far, self.place, self._parts = NOWHERE, None, None, None, None
         if self.shards.nsamples is not self.lengths:
             self.sum_lengths()
 
@@ -264,8 +266,8 @@ class ShardCollection:
 
     def sum_lengths(self) -> None:
         """Take note of counts that have changed."""
-        self.here, self._is_remote, self._cum_lengths, self._whole_ends = NOWHERE, None, None, None
-        self._parts = None
+        self.here, self._cum_lengths, self._whole_ends = NOWHERE, None, None
+        self._is_remote = self._is_far = self._parts = None
         self.lengths: Sequence[int] = self.shards.lengths
         self.ends: Sequence[int] = self.shards.ends()
 
@@ -290,6 +292,13 @@ class ShardCollection:
             is_local = all(map(urls.is_local, self.shards.urls)) if facts is None else facts.is_local
             self._is_remote = is_copied or not is_local
         return self._is_remote
+
+    def is_far(self) -> bool:
+        """Whether its shards are local ones on a network file system; the first one stands for all."""
+        if self._is_far is None:
+            is_local = len(self) > 0 and not self.has_remote()
+            self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
+        return self._is_far
 
     def shard_bytes(self) -> int | None:
         """Bytes of a shard, about: the mean of some whose size the index knows; None: it knows none."""

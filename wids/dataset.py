@@ -148,7 +148,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             nor for where a redirect leads. A key that is a URL holds another server's options, instead of these:
             ``{"headers": {...}, "https://cdn.example.com": {"headers": {...}}}``.
         prefetch: download the upcoming shards of a wids sampler in the background of the process that iterates it; a
-            number: at most so many bytes ahead; False: each shard when it is first read.
+            number: at most so many bytes ahead; False: each shard when it is first read. Local shards on a network
+            file system (NFS, Lustre, FUSE, ...) are read into memory ahead in the same way, up to a quarter of what is
+            free (Linux).
         access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of shards that are not in the cache,
             members are read by byte ranges, and no shard is downloaded: for a look at a few samples of a large data
             set. ``"auto"``: likewise, until a shard has cost as much as its download; then it is downloaded, as are
@@ -279,9 +281,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     # --- downloads ahead
 
     def prefetch_source(self) -> Source | None:
-        """The part of this dataset that prefetching uses; None if no shard is remote, or prefetching is off."""
-        collection = self._collection
-        if self.prefetching is False or self.prefetching == 0 or self.access == "range" or not collection.has_remote():
+        """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
+        collection, is_far = self._collection, self._collection.is_far()
+        if self.prefetching is False or self.prefetching == 0:
+            return None
+        if not is_far and (self.access == "range" or not collection.has_remote()):
             return None
         ahead = None if self.prefetching is True else int(self.prefetching)
         provider = collection.provider
@@ -293,6 +297,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             provider.reads_early,
             lambda k: provider.takes_little(collection.shards[k], collection.lengths[k]),
             provider.cache.placement.directory,
+            is_far,
         )
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:

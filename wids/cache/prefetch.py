@@ -25,6 +25,7 @@ from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, PrefetchBegun, emit, logger
 from wids.index import urls
 from wids.order.layout import Shards
+from wids.osfiles import page_cache
 from wids.policy import prefetching
 from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
 from wids.policy.prefetching import RateEstimator
@@ -75,6 +76,7 @@ class Source(NamedTuple):
         reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
         directory: the cache directory; None: not known.
+        is_far: its shards are local ones on a network file system, to be read into memory ahead.
     """
 
     store: Downloads
@@ -84,16 +86,46 @@ class Source(NamedTuple):
     reads_early: Callable[[Shard], bool] | None = None
     leaves: Callable[[int], bool] | None = None
     directory: str | None = None
+    is_far: bool = False
+
+    @property
+    def cache_size(self) -> int | None:
+        """Bytes of the cache that its shards go into; None: no limit, or no cache."""
+        return None if self.is_far else self.store.cache_size
+
+    def limits(self, ranks: int) -> AheadLimits:
+        """How far ahead one of the ranks of this node may be."""
+        if not self.is_far:
+            return AheadLimits(self.ahead_bytes, self.cache_size, ranks, self.directory)
+        most = prefetching.memory_ahead(page_cache.free_memory(), ranks)
+        return AheadLimits(most if self.ahead_bytes is None else min(self.ahead_bytes, most), None, ranks)
 
 
 class _UpcomingShard:
     """The cache file of an upcoming shard, and what became of downloading it."""
 
-    __slots__ = ("is_in_place", "is_left", "path", "retry_at", "shard", "store", "thread")
+    __slots__ = (
+        "is_far",
+        "is_in_place",
+        "is_left",
+        "path",
+        "read_visit",
+        "retry_at",
+        "shard",
+        "size",
+        "store",
+        "thread",
+    )
 
     def __init__(self, source: Source, number: int) -> None:
         self.store, self.shard = source.store, source.find(number)
         self.path, self.is_in_place = source.store.place(self.shard.url)
+        self.is_far = self.is_in_place and source.is_far
+        self.size = self.shard.filesize
+        if self.is_far:
+            with contextlib.suppress(OSError):
+                self.size = os.stat(self.path).st_size
+        self.read_visit = -1  # where the visit begins whose part of it was read into memory
         self.is_left = source.leaves is not None and source.leaves(number)  # to its readers
         self.thread: threading.Thread | None = None
         self.retry_at = 0.0  # not to be tried before; 0: at any time
@@ -108,7 +140,18 @@ class _UpcomingShard:
 
     def needs_download(self) -> bool:
         """Whether it should be downloaded now."""
-        return not (self.is_in_place or self.is_left or self.retry_at or self.is_cached())
+        if self.is_in_place:
+            return self.is_far and not self.retry_at
+        return not (self.is_left or self.retry_at or self.is_cached())
+
+    def bring(self, visit: Visit, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download it, or read what a visit needs of it into memory; whether this did. See `Downloads`."""
+        if not self.is_far:
+            return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled)
+        self.read_visit = visit.first
+        with contextlib.suppress(OSError):  # its reader says so
+            page_cache.read_ahead(self.path, *visit.part, is_cancelled=is_cancelled)
+        return True
 
 
 class Prefetcher:
@@ -139,8 +182,8 @@ class Prefetcher:
         ranks = _ranks_of_node()
         self._window = PrefetchWindow(
             visits,
-            [AheadLimits(source.ahead_bytes, source.store.cache_size, ranks, source.directory) for source in sources],
-            size_of=lambda key: self._file(key).shard.filesize,
+            [source.limits(ranks) for source in sources],
+            size_of=lambda key: self._file(key).size,
             needs_download=lambda key: self._file(key).needs_download(),
             slots_of=lambda key: _slots(self._file(key).shard),
             connections=filesystems.CONNECTIONS,
@@ -192,7 +235,7 @@ class Prefetcher:
 
     def _has_early_reads(self) -> bool:
         """Whether all that is read through limited caches is read early; its first shard stands for each list."""
-        limited = [source for source in self._sources if source.store.cache_size is not None]
+        limited = [source for source in self._sources if source.cache_size is not None]
         return bool(limited) and all(
             source.reads_early is not None and source.reads_early(source.find(0)) for source in limited
         )
@@ -212,6 +255,9 @@ class Prefetcher:
             if file.retry_at and now >= file.retry_at:
                 file.retry_at = 0.0
                 self._window.report(key, is_present=False)
+            elif file.is_far:
+                if file.read_visit != self._window.next_visit(key).first:
+                    self._window.report(key, is_present=False)
             elif looks and not (file.is_in_place or file.is_left or file.retry_at):
                 looks -= 1  # the next ones are looked at again: other processes may have evicted them
                 if not file.is_cached():
@@ -234,7 +280,7 @@ class Prefetcher:
                 self._write_plans(is_due=True)  # eviction candidates must be judged by the same clock as this shard
             use = prefetching.with_margin(self._when(visit, self._position()), time.time())
             file.thread = threading.Thread(
-                target=self._download, args=(key, file, use), daemon=True, name="wids-prefetch-one"
+                target=self._download, args=(key, file, visit, use), daemon=True, name="wids-prefetch-one"
             )
             try:
                 file.thread.start()
@@ -243,12 +289,12 @@ class Prefetcher:
                 self._ended.put((key, True, False))
                 return
 
-    def _download(self, key: ShardKey, file: _UpcomingShard, use: float) -> None:
+    def _download(self, key: ShardKey, file: _UpcomingShard, visit: Visit, use: float) -> None:
         """In a thread of its own: download one shard."""
         start = time.monotonic()
         is_complete = is_cancelled = False
         try:
-            is_complete = file.store.download_ahead(file.shard, after=use, is_cancelled=self._cancelled.is_set)
+            is_complete = file.bring(visit, after=use, is_cancelled=self._cancelled.is_set)
             if not is_complete and not file.is_cached():  # another process downloads it
                 file.retry_at = time.monotonic() + _AGAIN_SECONDS
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
@@ -376,7 +422,8 @@ def prefetch(
     _warn_of_limits(found, sources, mixed)
     for source in sources:
         # Before the first index is handed out: workers look at that when they read it.
-        emit(source.store.hooks, PrefetchBegun(cache_size=source.store.cache_size))
+        if not source.is_far:
+            emit(source.store.hooks, PrefetchBegun(cache_size=source.cache_size))
     if not sources:
         return None
     at_a_time = sum(count for _, _, count in mixed)
@@ -387,6 +434,8 @@ def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tu
     """Warn of caches that are too small for what is read through them, those of one directory together."""
     by_directory: dict[object, list[int]] = {}
     for number, source in enumerate(sources):
+        if source.is_far:
+            continue
         by_directory.setdefault(source.directory or id(source.store), []).append(number)
     for numbers in by_directory.values():
         limits = [sources[number].store.cache_size for number in numbers]

@@ -188,12 +188,15 @@ class Visit(NamedTuple):
         first, last: positions in the sequence, both included.
         dataset: which of `Shards.datasets` the shard belongs to.
         shard: its number there.
+        part: where in the shard its samples lie: the shares of the shard's samples at which they begin and end, if at
+            least half of the samples between are read; else (0, 0).
     """
 
     first: int
     last: int
     dataset: int
     shard: int
+    part: tuple[float, float] = (0.0, 1.0)
 
 
 class Shards:
@@ -248,13 +251,33 @@ class Shards:
         shards = np.searchsorted(self._layout.ends, places, side="right")
         # Positions ascend, so a stable sort by shard leaves each shard's first and last at its edges.
         order = np.argsort(shards, kind="stable")
-        edges = np.flatnonzero(np.diff(shards[order])) + 1
-        firsts, lasts = order[np.append(0, edges)], order[np.append(edges, len(order)) - 1]
-        for shard, first, last in zip(shards[firsts].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        begins = np.append(0, np.flatnonzero(np.diff(shards[order])) + 1)
+        ends = np.append(begins[1:], len(order))
+        firsts, lasts = order[begins], order[ends - 1]
+        found = shards[firsts]
+        parts = self._parts_of(found, places[order], begins, ends)
+        for shard, first, last, part in zip(found.tolist(), firsts.tolist(), lasts.tolist(), parts, strict=True):
             k = bisect_right(self._first_shards, shard) - 1
             number = self._numbers[k]
             if number is not None:
-                yield Visit(at + first, at + last, number, shard - self._first_shards[k])
+                yield Visit(at + first, at + last, number, shard - self._first_shards[k], part)
+
+    def _parts_of(self, shards: Indices, places: Indices, begins: Indices, ends: Indices) -> list[tuple[float, float]]:
+        """`Visit.part` of visits to ``shards``, of which ``places[begins:ends]`` are the samples."""
+        if self._layout is None:
+            return []
+        stops = self._layout.ends[shards]
+        starts = np.where(shards > 0, self._layout.ends[shards - 1], 0)
+        lows, highs = np.minimum.reduceat(places, begins), np.maximum.reduceat(places, begins) + 1
+        is_dense = 2 * (ends - begins) >= highs - lows
+        lengths = stops - starts
+        return list(
+            zip(
+                ((lows - starts) / lengths * is_dense).tolist(),
+                ((highs - starts) / lengths * is_dense).tolist(),
+                strict=True,
+            )
+        )
 
 
 class ShardCounts:

@@ -268,6 +268,10 @@ class PrefetchWindow:
         found = [(shard.upcoming[0].first, key) for key, shard in self._shards.items() if shard.is_near]
         return [key for _, key in sorted(found) if self._shards[key].is_present]
 
+    def next_visit(self, key: ShardKey) -> Visit:
+        """The next visit of a shard that is within reach."""
+        return self._shards[key].upcoming[0]
+
     # --- inside
 
     def _look(self) -> list[Visit]:

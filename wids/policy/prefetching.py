@@ -13,6 +13,8 @@ FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
 # Requests for samples that a process has under way: one for each REQUEST_SECONDS of a store's delay, which is about
 # what a request takes of a processor. More would only wait in this process.
 MIN_REQUESTS, MAX_REQUESTS, REQUEST_SECONDS = 8, 64, 0.001
+# Of the memory that is free, a fourth is filled with files on network file systems that will be read.
+_MEMORY_SHARE = 4
 # How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
 MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
 # Visits to shards that are looked at, and indices of one visit.
@@ -120,6 +122,11 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int,
     else:  # however large the shards are: the next window must be cached when this one ends
         found = max(AHEAD_BYTES // ranks, shards * typical)
     return found if limit is None else min(found, limit)
+
+
+def memory_ahead(free: int, ranks: int) -> int:
+    """The maximum number of bytes that one of so many ranks reads into memory ahead, where so many are free."""
+    return free // _MEMORY_SHARE // ranks
 
 
 def needed_shards(mixed: int, ranks: int, *, total: int) -> int:

@@ -34,12 +34,15 @@ def test_a_draw_in_the_middle_of_another(monkeypatch):
     inner, outer = CASES[:2]
     found = []
 
-    class Interrupted(np.random.Philox):
-        def random_raw(self, n):
-            found.append(random_words(6, **inner))
-            return super().random_raw(n)
+    class Interrupted(list):
+        """Gives a generator, and draws from another one before it is used."""
 
-    monkeypatch.setattr(permutation, "_idle", [Interrupted(0)])
+        def pop(self):
+            generator = super().pop()
+            found.append(random_words(6, **inner))
+            return generator
+
+    monkeypatch.setattr(permutation, "_idle", Interrupted([np.random.Philox(0)]))
     assert (random_words(9, **outer) == expected(9, **outer)).all()
     assert (found[0] == expected(6, **inner)).all()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from tests.support.examples import examples
-from wids.order.layout import Shards, Visit
+from wids.order.layout import Shards
 from wids.samplers import DistributedChunkedSampler
 
 
@@ -70,7 +70,7 @@ def actual(dataset, blocks):
     for visits in shards.visits([np.array(block, np.int64) for block in blocks]):
         assert visits == sorted(visits)
         found = {}
-        for first, last, number, shard in visits:
+        for first, last, number, shard, _ in visits:
             leaf = id(shards.datasets[number])
             before = found.get((leaf, shard), (first, last))  # a leaf that is joined twice has two visits
             found[leaf, shard] = min(first, before[0]), max(last, before[1])
@@ -128,7 +128,28 @@ def test_visits_of_one_list(counts, data):
     for visits, found in zip(
         Shards(leaf, lambda _: True).visits(map(np.array, blocks)), expected(leaf, blocks), strict=True
     ):
-        assert visits == sorted(Visit(first, last, 0, shard) for (_, shard), (first, last) in found.items())
+        assert places(visits) == sorted((first, last, 0, shard) for (_, shard), (first, last) in found.items())
+
+
+@settings(max_examples=examples(100))
+@given(lengths, st.data())
+def test_parts_of_shards(counts, data):
+    """A visit says which part of its shard the samples lie in, if at least half of that are read."""
+    leaf = Leaf(counts)
+    rows = [(row / length, (row + 1) / length) for length in counts for row in range(length)]
+    n = len(leaf)
+    block = data.draw(st.lists(st.integers(-n, n - 1), max_size=12) if n else st.just([]))
+    [visits] = Shards(leaf, lambda _: True).visits([np.array(block, np.int64)])
+    for visit in visits:
+        own = [rows[index] for index in block if leaf[index][1] == visit.shard]
+        begin, end = min(own)[0], max(own)[1]
+        is_dense = 2 * len(own) >= (end - begin) * counts[visit.shard]
+        assert visit.part == pytest.approx((begin, end) if is_dense else (0, 0))
+
+
+def places(visits):
+    """Positions and shards of visits."""
+    return [visit[:4] for visit in visits]
 
 
 @pytest.mark.parametrize("counts", [(), (0,), (0, 0, 0)])
@@ -149,14 +170,14 @@ def test_lists_are_found_once():
     shards = Shards(joined, lambda leaf: leaf.is_wanted)
     assert shards.datasets == [one, two]
     [visits] = shards.visits([np.arange(len(joined))])
-    assert visits == [(4, 4, 0, 1), (5, 5, 0, 0), (6, 8, 1, 0), (9, 10, 0, 0), (11, 12, 0, 1)]
+    assert places(visits) == [(4, 4, 0, 1), (5, 5, 0, 0), (6, 8, 1, 0), (9, 10, 0, 0), (11, 12, 0, 1)]
 
 
 def test_only_what_is_asked_for_is_looked_at():
     """The sequence may be endless."""
     blocks = (np.array([n % 7]) for n in itertools.count())
     found = Shards(Leaf([3, 4]), lambda _: True).visits(blocks)
-    assert list(itertools.islice(found, 9))[-1] == [(8, 8, 0, 0)]
+    assert places(list(itertools.islice(found, 9))[-1]) == [(8, 8, 0, 0)]
 
 
 def test_random_split_and_samplers():

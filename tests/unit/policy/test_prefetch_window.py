@@ -104,7 +104,7 @@ def test_what_is_begun_is_what_a_walk_finds(reader, data):
 def sorted_by_use(keys, entered, position):
     """Shards by their next visits."""
     visits = [visit for visit in entered if visit.last >= position]
-    return sorted(keys, key=lambda key: min((visit.first, key) for visit in visits if visit[2:] == key))
+    return sorted(keys, key=lambda key: min((visit.first, key) for visit in visits if visit[2:4] == key))
 
 
 @settings(deadline=None)

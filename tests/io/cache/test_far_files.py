@@ -1,0 +1,177 @@
+"""Local shards on a network file system: read into memory ahead of a sampler, in order, within limits."""
+
+import gc
+import itertools
+import logging
+import threading
+
+import pytest
+from torch.utils.data import DataLoader
+
+from tests.support import cache_shards as shards
+from tests.support.clocks import wait_until
+from wids.cache import prefetch
+from wids.dataset import ShardListDataset
+from wids.osfiles import page_cache
+from wids.policy import prefetching
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler
+
+COUNT, ROWS = 12, 20
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Twelve local shards of twenty samples."""
+    return [str(shards.write(tmp_path / f"{k:02d}.tar", shards.shard(str(k), count=ROWS))) for k in range(COUNT)]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """All files lie on a network file system; the (path, begin, end) that were read ahead."""
+    found = []
+    monkeypatch.setattr(page_cache, "is_network", lambda _path: True)
+    monkeypatch.setattr(
+        page_cache, "read_ahead", lambda path, begin, end, *, is_cancelled: found.append((path, begin, end))
+    )
+    return found
+
+
+def make(paths, **options):
+    """A dataset of shards."""
+    return ShardListDataset([(path, ROWS) for path in paths], transformations=[], **options)
+
+
+def order_of(dataset, indices):
+    """The shards of some indices, each once, as they come."""
+    return list(dict.fromkeys(dataset.shards[dataset.locate(index).shard]["url"] for index in indices))
+
+
+def end(indices):
+    """Take the rest of an iterator, whose threads have ended then."""
+    for _ in indices:
+        pass
+    wait_until(lambda: not _threads())
+
+
+def _threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("wids-prefetch")]
+
+
+@pytest.mark.parametrize("make_sampler", [ChunkedSampler, DistributedChunkedSampler])
+def test_each_shard_is_read_ahead(paths, read, make_sampler):
+    """Whole, once in an epoch, before the first index of those that come later is drawn."""
+    dataset = make(paths)
+    options = {} if make_sampler is ChunkedSampler else {"num_replicas": 1, "rank": 0, "shuffle": True}
+    sampler = make_sampler(dataset, **options)
+    drawn = iter(sampler)
+    indices = [next(drawn)]
+    wait_until(lambda: len(read) == COUNT)
+    indices += list(drawn)
+    end(drawn)
+    assert sorted(read) == sorted((path, 0.0, 1.0) for path in paths)
+    assert set(order_of(dataset, indices)) == set(paths)
+
+
+def test_in_the_order_of_use(paths, read, monkeypatch):
+    """The shard that is needed first comes first."""
+    monkeypatch.setattr(prefetching, "MIN_UNDER_WAY", 1)
+    monkeypatch.setattr(prefetch.filesystems, "CONNECTIONS", 1)
+    dataset = make(paths)
+    indices = [row + ROWS * k for k in (5, 3, 9, 0) for row in range(ROWS)]
+    with dataset.prefetch(indices) as ahead:
+        wait_until(lambda: len(read) == 4)
+        assert list(ahead) == indices
+    assert [path for path, _, _ in read] == [paths[k] for k in (5, 3, 9, 0)]
+
+
+def test_parts_of_shards(paths, read):
+    """Of a shard read in parts at several times each part when it comes; of one that is read sparsely: none."""
+    dataset = make(paths)
+    halves = [[*range(10)], [*range(20, 40)], [*range(10, 20)]]
+    sparse = [60, 67, 74, 79]
+    drawn = dataset.prefetch([*itertools.chain(*halves), *sparse])
+    assert next(drawn) == 0
+    wait_until(lambda: len(read) >= 3)
+    end(drawn)
+    found = {(path, begin, stop) for path, begin, stop in read if stop > begin}
+    assert found <= {(paths[0], 0.0, 1.0), (paths[1], 0.0, 1.0), (paths[0], 0.0, 0.5), (paths[0], 0.5, 1.0)}
+    assert (paths[1], 0.0, 1.0) in found
+
+
+def test_the_limit_is_kept(paths, read):
+    """``prefetch`` bytes ahead, and more once the reader goes on."""
+    size = len(shards.shard("0", count=ROWS))
+    dataset = make(paths, prefetch=3 * size)
+    drawn = dataset.prefetch(range(len(dataset)))
+    wait_until(lambda: len(read) == 3)
+    for _ in range(5 * ROWS):
+        next(drawn)
+    wait_until(lambda: len(read) > 5)
+    assert len(read) < COUNT
+    drawn.close()
+    wait_until(lambda: not _threads())
+
+
+def test_no_more_than_memory_allows(paths, read, monkeypatch):
+    """A quarter of what is free, of all ranks of the node together."""
+    size = len(shards.shard("0", count=ROWS))
+    monkeypatch.setattr(page_cache, "free_memory", lambda: 16 * size)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with make(paths).prefetch(range(COUNT * ROWS)):
+        wait_until(lambda: len(read) == 2)
+    wait_until(lambda: not _threads())
+    assert len(read) == 2
+
+
+def test_what_is_near_or_not_wanted_is_left(paths, read, monkeypatch):
+    """``prefetch=False`` or 0, shards on a disk of this machine, and copies in the cache."""
+    for options in ({"prefetch": False}, {"prefetch": 0}):
+        assert make(paths, **options).prefetch_source() is None
+    monkeypatch.setattr(page_cache, "is_network", lambda _path: False)
+    assert make(paths).prefetch_source() is None
+    assert make([]).prefetch_source() is None
+    assert read == []
+
+
+def test_the_cache_has_no_part_in_it(paths, read, tmp_path, caplog):
+    """Its size limits nothing, no warning is given of it, and nothing is written there."""
+    dataset = make(paths, cache_dir=tmp_path / "cache", cache_size=1)
+    with caplog.at_level(logging.WARNING, logger="wids"):
+        drawn = iter(ChunkedSampler(dataset))
+        next(drawn)
+        wait_until(lambda: len(read) == COUNT)
+        end(drawn)
+    assert caplog.records == []
+    assert not (tmp_path / "cache").exists()
+
+
+def test_copies_for_the_cache_are_downloads(paths, read, tmp_path):
+    """With ``cache_local=True`` shards are copied ahead, as remote ones are."""
+    dataset = make(paths, cache_dir=tmp_path / "cache", cache_local=True)
+    assert dataset.prefetch_source().is_far is False
+    assert read == []
+
+
+def test_a_file_that_goes_away_is_its_readers_error(paths, monkeypatch):
+    """What cannot be read ahead ends no epoch."""
+    monkeypatch.setattr(page_cache, "is_network", lambda _path: True)
+
+    def fail(*_, **__):
+        raise OSError(5, "the server is gone")
+
+    monkeypatch.setattr(page_cache, "read_ahead", fail)
+    dataset = make(paths)
+    assert sorted(ChunkedSampler(dataset)) == list(range(len(dataset)))
+    wait_until(lambda: not _threads())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_what_they_are(paths, monkeypatch, workers):
+    """With the kernel's own calls, whatever reads them."""
+    monkeypatch.setattr(page_cache, "is_network", lambda _path: True)
+    dataset = make(paths)
+    loader = DataLoader(dataset, batch_size=8, sampler=ChunkedSampler(dataset), num_workers=workers, collate_fn=list)
+    found = sorted(sample["__key__"] + sample[".txt"].read().decode() for batch in loader for sample in batch)
+    assert found == sorted(s["__key__"] + s[".txt"].read().decode() for s in dataset)
+    gc.collect()
+    wait_until(lambda: not _threads())

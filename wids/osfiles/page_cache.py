@@ -1,0 +1,68 @@
+"""Reading files on network file systems into this machine's page cache, before they are needed. Linux; else nothing.
+
+The kernel reads ahead of one who reads a file in order. Samples are read in another order, each read waits for the
+server, and only the program knows which come next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Whose reads wait for a network, as far as the name tells. Of FUSE that is most.
+_NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
+_NETWORK |= {"ocfs2", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs", "fuse"}
+_MOUNTS = "/proc/self/mountinfo"
+# Of one call the kernel takes no more than a file system's own read-ahead, which is this by default.
+_STEP_BYTES = 128 << 10
+
+
+def is_network(path: str) -> bool:
+    """Whether the file or directory lies on a network file system; False where that is not known."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        device = os.stat(path).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                if line.split(" ", 3)[2] == number:
+                    kind = line.partition(" - ")[2].split(" ", 1)[0]
+                    return kind.partition(".")[0] in _NETWORK  # fuse.sshfs
+    return False
+
+
+def read_ahead(path: str, begin: float, end: float, *, is_cancelled: Callable[[], bool]) -> None:
+    """Have a part of a file read into memory; returns once the last of it is being read.
+
+    Args:
+        path: of the file.
+        begin: of the part, from 0 to 1.
+        end: likewise.
+        is_cancelled: asked now and then; once it says True, no more is read.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        for offset in range(int(begin * size), int(end * size), _STEP_BYTES):
+            if is_cancelled():
+                return
+            os.posix_fadvise(fd, offset, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(fd)
+
+
+def free_memory() -> int:
+    """Bytes of memory that the page cache may take without the programs of this machine having less."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as facts:
+        for line in facts:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
