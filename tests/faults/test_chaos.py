@@ -126,6 +126,7 @@ def check_next_run(cache, shards, versions=(2,)):
     assert left_behind(cache) == []
 
 
+@pytest.mark.e2e
 @rounds(40, 1000)
 def test_killed_at_each_call(prepared, cache, choose, rounds, tmp_path):
     """A process that dies at any call that changes a file or a lock leaves no wrong byte; the next run clears up."""

@@ -1,6 +1,7 @@
 """The house rules that code review would otherwise have to hold: imports go one way, the face stays light."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -59,9 +60,15 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which no test changes."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
     """Absolute names of the modules that a file imports; what only type checkers see is left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
 
     def visit(node: ast.AST) -> None:
@@ -77,7 +84,7 @@ def imports_of(path: Path, *, is_top_only: bool) -> set[str]:
                 found.update(f"{child.module}.{alias.name}" for alias in child.names)
             visit(child)
 
-    visit(tree)
+    visit(parsed(path))
     return found
 
 
@@ -107,7 +114,7 @@ def test_pure_parts_do_no_io(part):
     for path in sorted((ROOT / part).glob("*.py")):
         tops = {name.split(".")[0] for name in imports_of(path, is_top_only=False)}
         assert not tops & IMPURE, path
-        calls = {node.func.id for node in ast.walk(ast.parse(path.read_text())) if is_plain_call(node)}
+        calls = {node.func.id for node in ast.walk(parsed(path)) if is_plain_call(node)}
         assert not calls & {"open", "print", "input", "exec", "eval"}, path
 
 
@@ -134,8 +141,7 @@ def test_only_the_command_line_prints():
     for path in modules():
         if part_of(path) in ("cli", "legacy"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert not [node for node in ast.walk(tree) if is_plain_call(node) and node.func.id == "print"], path
+        assert not [node for node in ast.walk(parsed(path)) if is_plain_call(node) and node.func.id == "print"], path
 
 
 def test_public_names():
@@ -220,7 +226,7 @@ def test_legacy_names_import_as_submodules():
 def test_modules_say_what_they_are_for():
     """Every module opens with a docstring."""
     for path in modules():
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+        assert ast.get_docstring(parsed(path)), path
 
 
 @pytest.mark.e2e

@@ -98,7 +98,7 @@ CASES = [(n, lanes) for n in range(61) for lanes in range(1, 10)] + [(1009, 9), 
 @pytest.mark.parametrize("is_shuffled", [True, False])
 def test_the_sequence_is_what_the_definition_says(is_shuffled, is_dealt):
     """G[t] = lane[t % L][t // L], each sample once, for every n and L; every W reads it, pads are the lane's."""
-    for k, (n, lanes) in some(enumerate(CASES), every=13):
+    for k, (n, lanes) in some(enumerate(CASES), every=31):
         options = {
             "chunksize": (1, 3, 16, 70)[k % 4],
             "window": (1, 2, 5)[k % 3],
@@ -139,7 +139,7 @@ def test_any_part_of_the_sequence(n, lo, shards, lanes, shift, window, chunksize
 
 def test_large_steps_and_blocks():
     """Sequences longer than a block, with many lanes at once, come whole."""
-    for lanes, world in [(1, 1), (1, 3), (64, 64), (64, 48), (7, 64), (48, 1)]:
+    for lanes, world in some([(1, 3), (1, 1), (64, 48), (64, 64), (48, 1), (7, 64)], every=2):
         plan = plan_of(20_011, lanes=lanes, chunksize=100)
         found = [read(EpochOrder(plan, 0), rank, 20_011, world) for rank in range(world)]
         assert sorted(chain(*found)) == list(range(20_011))
