@@ -165,6 +165,14 @@ def test_a_crowded_cache_is_told():
     assert "too small" in said
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")
+def test_far_files_are_told():
+    """`far.py --quick` mounts a file system, and reads all samples from it in both ways."""
+    said = run_quick("far.py")
+    assert "True" in said
+    assert "too small" in said
+
+
 def test_one_sample_is_told():
     """`one.py --quick` reads a sample in each way, and sees that it is the right one."""
     said = run_quick("one.py")
