@@ -21,7 +21,7 @@ from wids.cli import app, main
 ELSEWHERE = {
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/wids demo": ("tests/e2e/test_demo.py", '"demo"'),
     "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
-    "apt-get update && apt-get install -y libarchive-tools nginx-light && python3 -m venv .venv && "
+    "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 && python3 -m venv .venv && "
     ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 3": (".ci/run", "^apt-get .*pytest"),
     '.venv/bin/pytest -n 3 -m "not e2e"': ("tests/conftest.py", "e2e"),
     ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy": (".ci/run", "ruff check ."),
