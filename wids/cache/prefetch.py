@@ -97,8 +97,10 @@ class Source(NamedTuple):
         """How far ahead one of the ranks of this node may be."""
         if not self.is_far:
             return AheadLimits(self.ahead_bytes, self.cache_size, ranks, self.directory)
-        most = prefetching.memory_ahead(page_cache.free_memory(), ranks)
-        return AheadLimits(most if self.ahead_bytes is None else min(self.ahead_bytes, most), None, ranks)
+        most = int(page_cache.free_memory() * prefetching.MEMORY_SHARE)
+        if self.ahead_bytes is None:
+            return AheadLimits(None, most, ranks)
+        return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks)
 
 
 class _UpcomingShard:
@@ -109,7 +111,7 @@ class _UpcomingShard:
         "is_in_place",
         "is_left",
         "path",
-        "read_visit",
+        "read_until",
         "retry_at",
         "shard",
         "size",
@@ -125,7 +127,7 @@ class _UpcomingShard:
         if self.is_far:
             with contextlib.suppress(OSError):
                 self.size = os.stat(self.path).st_size
-        self.read_visit = -1  # where the visit begins whose part of it was read into memory
+        self.read_until = -1  # the position of the last visit whose part of it was read into memory
         self.is_left = source.leaves is not None and source.leaves(number)  # to its readers
         self.thread: threading.Thread | None = None
         self.retry_at = 0.0  # not to be tried before; 0: at any time
@@ -144,13 +146,14 @@ class _UpcomingShard:
             return self.is_far and not self.retry_at
         return not (self.is_left or self.retry_at or self.is_cached())
 
-    def bring(self, visit: Visit, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Download it, or read what a visit needs of it into memory; whether this did. See `Downloads`."""
+    def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download it, or read what its next visits need of it into memory; whether this did. See `Downloads`."""
         if not self.is_far:
             return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled)
-        self.read_visit = visit.first
+        begin, end, count = prefetching.part_to_read(visit.part for visit in visits)
+        self.read_until = visits[count - 1].first
         with contextlib.suppress(OSError):  # its reader says so
-            page_cache.read_ahead(self.path, *visit.part, is_cancelled=is_cancelled)
+            page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
         return True
 
 
@@ -256,7 +259,7 @@ class Prefetcher:
                 file.retry_at = 0.0
                 self._window.report(key, is_present=False)
             elif file.is_far:
-                if file.read_visit != self._window.next_visit(key).first:
+                if file.read_until < self._window.upcoming(key)[0].first:
                     self._window.report(key, is_present=False)
             elif looks and not (file.is_in_place or file.is_left or file.retry_at):
                 looks -= 1  # the next ones are looked at again: other processes may have evicted them
@@ -280,7 +283,10 @@ class Prefetcher:
                 self._write_plans(is_due=True)  # eviction candidates must be judged by the same clock as this shard
             use = prefetching.with_margin(self._when(visit, self._position()), time.time())
             file.thread = threading.Thread(
-                target=self._download, args=(key, file, visit, use), daemon=True, name="wids-prefetch-one"
+                target=self._download,
+                args=(key, file, list(self._window.upcoming(key)), use),
+                daemon=True,
+                name="wids-prefetch-one",
             )
             try:
                 file.thread.start()
@@ -289,12 +295,12 @@ class Prefetcher:
                 self._ended.put((key, True, False))
                 return
 
-    def _download(self, key: ShardKey, file: _UpcomingShard, visit: Visit, use: float) -> None:
+    def _download(self, key: ShardKey, file: _UpcomingShard, visits: Sequence[Visit], use: float) -> None:
         """In a thread of its own: download one shard."""
         start = time.monotonic()
         is_complete = is_cancelled = False
         try:
-            is_complete = file.bring(visit, after=use, is_cancelled=self._cancelled.is_set)
+            is_complete = file.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
             if not is_complete and not file.is_cached():  # another process downloads it
                 file.retry_at = time.monotonic() + _AGAIN_SECONDS
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time

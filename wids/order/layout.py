@@ -188,15 +188,14 @@ class Visit(NamedTuple):
         first, last: positions in the sequence, both included.
         dataset: which of `Shards.datasets` the shard belongs to.
         shard: its number there.
-        part: where in the shard its samples lie: the shares of the shard's samples at which they begin and end, if at
-            least half of the samples between are read; else (0, 0).
+        part: where in the shard its samples lie, in shares of the shard's samples: from where, to where, and how many.
     """
 
     first: int
     last: int
     dataset: int
     shard: int
-    part: tuple[float, float] = (0.0, 1.0)
+    part: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
 
 class Shards:
@@ -262,22 +261,17 @@ class Shards:
             if number is not None:
                 yield Visit(at + first, at + last, number, shard - self._first_shards[k], part)
 
-    def _parts_of(self, shards: Indices, places: Indices, begins: Indices, ends: Indices) -> list[tuple[float, float]]:
+    def _parts_of(
+        self, shards: Indices, places: Indices, begins: Indices, ends: Indices
+    ) -> list[tuple[float, float, float]]:
         """`Visit.part` of visits to ``shards``, of which ``places[begins:ends]`` are the samples."""
         if self._layout is None:
             return []
-        stops = self._layout.ends[shards]
         starts = np.where(shards > 0, self._layout.ends[shards - 1], 0)
+        lengths = self._layout.ends[shards] - starts
         lows, highs = np.minimum.reduceat(places, begins), np.maximum.reduceat(places, begins) + 1
-        is_dense = 2 * (ends - begins) >= highs - lows
-        lengths = stops - starts
-        return list(
-            zip(
-                ((lows - starts) / lengths * is_dense).tolist(),
-                ((highs - starts) / lengths * is_dense).tolist(),
-                strict=True,
-            )
-        )
+        columns = ((lows - starts) / lengths, (highs - starts) / lengths, (ends - begins) / lengths)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class ShardCounts:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs", "fuse"}
 _MOUNTS = "/proc/self/mountinfo"
+# Of a container: the directory, its limit, and what programs take of it. Of cgroups 2 and 1.
+_CONTAINERS = (
+    ("/sys/fs/cgroup", "memory.max", "anon"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
+)
 # Of one call the kernel takes no more than a file system's own read-ahead, which is this by default.
 _STEP_BYTES = 128 << 10
 
@@ -60,9 +65,21 @@ def read_ahead(path: str, begin: float, end: float, *, is_cancelled: Callable[[]
 
 
 def free_memory() -> int:
-    """Bytes of memory that the page cache may take without the programs of this machine having less."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as facts:
+    """Bytes of memory that the page cache may take without the programs of this machine, or container, having less."""
+    free = _number_of("/proc/meminfo", "MemAvailable:", unit=1024)
+    found = [] if free is None else [free]
+    for directory, limit, used in _CONTAINERS:
+        allowed, taken = _number_of(f"{directory}/{limit}"), _number_of(f"{directory}/memory.stat", used)
+        if allowed is not None:
+            found.append(max(allowed - (taken or 0), 0))
+    return min(found, default=0)
+
+
+def _number_of(path: str, name: str = "", *, unit: int = 1) -> int | None:
+    """The number after a name in a file of the kernel, or the only one; None: there is none (``max``)."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as facts:
         for line in facts:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
+            words = line.split()
+            if not name or words[0] == name:
+                return int(words[-1 if not name else 1]) * unit
+    return None

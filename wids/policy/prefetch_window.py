@@ -268,9 +268,9 @@ class PrefetchWindow:
         found = [(shard.upcoming[0].first, key) for key, shard in self._shards.items() if shard.is_near]
         return [key for _, key in sorted(found) if self._shards[key].is_present]
 
-    def next_visit(self, key: ShardKey) -> Visit:
-        """The next visit of a shard that is within reach."""
-        return self._shards[key].upcoming[0]
+    def upcoming(self, key: ShardKey) -> Sequence[Visit]:
+        """The next visits of a shard that is within reach, in order, as far as they were looked at."""
+        return self._shards[key].upcoming
 
     # --- inside
 

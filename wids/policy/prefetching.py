@@ -6,6 +6,11 @@ ranges by them; so do simulations, which therefore cannot drift from the real ca
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # Byte ranges that a process downloads at a time, and the minimum number of shards: while one is verified and written
 # out, the others keep the connections busy.
 CONNECTIONS, MIN_UNDER_WAY = 8, 3
@@ -13,8 +18,9 @@ FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
 # Requests for samples that a process has under way: one for each REQUEST_SECONDS of a store's delay, which is about
 # what a request takes of a processor. More would only wait in this process.
 MIN_REQUESTS, MAX_REQUESTS, REQUEST_SECONDS = 8, 64, 0.001
-# Of the memory that is free, a fourth is filled with files on network file systems that will be read.
-_MEMORY_SHARE = 4
+# Of the free memory, what is filled with files on network file systems ahead of their use; and of what is read so of a
+# file, the share that must be needed.
+MEMORY_SHARE, _MIN_NEEDED = 0.25, 0.5
 # How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
 MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
 # Visits to shards that are looked at, and indices of one visit.
@@ -124,9 +130,25 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int,
     return found if limit is None else min(found, limit)
 
 
-def memory_ahead(free: int, ranks: int) -> int:
-    """The maximum number of bytes that one of so many ranks reads into memory ahead, where so many are free."""
-    return free // _MEMORY_SHARE // ranks
+def part_to_read(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float, int]:
+    """The part of a shard on a network file system that is read into memory ahead of visits to it.
+
+    That is all between the first and the last sample of the visits, of as many of them as make half of that needed: a
+    visit may be a few samples here and there of a shard of which later ones read the rest.
+
+    Args:
+        parts: of the next visits, in order; see `wids.order.layout.Visit`.
+
+    Returns:
+        From where and to where, from 0 to 1, and how many of the visits that serves; (0, 0, 1): none of them.
+    """
+    found = (0.0, 0.0, 1)
+    low, high, total = 1.0, 0.0, 0.0
+    for number, (begin, end, share) in enumerate(parts, 1):
+        low, high, total = min(low, begin), max(high, end), total + share
+        if total >= _MIN_NEEDED * (high - low):
+            found = (low, high, number)
+    return found
 
 
 def needed_shards(mixed: int, ranks: int, *, total: int) -> int:

@@ -98,6 +98,19 @@ def test_parts_of_shards(paths, read):
     assert (paths[1], 0.0, 1.0) in found
 
 
+def test_samples_here_and_there_of_a_whole_shard(paths, read, monkeypatch):
+    """Several shards are mixed, a few samples of each in a block of the order: each is read whole, once."""
+    monkeypatch.setattr(prefetching, "BLOCK", 8)
+    dataset = make(paths)
+    order = [row * 7 % ROWS + ROWS * k for row in range(ROWS) for k in range(4)]
+    drawn = dataset.prefetch(order)
+    next(drawn)
+    wait_until(lambda: len(read) >= 4)
+    end(drawn)
+    assert sorted(path for path, begin, stop in read if stop > begin) == paths[:4]
+    assert all(stop - begin > 0.9 for _, begin, stop in read if stop > begin)
+
+
 def test_the_limit_is_kept(paths, read):
     """``prefetch`` bytes ahead, and more once the reader goes on."""
     size = len(shards.shard("0", count=ROWS))
@@ -115,7 +128,7 @@ def test_the_limit_is_kept(paths, read):
 def test_no_more_than_memory_allows(paths, read, monkeypatch):
     """A quarter of what is free, of all ranks of the node together."""
     size = len(shards.shard("0", count=ROWS))
-    monkeypatch.setattr(page_cache, "free_memory", lambda: 16 * size)
+    monkeypatch.setattr(page_cache, "free_memory", lambda: 16 * size + 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with make(paths).prefetch(range(COUNT * ROWS)):
         wait_until(lambda: len(read) == 2)

@@ -85,3 +85,28 @@ def test_memory():
     """What is free is more than nothing and less than this machine has."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < page_cache.free_memory() <= total or sys.platform != "linux"
+
+
+@pytest.mark.parametrize(
+    ("limit", "stat", "found"),
+    [
+        ("1000000", "anon 300000\nfile 500000\n", 700_000),
+        ("1000000", "file 500000\n", 1_000_000),
+        ("200000", "anon 300000\n", 0),
+    ],
+)
+def test_memory_of_a_container(tmp_path, monkeypatch, limit, stat, found):
+    """Its limit, less what programs take; what the page cache takes may be taken again."""
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    monkeypatch.setattr(page_cache, "_CONTAINERS", [(str(tmp_path), "memory.max", "anon")])
+    assert page_cache.free_memory() == found
+
+
+def test_a_container_without_a_limit(tmp_path, monkeypatch):
+    """Has the machine's memory."""
+    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(page_cache, "_CONTAINERS", [(str(tmp_path), "memory.max", "anon")])
+    machine = page_cache.free_memory()
+    monkeypatch.setattr(page_cache, "_CONTAINERS", [])
+    assert machine == pytest.approx(page_cache.free_memory(), rel=0.5)

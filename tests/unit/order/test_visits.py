@@ -134,7 +134,7 @@ def test_visits_of_one_list(counts, data):
 @settings(max_examples=examples(100))
 @given(lengths, st.data())
 def test_parts_of_shards(counts, data):
-    """A visit says which part of its shard the samples lie in, if at least half of that are read."""
+    """A visit says which part of its shard the samples lie in, and what share of the shard they are."""
     leaf = Leaf(counts)
     rows = [(row / length, (row + 1) / length) for length in counts for row in range(length)]
     n = len(leaf)
@@ -142,9 +142,8 @@ def test_parts_of_shards(counts, data):
     [visits] = Shards(leaf, lambda _: True).visits([np.array(block, np.int64)])
     for visit in visits:
         own = [rows[index] for index in block if leaf[index][1] == visit.shard]
-        begin, end = min(own)[0], max(own)[1]
-        is_dense = 2 * len(own) >= (end - begin) * counts[visit.shard]
-        assert visit.part == pytest.approx((begin, end) if is_dense else (0, 0))
+        expected_part = min(own)[0], max(own)[1], len(own) / counts[visit.shard]
+        assert visit.part == pytest.approx(expected_part)
 
 
 def places(visits):
