@@ -240,12 +240,12 @@ def run_cold(bench: Bench, rows: list[Row], rounds: int) -> None:
                 with bench.child(name) as child:
                     child.greet()
                     bench.server.stats()
-                    cold = child.ask("cold", set=data, cache=cache)
+                    cold = child.ask("cold", set=data, cache=cache, is_whole=True)
                 sent = bench.server.stats()
                 _check_round(bench, rows[0], name, cold)
                 with bench.child(name) as child:
                     child.greet()
-                    warm = child.ask("cold", set=data, cache=cache)
+                    warm = child.ask("cold", set=data, cache=cache, is_whole=False)
             except ChildError as failure:
                 bench.fail(rows, name, failure)
                 continue

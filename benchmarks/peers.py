@@ -1,7 +1,7 @@
 """wids beside the loaders that people would use instead, on the same samples, in one run.
 
     python benchmarks/peers.py --data DIR                        everything; DIR keeps data and formats
-    python benchmarks/peers.py --data DIR --only wids,webdataset   under three minutes
+    python benchmarks/peers.py --data DIR --only wids,webdataset --rounds 1   two minutes
     python benchmarks/peers.py --quick --only wids,bare          seconds; the figures are meaningless
 
 Environments are made with pip, once (``--envs``). README.md beside this file explains the rows.
