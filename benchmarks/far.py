@@ -10,11 +10,9 @@ workers, which take half a millisecond for each sample; pages are dropped before
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import report
 import typer
+from one import write_shard
 from rich.table import Table
 from torch.utils.data import DataLoader
 
@@ -36,18 +35,6 @@ if TYPE_CHECKING:
 
 ROOT = str(Path(__file__).parents[1])
 WORK_SECONDS, START_SECONDS = 0.0005, 10.0
-
-
-def write_shards(directory: str, shards: int, samples: int) -> list[str]:
-    """Write shards of samples of 82 kB; returns their names."""
-    data, names = os.urandom(82_000), [f"{number:03d}.tar" for number in range(shards)]
-    for name in names:
-        with tarfile.open(os.path.join(directory, name), "w", format=tarfile.USTAR_FORMAT) as archive:
-            for number in range(samples):
-                info = tarfile.TarInfo(f"{number:06d}.bin")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    return names
 
 
 @contextmanager
@@ -110,7 +97,9 @@ def main(
         source, mountpoint = os.path.join(directory, "source"), os.path.join(directory, "mounted")
         os.mkdir(source)
         os.mkdir(mountpoint)
-        names = write_shards(source, count, samples)
+        names = [f"{number:03d}.tar" for number in range(count)]
+        for name in names:
+            write_shard(os.path.join(source, name), samples, 82_000)
         shards = [(os.path.join(mountpoint, name), samples) for name in names]
         found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         with mounted(source, mountpoint, delay_ms, mbps):

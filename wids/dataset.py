@@ -282,9 +282,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def prefetch_source(self) -> Source | None:
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
-        collection, is_far = self._collection, self._collection.is_far()
         if self.prefetching is False or self.prefetching == 0:
             return None
+        collection, is_far = self._collection, self._collection.is_far()
         if not is_far and (self.access == "range" or not collection.has_remote()):
             return None
         ahead = None if self.prefetching is True else int(self.prefetching)
@@ -296,7 +296,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             collection.shard_bytes(),
             provider.reads_early,
             lambda k: provider.takes_little(collection.shards[k], collection.lengths[k]),
-            provider.cache.placement.directory,
+            None if is_far else provider.cache.placement.directory,
             is_far,
         )
 

@@ -75,7 +75,7 @@ class Source(NamedTuple):
         shard_bytes: of a shard, about; None: not known.
         reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
-        directory: the cache directory; None: not known.
+        directory: the cache directory; None: not known, or nothing goes there.
         is_far: its shards are local ones on a network file system, to be read into memory ahead.
     """
 
@@ -279,7 +279,7 @@ class Prefetcher:
         while not self._finished and (visit := self._window.take()) is not None:
             key = visit.dataset, visit.shard
             file = self._file(key)
-            if file.store.cache_size is not None:
+            if file.store.cache_size is not None and not file.is_in_place:
                 self._write_plans(is_due=True)  # eviction candidates must be judged by the same clock as this shard
             use = prefetching.with_margin(self._when(visit, self._position()), time.time())
             file.thread = threading.Thread(
@@ -440,11 +440,9 @@ def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tu
     """Warn of caches that are too small for what is read through them, those of one directory together."""
     by_directory: dict[object, list[int]] = {}
     for number, source in enumerate(sources):
-        if source.is_far:
-            continue
         by_directory.setdefault(source.directory or id(source.store), []).append(number)
     for numbers in by_directory.values():
-        limits = [sources[number].store.cache_size for number in numbers]
+        limits = [sources[number].cache_size for number in numbers]
         limit = min((limit for limit in limits if limit is not None), default=None)
         if limit is None or all(sources[number].store.is_limit_told for number in numbers):
             continue

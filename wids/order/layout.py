@@ -254,24 +254,23 @@ class Shards:
         ends = np.append(begins[1:], len(order))
         firsts, lasts = order[begins], order[ends - 1]
         found = shards[firsts]
-        parts = self._parts_of(found, places[order], begins, ends)
+        parts = _parts_of(self._layout.ends, found, places[order], begins, ends)
         for shard, first, last, part in zip(found.tolist(), firsts.tolist(), lasts.tolist(), parts, strict=True):
             k = bisect_right(self._first_shards, shard) - 1
             number = self._numbers[k]
             if number is not None:
                 yield Visit(at + first, at + last, number, shard - self._first_shards[k], part)
 
-    def _parts_of(
-        self, shards: Indices, places: Indices, begins: Indices, ends: Indices
-    ) -> list[tuple[float, float, float]]:
-        """`Visit.part` of visits to ``shards``, of which ``places[begins:ends]`` are the samples."""
-        if self._layout is None:
-            return []
-        starts = np.where(shards > 0, self._layout.ends[shards - 1], 0)
-        lengths = self._layout.ends[shards] - starts
-        lows, highs = np.minimum.reduceat(places, begins), np.maximum.reduceat(places, begins) + 1
-        columns = ((lows - starts) / lengths, (highs - starts) / lengths, (ends - begins) / lengths)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+def _parts_of(
+    shard_ends: Indices, shards: Indices, places: Indices, begins: Indices, ends: Indices
+) -> list[tuple[float, float, float]]:
+    """`Visit.part` of visits to ``shards``, of which ``places[begins:ends]`` are the samples."""
+    starts = np.where(shards > 0, shard_ends[shards - 1], 0)
+    lengths = shard_ends[shards] - starts
+    lows, highs = np.minimum.reduceat(places, begins), np.maximum.reduceat(places, begins) + 1
+    columns = ((lows - starts) / lengths, (highs - starts) / lengths, (ends - begins) / lengths)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class ShardCounts:

@@ -299,18 +299,17 @@ class LocalReader(Reader):
 
     def _read_apart(self, row: int, fields: Collection[str] | None) -> Sample:
         """A sample member by member."""
-        _, _, starts, offsets, sizes, ids, names, ends, text = self._hot
+        _, _, starts, offsets, sizes, ids, names, _, _ = self._hot
         first, end = starts[row], starts[row + 1]
         sample: Sample = {}
         if fields is None and end - first == 1:  # lists of one member take 2 % of the time of 80 kB
-            sample[names[ids[first]]] = BytesIO(self.pread_all(((offsets[first], sizes[first]),))[0])
+            sample[names[ids[first]]] = BytesIO(self.pread(offsets[first], sizes[first]))
         else:
             wanted = [m for m in range(first, end) if fields is None or names[ids[m]] in fields]
             data = self.pread_all([(offsets[m], sizes[m]) for m in wanted])
             for m, each in zip(wanted, data):  # noqa: B905 - to be strict takes longer
                 sample[names[ids[m]]] = BytesIO(each)
-        key = text[ends[row] : ends[row + 1]]
-        sample["__key__"] = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+        sample["__key__"] = self.table.key(row)
         return sample
 
     def _check_layout(self) -> None:
