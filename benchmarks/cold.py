@@ -24,6 +24,7 @@ import jpegs
 import report
 import typer
 from children import REPLY_SECONDS, Child, ChildError
+from choices import choose
 from cold_cases import Case, list_cases
 from cold_watch import CachePeak, busy_seconds, wait_for_idle
 from rich.console import Console
@@ -177,7 +178,8 @@ def main(
 ) -> None:
     """Measure epochs over remote shards, and print medians, ratios and targets with the machine."""
     known = list_cases(before)
-    cases = _choose(only, known)
+    names = choose(only, [case.name for case in known], "contender")
+    cases = [case for case in known if case.name in names]
     given = dict(pair.split("=", 1) for pair in python or [])
     contenders = {case.contender.name: case.contender for case in cases}
     interpreters = {
@@ -221,15 +223,6 @@ def main(
             json.dump({**about, "rounds": found, "errors": errors, **summary}, stream, indent=1)
     if errors or (check and any(target["met"] is False for target in summary["targets"])):
         raise typer.Exit(1)
-
-
-def _choose(text: str, cases: list[Case]) -> list[Case]:
-    """Return those of ``cases`` that are named in ``text``, in their order; all if it is empty."""
-    asked = {name.strip() for name in text.split(",") if name.strip()}
-    known = [case.name for case in cases]
-    if unknown := asked.difference(known):
-        raise typer.BadParameter(f"no contender is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [case for case in cases if not asked or case.name in asked]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 from statistics import median
 from typing import TYPE_CHECKING
 
+import report
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -121,14 +122,8 @@ COLUMNS = (
 
 def show(console: Console, titles: dict[str, str], summary: dict, errors: dict[str, str], about: dict) -> None:
     """Print the machine, the setting, one line for each case, and the targets."""
-    spec, data = about["machine"], about["data"]
-    console.print(
-        f"{spec['cpu']}, {spec['cores']} cores, {spec['kernel']} {spec['architecture']}, "
-        f"load {spec['load']:.2f} before and {about['load_after']:.2f} after"
-    )
-    console.print(f"revision {about['revision'] or 'unknown'}, {about['seconds']:.0f} s in all")
-    for name, versions in about["versions"].items():
-        console.print(f"{name}: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+    report.show_machine(console, about)
+    data = about["data"]
     console.print(
         f"{data['samples']:,} samples in {data['shards']} shards, {data['bytes'] / 1e6:,.0f} MB; first byte after "
         f"{about['delay_ms']:g} ms, {about['mbps']:g} MB/s a connection: "

@@ -12,6 +12,7 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
+import report
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -87,12 +88,7 @@ def _ratios(given: dict[str, list[float]]) -> dict[str, float]:
 
 def show(console: Console, results: dict) -> None:
     """Print the machine, the versions, a table of figures with ratios, answers in words, and what failed."""
-    spec = results["machine"]
-    console.print(
-        f"{spec['cpu']}, {spec['cores']} cores, {spec['kernel']} {spec['architecture']}, "
-        f"load {spec['load']:.2f} before and {results['load_after']:.2f} after"
-    )
-    console.print(f"revision {results['revision'] or 'unknown'}, {results['seconds']:.0f} s in all")
+    report.show_machine(console, results)
     for name, one in results["contenders"].items():
         versions = ", ".join(f"{package} {version}" for package, version in one["versions"].items())
         console.print(escape(f"{name}: {versions}\n    {one['settings']}"))

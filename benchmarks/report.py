@@ -105,16 +105,21 @@ def revision(repository: str) -> str:
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
 
-def show(console: Console, results: list[dict], contenders: list[str], about: dict) -> None:
-    """Print the machine, the versions and one line for each row."""
+def show_machine(console: Console, about: dict) -> None:
+    """Print the machine, its load, the revision and the versions, if ``about`` has those of all contenders together."""
     spec = about["machine"]
     console.print(
         f"{spec['cpu']}, {spec['cores']} cores, {spec['kernel']} {spec['architecture']}, "
         f"load {spec['load']:.2f} before and {about['load_after']:.2f} after"
     )
     console.print(f"revision {about['revision'] or 'unknown'}, {about['seconds']:.0f} s in all")
-    for name, versions in about["versions"].items():
+    for name, versions in about.get("versions", {}).items():
         console.print(f"{name}: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+
+
+def show(console: Console, results: list[dict], contenders: list[str], about: dict) -> None:
+    """Print the machine, the versions and one line for each row."""
+    show_machine(console, about)
     table = Table(caption="median (min - max) of the rounds; ratios are medians of the rounds' ratios")
     table.add_column("row")
     table.add_column("unit")

@@ -82,7 +82,7 @@ def parse_on_error(
     log: str | os.PathLike[str] | None,
     hooks: Sequence[Hook],
 ) -> Substitutes | None:
-    """What is done about samples that fail; None: their errors are raised."""
+    """The rule for samples that fail; None: their errors are raised."""
     if on_error not in ("raise", "substitute"):
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":

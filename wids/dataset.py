@@ -149,8 +149,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             ``{"headers": {...}, "https://cdn.example.com": {"headers": {...}}}``.
         prefetch: download the upcoming shards of a wids sampler in the background of the process that iterates it; a
             number: at most so many bytes ahead; False: each shard when it is first read. Local shards on a network
-            file system (NFS, Lustre, FUSE, ...) are read into memory ahead in the same way, up to a quarter of what is
-            free (Linux).
+            file system (NFS, Lustre, FUSE, ...) are read into memory ahead in the same way, up to a quarter of the
+            free memory (Linux).
         access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of shards that are not in the cache,
             members are read by byte ranges, and no shard is downloaded: for a look at a few samples of a large data
             set. ``"auto"``: likewise, until a shard has cost as much as its download; then it is downloaded, as are

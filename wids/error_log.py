@@ -83,9 +83,9 @@ def read_rows(path: str) -> dict[str, set[int]]:
                 except (ValueError, RecursionError) as failure:
                     damaged, error = damaged + 1, ValueError(str(failure))
                     continue
-                told = msgspec.convert(raw, _Line)
-                if told.shard is not None and told.row is not None:
-                    found.setdefault(told.shard, set()).add(told.row)
+                entry = msgspec.convert(raw, _Line)
+                if entry.shard is not None and entry.row is not None:
+                    found.setdefault(entry.shard, set()).add(entry.row)
         if damaged and not found:
             raise error
     except (OSError, ValueError) as failure:

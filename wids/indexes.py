@@ -442,7 +442,7 @@ class _RemoteIndex:
         download_to(self._place, path, check=check, storage_options=self._request.storage_options)
 
     def _check(self, data: bytes | memoryview) -> Compiled:
-        """Read what has come over a network, to its last byte.
+        """Read a file that came over a network, to its last byte.
 
         Raises:
             SpecError: it is damaged. NotAllowedError: it points at local files.

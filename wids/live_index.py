@@ -57,7 +57,7 @@ class _Followed(Generic[T]):
 
 
 class LiveIndex:
-    """The index of a collection, which follows what is written into it."""
+    """The index of a collection, which follows assignments to its entries."""
 
     def __init__(self, collection: ShardCollection) -> None:
         self._collection = collection

@@ -291,7 +291,7 @@ class _EpochSampler(Sampler[int]):
             raise ValueError(f"at is {position}; it must be at most {MAX_POSITION}")
         if position < earliest:
             raise ValueError(
-                f"at is {position}, and what is read up to {earliest} is decided; load the sampler's own state_dict to "
+                f"at is {position}, and the order up to {earliest} is decided; load the sampler's own state_dict to "
                 "change the weights within an epoch that has begun"
             )
         return self._mixing.change(weights, position=position, lanes=config.lanes)

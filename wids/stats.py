@@ -74,7 +74,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     stalled_seconds: float = 0.0
 
     def price(self) -> str:
-        """What was asked of servers, in a line: requests and megabytes for shards, samples and member tables."""
+        """The requests to servers and their megabytes in a line: for shards, samples and member tables."""
         kinds = {
             "shards": (self.fetch_requests, self.fetched_bytes),
             "samples": (self.range_requests, self.range_bytes),

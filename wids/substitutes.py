@@ -70,7 +70,7 @@ def is_of_sample(error: Exception) -> bool:
 
 
 class Substitutes:
-    """What is done about samples that fail, and how many have, in this process.
+    """Replaces samples that fail, and counts them, in this process.
 
     Args:
         max_errors: the share of samples that may fail; not looked at before ten have.
@@ -181,7 +181,7 @@ def _tried(count: int) -> str:
 
 
 def _mark(sample: Sample | Exception, place: int, *, valid: bool | None) -> Sample:
-    """A sample with what is said of it; ``place``: whose place it takes, or -1.
+    """A sample with its marks; ``place``: the index whose place it takes, or -1.
 
     Raises:
         Exception: it is why the sample could not be read.

@@ -10,16 +10,15 @@ import contextlib
 import gc
 import importlib.metadata
 import json
-import os
 import platform
 import resource
 import sys
 import time
-import traceback
 from io import BytesIO
 
 import torch
 from PIL import Image, ImageOps
+from replies import answer_requests
 
 SIDE = 224
 
@@ -87,25 +86,18 @@ def _cpu_seconds() -> float:
 
 def serve(make: type[Job]) -> None:
     """Answer requests until stdin ends; argv is the path of a JSON file with what the job is given."""
-    # Libraries print to stdout; replies go out by a private copy, so that a banner cannot break the protocol.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     with open(sys.argv[1], encoding="utf-8") as stream:
         given = json.load(stream)
     job = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if request["op"] == "hello":
-                reply: dict = {"kinds": ["epoch"], "versions": _versions(("torch", "pillow", *make.packages))}
-                job = make(given)
-            else:
-                reply = run_epoch(job.loader(request["epoch"]), given["step_seconds"], given["batches"])
-        except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
-            traceback.print_exc()
-            reply = {"error": f"{type(failure).__name__}: {failure}"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+
+    def answer(request: dict) -> dict:
+        nonlocal job
+        if request["op"] == "hello":
+            job = make(given)
+            return {"kinds": ["epoch"], "versions": _versions(("torch", "pillow", *make.packages))}
+        return run_epoch(job.loader(request["epoch"]), given["step_seconds"], given["batches"])
+
+    answer_requests(answer)
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

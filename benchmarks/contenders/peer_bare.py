@@ -8,10 +8,9 @@ import os
 import tarfile
 from typing import ClassVar
 
-import torch
 from cold_worker import decode
-from peer_worker import Peer
-from torch.utils.data import DataLoader, Dataset
+from map_style import MapStylePeer
+from torch.utils.data import Dataset
 
 
 class Offsets(Dataset):
@@ -36,7 +35,7 @@ class Offsets(Dataset):
         return decode(sample[1], sample[2]) if self.is_decoded else sample
 
 
-class BarePeer(Peer):
+class BarePeer(MapStylePeer):
     """Offsets read once by ``tarfile``, a ``RandomSampler``, torch's DataLoader."""
 
     settings = "mapped tars and a list of offsets; RandomSampler"
@@ -45,18 +44,6 @@ class BarePeer(Peer):
         "job": "keeps no state",
         "open_many": "maps each shard",
     }
-
-    def key(self, sample) -> str:
-        """See `Peer.key`."""
-        return sample[0]
-
-    def payload(self, sample) -> bytes:
-        """See `Peer.payload`."""
-        return sample[1]
-
-    def label(self, sample) -> int:
-        """See `Peer.label`."""
-        return int(sample[2])
 
     def prepare(self, name: str) -> None:
         """The offsets of all members."""
@@ -71,27 +58,9 @@ class BarePeer(Peer):
         with open(os.path.join(self.own(name), "offsets.json"), "w", encoding="utf-8") as stream:
             json.dump(rows, stream)
 
-    def items(self, name: str):
+    def dataset(self, name: str, *, is_decoded: bool) -> Offsets:
         """A list of offsets and slices of maps."""
-        dataset = Offsets(self.own(name), self.tars(name), is_decoded=False)
-        return len(dataset), dataset.__getitem__
-
-    def loader(self, name: str, workers: int, *, is_decoded: bool):
-        """A permutation of everything."""
-        loader = DataLoader(
-            Offsets(self.own(name), self.tars(name), is_decoded=is_decoded),
-            batch_size=self.batch,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=None if is_decoded else list,
-        )
-
-        def epoch(number: int) -> DataLoader:
-            torch.manual_seed(number)
-            return loader
-
-        return epoch
+        return Offsets(self.own(name), self.tars(name), is_decoded=is_decoded)
 
 
 CONTENDER = BarePeer

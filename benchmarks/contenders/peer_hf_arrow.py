@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import datasets
-import torch
 from cold_worker import decode
-from peer_worker import Peer
-from torch.utils.data import DataLoader, default_collate
+from map_style import MapStylePeer
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
 
 datasets.disable_progress_bars()
 
@@ -23,12 +25,7 @@ def decode_rows(rows: dict) -> dict:
     return {"picture": [picture for picture, _ in pairs], "label": [label for _, label in pairs]}
 
 
-def collate_decoded(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures and labels."""
-    return default_collate([(sample["picture"], sample["label"]) for sample in samples])
-
-
-class ArrowPeer(Peer):
+class ArrowPeer(MapStylePeer):
     """``load_dataset("webdataset")`` and ``save_to_disk`` once, then ``load_from_disk``; torch's DataLoader."""
 
     packages = ("datasets", "pyarrow")
@@ -58,36 +55,19 @@ class ArrowPeer(Peer):
         with tempfile.TemporaryDirectory(dir=self.home) as cache:
             convert(self.tars(name), cache).save_to_disk(self.own(name))
 
-    def items(self, name: str):
-        """``dataset[i]``."""
+    def dataset(self, name: str, *, is_decoded: bool):
+        """See `MapStylePeer.dataset`."""
         dataset = datasets.load_from_disk(self.own(name))
-        return len(dataset), dataset.__getitem__
+        return dataset.with_transform(decode_rows) if is_decoded else dataset
 
-    def loader(self, name: str, workers: int, *, is_decoded: bool):
-        """A permutation of everything."""
-        dataset = datasets.load_from_disk(self.own(name))
-        return self._loader(dataset, workers, is_decoded=is_decoded, persistent_workers=workers > 0)
-
-    def _loader(self, dataset, workers: int, *, is_decoded: bool, persistent_workers: bool):
-        loader = DataLoader(
-            dataset.with_transform(decode_rows) if is_decoded else dataset,
-            batch_size=self.batch,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=persistent_workers,
-            collate_fn=collate_decoded if is_decoded else list,
-        )
-
-        def epoch(number: int) -> DataLoader:
-            torch.manual_seed(number)
-            return loader
-
-        return epoch
+    def collate_decoded(self, samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pictures and labels."""
+        return super().collate_decoded([(sample["picture"], sample["label"]) for sample in samples])
 
     def remote_loader(self, name: str, cache: str) -> DataLoader:
         """``load_dataset`` of the URLs: it downloads all tars and makes an Arrow file of them first."""
         urls = [f"{self.url}/tars/{name}/{shard}" for shard in self.sets[name]["shards"]]
-        return self._loader(convert(urls, cache), 2, is_decoded=True, persistent_workers=False)(0)
+        return self.epochs(convert(urls, cache).with_transform(decode_rows), 2, is_decoded=True, is_kept=False)(0)
 
 
 def convert(tars: list[str], cache: str) -> datasets.Dataset:

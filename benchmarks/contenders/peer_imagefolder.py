@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import tar_samples
-import torch
 from cold_worker import decode
-from peer_worker import Peer
-from torch.utils.data import DataLoader, default_collate
+from map_style import MapStylePeer
 from torchvision.datasets import ImageFolder
+
+if TYPE_CHECKING:
+    import torch
 
 
 def read(path: str) -> tuple[str, bytes]:
@@ -30,12 +31,7 @@ def key_of(path: str) -> str:
     return os.path.basename(path).partition(".")[0]
 
 
-def collate_decoded(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures and their numbers; the class that is the folder's number is left out."""
-    return default_collate([sample for sample, _class in samples])
-
-
-class ImageFolderPeer(Peer):
+class ImageFolderPeer(MapStylePeer):
     """``ImageFolder(root, loader=...)``, torch's DataLoader with ``shuffle=True``; a sample is ((path, bytes), class).
 
     A folder has the pictures of one tar: a class of as many pictures. The number that the other loaders have as label
@@ -75,27 +71,13 @@ class ImageFolderPeer(Peer):
                 with open(os.path.join(folder, f"{sample['key']}.{field}"), "wb") as stream:
                     stream.write(sample["payload"])
 
-    def items(self, name: str):
-        """``dataset[i]``."""
-        dataset = ImageFolder(self.own(name), loader=read)
-        return len(dataset), dataset.__getitem__
+    def dataset(self, name: str, *, is_decoded: bool) -> ImageFolder:
+        """See `MapStylePeer.dataset`."""
+        return ImageFolder(self.own(name), loader=read_decoded if is_decoded else read)
 
-    def loader(self, name: str, workers: int, *, is_decoded: bool):
-        """A permutation of everything."""
-        loader = DataLoader(
-            ImageFolder(self.own(name), loader=read_decoded if is_decoded else read),
-            batch_size=self.batch,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=collate_decoded if is_decoded else list,
-        )
-
-        def epoch(number: int) -> DataLoader:
-            torch.manual_seed(number)
-            return loader
-
-        return epoch
+    def collate_decoded(self, samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pictures and their numbers; the class that is the folder's number is left out."""
+        return super().collate_decoded([sample for sample, _class in samples])
 
 
 CONTENDER = ImageFolderPeer

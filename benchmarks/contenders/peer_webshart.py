@@ -6,11 +6,10 @@ import json
 import os
 from typing import ClassVar
 
-import torch
 import webshart
 from cold_worker import decode
-from peer_worker import Peer
-from torch.utils.data import DataLoader, Dataset
+from map_style import MapStylePeer
+from torch.utils.data import Dataset
 
 
 class Rows(Dataset):
@@ -35,7 +34,7 @@ class Rows(Dataset):
         return decode(sample[1], sample[2]) if self.is_decoded else sample
 
 
-class WebshartPeer(Peer):
+class WebshartPeer(MapStylePeer):
     """``open_shard(...).read_file`` behind torch's DataLoader: its own loaders have no order but the stored one."""
 
     packages = ("webshart",)
@@ -45,48 +44,15 @@ class WebshartPeer(Peer):
         "job": "its TarDataLoader keeps a state, but has no ranks, no workers and no shuffling",
     }
 
-    def key(self, sample) -> str:
-        """See `Peer.key`."""
-        return sample[0]
-
-    def payload(self, sample) -> bytes:
-        """See `Peer.payload`."""
-        return sample[1]
-
-    def label(self, sample) -> int:
-        """See `Peer.label`."""
-        return int(sample[2])
-
     def prepare(self, name: str) -> None:
         """What ``webshart extract-metadata`` does: a JSON index of each tar."""
         extractor = webshart.MetadataExtractor()
         extractor.extract_metadata(source=self.sets[name]["directory"], destination=self.own(name), max_workers=4)
 
-    def _rows(self, name: str, *, is_decoded: bool) -> Rows:
+    def dataset(self, name: str, *, is_decoded: bool) -> Rows:
+        """Two reads for a sample, one for each field."""
         found = self.sets[name]
         return Rows(found["directory"], self.own(name), found["field"], is_decoded=is_decoded)
-
-    def items(self, name: str):
-        """Two reads, one for each field."""
-        rows = self._rows(name, is_decoded=False)
-        return len(rows), rows.__getitem__
-
-    def loader(self, name: str, workers: int, *, is_decoded: bool):
-        """A permutation of everything."""
-        loader = DataLoader(
-            self._rows(name, is_decoded=is_decoded),
-            batch_size=self.batch,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=None if is_decoded else list,
-        )
-
-        def epoch(number: int) -> DataLoader:
-            torch.manual_seed(number)
-            return loader
-
-        return epoch
 
     def prepare_many(self, count: int) -> None:
         """Empty tars, and an index of each: one that is missing cannot be opened."""

@@ -19,10 +19,10 @@ import platform
 import random
 import sys
 import time
-import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from replies import answer_requests
 from tar_samples import MODULUS, digest_of
 
 if TYPE_CHECKING:
@@ -276,22 +276,16 @@ def serve(make: type[Peer], *, import_seconds: float) -> None:
         make: the contender.
         import_seconds: that its module took.
     """
-    # Libraries print to stdout; replies go out by a private copy, so that a banner cannot break the protocol.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     with open(sys.argv[1], encoding="utf-8") as stream:
         given = json.load(stream)
     service = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            # Here and not before the loop: a library that fails to start is told to the runner.
-            service = service or _Service(make(given), import_seconds)
-            reply = getattr(service, request["op"])(request)
-        except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
-            traceback.print_exc()
-            reply = {"error": f"{type(failure).__name__}: {failure}"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+
+    def answer(request: dict) -> dict:
+        nonlocal service
+        # Here, for a library that fails to start is told to the runner.
+        service = service or _Service(make(given), import_seconds)
+        return getattr(service, request["op"])(request)
+
+    answer_requests(answer)
     # Some loaders leave threads or processes that would keep the interpreter from ending.
     os._exit(0)

@@ -12,15 +12,15 @@ import gc
 import hashlib
 import importlib
 import json
-import os
 import platform
 import random
 import subprocess
 import sys
 import time
-import traceback
 from importlib import metadata
 from typing import NamedTuple
+
+from replies import answer_requests
 
 KINDS = (
     "items",  # one sample at a time, by index
@@ -161,20 +161,14 @@ class _Service:
 
 def serve(make: type[Contender]) -> None:
     """Answer requests until stdin ends; argv is the manifest's path and the scratch directory."""
-    # Libraries print to stdout; replies go out by a private copy, so that a banner cannot break the protocol.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     with open(sys.argv[1], encoding="utf-8") as stream:
         sets = json.load(stream)["sets"]
     service = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            # Here and not before the loop: a library that fails to import or to start is told to the runner.
-            service = service or _Service(make(sets, sys.argv[2]))
-            reply = getattr(service, request["op"])(request)
-        except Exception as failure:  # noqa: BLE001  (handed to the runner, which decides)
-            traceback.print_exc()
-            reply = {"error": f"{type(failure).__name__}: {failure}"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+
+    def answer(request: dict) -> dict:
+        nonlocal service
+        # Here, for a library that fails to start is told to the runner.
+        service = service or _Service(make(sets, sys.argv[2]))
+        return getattr(service, request["op"])(request)
+
+    answer_requests(answer)

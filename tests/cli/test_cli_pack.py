@@ -832,12 +832,12 @@ def test_nothing_is_written_over_what_is_packed(tmp_path):
     """Neither into the folder that is packed, nor over a dataset's own shards or index, not even with --overwrite."""
     put(tmp_path / "in", {"0.txt": "0"})
     for output in ("in/f-%d.tar", "in/more/f-%d.tar"):
-        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+        with pytest.raises(WidsError, match="into, or over, the files to be packed"):
             pack_files(tmp_path / "in", tmp_path / output, overwrite=True)
     index = write_index(tmp_path / "data", (3, 4))
     before = shown(index)
     for output in ("data/s%d.tar", "data/index-%d.tar"):
-        with pytest.raises(WidsError, match="into, or over, what is to be packed"):
+        with pytest.raises(WidsError, match="into, or over, the files to be packed"):
             pack_dataset(index, tmp_path / output, overwrite=True)
     assert shown(index) == before
     assert pack_dataset(index, tmp_path / "data/t%d.tar").samples == 7

@@ -52,13 +52,12 @@ def forked_ranks(world):
 
 
 class Program:
-    """A program of Python that runs, with the methods of ``subprocess.Popen`` that the tests call."""
+    """A process of ``multiprocessing`` that runs, with the methods of ``subprocess.Popen`` that are called here."""
 
-    def __init__(self, command, *, env, output):
-        arguments = list(map(str, command)), dict(env), str(output)
-        self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=arguments)
-        self._process.start()
-        self.pid, self.terminate = self._process.pid, self._process.terminate
+    def __init__(self, process):
+        self._process = process
+        process.start()
+        self.pid, self.terminate, self.kill = process.pid, process.terminate, process.kill
 
     def poll(self):
         """The exit code, as of a process of one's own; None while it runs."""
@@ -77,9 +76,8 @@ class Program:
             os.kill(self.pid, number)
 
 
-def _run(command, env, output):
-    """In the process of a program: make all as if Python had been started with it."""
-    os.setsid()
+def become(command, env, output):
+    """In a process of ``multiprocessing`` with its own session: make all as if Python had been started with it."""
     multiprocessing.set_start_method(None, force=True)  # Python's default, whatever is the tests' own
     with open(output, "ab") as stream:
         for descriptor in (1, 2):
@@ -94,10 +92,16 @@ def _run(command, env, output):
         atexit._run_exitfuncs()
 
 
+def _run(*arguments):
+    os.setsid()
+    become(*arguments)
+
+
 def start(command, *, env, output):
     """Start a command in a session of its own, which adds what it prints to the file ``output``."""
     if command[0] == sys.executable and command[1].endswith(".py"):
-        return Program(command[1:], env=env, output=output)
+        arguments = list(map(str, command[1:])), dict(env), str(output)
+        return Program(multiprocessing.get_context("forkserver").Process(target=_run, args=arguments))
     with open(output, "ab") as stream:
         return subprocess.Popen(command, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
 

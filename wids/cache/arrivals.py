@@ -85,7 +85,7 @@ class Arrivals:
             cancelled.set()
 
     def can_arrive(self) -> bool:
-        """Whether what is read early will be in the cache at some time.
+        """Whether shards that are read early will be in the cache at some time.
 
         A worker of a loader may live for less time than a download takes, and would begin the same ones again and
         again: it reads early what the sampler's process downloads.

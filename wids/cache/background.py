@@ -18,7 +18,7 @@ _END_SECONDS = 5.0
 
 
 class Downloading(Protocol):
-    """What has threads that download."""
+    """An object that has threads that download."""
 
     def end(self, *, is_finished: bool) -> None:
         """Begin no more; downloads under way are finished, or abandoned."""

@@ -6,7 +6,7 @@
     .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
     .wids/indexes/DIGEST.rows       the rows of a remote view (`wids.cache.view_rows`)
 
-Rules: a file appears whole, by ``os.replace``, and is never changed; of an index, the name says what is in it, so two
+Rules: a file appears whole, by ``os.replace``, and is never changed; an index is named by its content's digest, so two
 writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index
 names the servers that credentials go to. They count neither as shards nor against ``cache_size``, and no cleaner
 deletes them; those that were not opened for a month are deleted when the next one is written. Where the directory
@@ -199,7 +199,7 @@ class CompiledIndexes:
         self._directory.make_indexes()
 
     def _sweep(self) -> None:
-        """Delete what was not opened for long, and what killed processes left half written."""
+        """Delete files that were not opened for long, and those that killed processes left half written."""
         oldest = time.time() - _UNUSED_SECONDS
         for folder, pattern in ((self._directory.indexes, _OWN_NAME), (self._directory.own, _PART)):
             with contextlib.suppress(OSError):

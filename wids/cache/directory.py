@@ -294,7 +294,7 @@ def directory_of(path: str) -> tuple[CacheDirectory, str]:
 
 @contextlib.contextmanager
 def using(directory: str) -> Iterator[None]:
-    """Do in a cache directory what is in the block.
+    """A block of code that uses a cache directory.
 
     Raises:
         CacheError: the directory cannot be used.

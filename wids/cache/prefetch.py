@@ -437,7 +437,7 @@ def prefetch(
 
 
 def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tuple[int, int, int]]) -> None:
-    """Warn of caches that are too small for what is read through them, those of one directory together."""
+    """Warn of caches that are too small for the shards read through them, those of one directory together."""
     by_directory: dict[object, list[int]] = {}
     for number, source in enumerate(sources):
         by_directory.setdefault(source.directory or id(source.store), []).append(number)

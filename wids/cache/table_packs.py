@@ -164,7 +164,7 @@ class TablePacks:
         return None
 
     def read_stored(self, url: str, shard: Shard, *, shard_bytes: int, seconds: float) -> bytes | None:
-        """The table of a shard in the pack at ``url``, whatever it is; None: it has none, or cannot be used.
+        """The table of a shard in the pack at ``url``, unchecked; None: it has none, or cannot be used.
 
         Raises:
             TableError: it is too long to be one. FetchError: it cannot be had.

@@ -95,11 +95,11 @@ class ViewRows:
 
     def _unpack(self, data: bytes | memoryview) -> Any:
         found = view_file.unpack_rows(data, counts=self._counts, place=self._url)
-        facts, told = (view_file.checksum_of(data), len(found[1])), (self._view.rows_checksum, self._view.nsamples)
-        if facts != told:
+        facts, expected = (view_file.checksum_of(data), len(found[1])), (self._view.rows_checksum, self._view.nsamples)
+        if facts != expected:
             raise SpecError(
                 f"{self._url}: are the rows of another view: their (rows_checksum, nsamples) is {facts}, and this one "
-                f"says {told}; save the view again",
+                f"says {expected}; save the view again",
                 path="rows",
             )
         return found

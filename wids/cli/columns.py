@@ -23,7 +23,7 @@ columns_app = typer.Typer(
 
 @dataclass(frozen=True)
 class ColumnFlags:
-    """What is read of each sample."""
+    """The columns, and the members that they come from."""
 
     field: Annotated[
         list[str] | None,

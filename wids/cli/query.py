@@ -22,7 +22,7 @@ _MAX_ROWS = 200
 
 @dataclass(frozen=True)
 class QueryFlags:
-    """What is asked, and how it is answered."""
+    """The columns, and the form of the answer."""
 
     columns: Columns = None
     is_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False
@@ -94,7 +94,7 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
 
 
 def _check_names(names: list[str], sql: str) -> None:
-    """See that columns are told apart, where their names do that.
+    """See that the names tell columns apart.
 
     Raises:
         QueryError: they are not.

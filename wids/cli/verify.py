@@ -107,7 +107,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
 
     Local shards are read where they are. Others come into the temporary directory ($TMPDIR), one for each of --jobs at
     a time (by default 8; with --decode one for each core), and are deleted when they have been looked at. All shards
-    are looked at, whatever is wrong with some; if anything is, the exit code is 1. On a Ray cluster, each node reads
+    are looked at, also after one with a problem; with any problem the exit code is 1. On a Ray cluster, each node reads
     the shards that it looks at, and the report is the same.
 
     Killed and started again, it goes on where it was: shards that were checked, and have not changed since, nor has

@@ -36,7 +36,7 @@ _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 _WINDOW_BYTES = 1 << 14  # fed at a time: the rest of the data is copied once for each gzip member
 
-_TRUST = "if you trust whoever wrote these shards, pass allow_pickle=True (to the dataset or to wids.SampleDecoder)"
+_TRUST = "if you trust the writer of these shards, pass allow_pickle=True (to the dataset or to wids.SampleDecoder)"
 
 
 class Options(NamedTuple):

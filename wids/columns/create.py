@@ -85,7 +85,7 @@ def create_columns(
         index: as the first argument of a dataset.
         output: path of the Parquet file. Beside it stands its ``.state``, and until it is done ``.journal`` and
             ``.parts``.
-        spec: what is read of each sample, beside what member tables say; see `wids.columns.spec.parse_spec`.
+        spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
         storage_options: for fsspec.
         options: what runs it; by default threads, and processes where many local samples are parsed.
         show: called now and then.

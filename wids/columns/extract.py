@@ -1,6 +1,6 @@
 """The columns of one shard, from its member table and the members that are asked for.
 
-A function of the shard and of what is asked for, which any process on any machine can run. A local shard is read in
+A function of the shard and of the rules, which any process on any machine can run. A local shard is read in
 place. Of a remote one the members are read by byte ranges, unless downloading it is cheaper (small members, no member
 table beside it): then it is copied into a directory of its own, which is gone afterwards.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
-# What comes in the time of a request at least: samples of fewer bytes are copied with their shard.
+# At least so much comes in the time of a request: samples of fewer bytes are copied with their shard.
 _REQUEST_BYTES = 32 << 10
 # An extension that has no decoder, so that its members are inflated, and that is all.
 _INFLATED = ".wids-inflated.gz"
@@ -52,12 +52,12 @@ _MAX_NAMED = 10
 
 
 class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is kept of the columns of one shard.
+    """The record of the columns of one shard.
 
     Attributes:
         url: of the shard. nsamples: in it.
         size, mark: its version; see `wids.jobs.discovery.Found`.
-        spec: digest of what was asked for.
+        spec: digest of the rules.
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
         extensions: of the members; empty where they are more than there are columns for.
         unparsed: members that could not be parsed, and are null.
@@ -83,7 +83,7 @@ class Part(msgspec.Struct, kw_only=True):
     """The columns of one shard.
 
     Attributes:
-        facts: what is kept of it.
+        facts: its record.
         data: a table with the columns key, bytes, those of the rules, and the sizes of each extension, under its name;
             an Arrow stream. None: the shard is unchanged.
         trouble: why the first of its members that could not be parsed could not.
@@ -102,7 +102,7 @@ class ExtractTask(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         shard: which.
-        spec: what is read of it.
+        spec: the rules.
         known: of an earlier run; if the shard is still the same, it is not read.
         storage_options, allow_pipe: as of a dataset.
     """

@@ -42,7 +42,7 @@ class WithColumns:
             A ``pyarrow.Table``; its rows are in no order unless the statement says one.
 
         Raises:
-            QueryError: it is not one SELECT, names what is not there, or takes more than 512 MiB and the temporary
+            QueryError: it is not one SELECT, has an unknown name, or takes more than 512 MiB and the temporary
                 directory. KeyboardInterrupt: Ctrl-C, after which DuckDB has stopped. ColumnsError: there are no
                 columns, or of another index; how to make them.
             DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).

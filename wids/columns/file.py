@@ -1,6 +1,6 @@
 """A table of columns as a file: Parquet, one row for each sample in index order, with what it was made from.
 
-Beside an index ``train.json`` lies ``train.columns.parquet``. What is under ``wids`` in the metadata of the Parquet is
+Beside an index ``train.json`` lies ``train.columns.parquet``. The value of ``wids`` in the metadata of the Parquet is
 a `TableFacts` as JSON; a file without it was not made by ``wids columns create`` and is not taken for one.
 """
 

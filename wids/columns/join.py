@@ -37,7 +37,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
         table: path or URL of a Parquet file, a ``pyarrow.Table``, or a pandas ``DataFrame``.
         on: ``"key"`` or ``"index"``: a column of the table, and what of the samples it is; of a view's, its own index.
         columns: which columns of it; None: all but key and index.
-        missing: what is done where samples have no row in it: null, or an error.
+        missing: the value of samples that have no row in it: null, or an error.
     """
 
     table: Any
@@ -197,7 +197,7 @@ def _find_rows(
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The table's row of each sample; -1: none."""
     column = given.read([on]).column(on)
-    if not len(column):  # of whatever type
+    if not len(column):  # of any type
         return np.full(samples.count, -1, np.int64)
     rows = _rows_by_index(column, samples.count) if on == "index" else _rows_by_key(column, samples, keys)
     del column  # before the other columns are read

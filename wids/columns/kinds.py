@@ -1,4 +1,4 @@
-"""From values of samples to typed columns, the same whatever the shards are read together with.
+"""From values of samples to typed columns, which do not depend on the shards that are read together.
 
 A column is of the narrowest of these types that holds all values of all shards: bool, int64, float64 (integers too, up
 to 2**53), string; else each value is its JSON text. A part of a column, of one shard, is typed by the same rule, and

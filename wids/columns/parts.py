@@ -1,4 +1,4 @@
-"""What is known of a table that is being made: the columns of shards, of the last table or of a run that was killed.
+"""The known parts of a table that is being made: columns of shards, of the last table or of a run that was killed.
 
     OUTPUT             the table
     OUTPUT.state       a line for each shard of it, in order: its version, and where its rows are
@@ -43,10 +43,10 @@ class KnownParts:
 
     Args:
         output: path of the table.
-        spec: digest of what is asked for; parts of another one are not known.
+        spec: digest of the rules; parts of others are not known.
 
     Attributes:
-        facts: URL of a shard -> what is known of it, to be compared with the shard of now.
+        facts: URL of a shard -> its record, to be compared with the shard of now.
 
     Raises:
         OutputError: its directory cannot be written. OutputExistsError: another process is making it.
@@ -113,7 +113,7 @@ class KnownParts:
         self._journal.remove()
 
     def close(self) -> None:
-        """Leave what was read for the next run, if there is anything."""
+        """Leave the parts that were read for the next run, if there are any."""
         if self._before is not None:
             self._before.close()
         self._journal.close()

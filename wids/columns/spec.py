@@ -41,7 +41,7 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of each sample.
+    """The rules: which columns come from which members of a sample.
 
     Attributes:
         rules: the columns, in their order.
@@ -73,7 +73,7 @@ def parse_spec(
     texts: Iterable[str] = (),
     missing: Literal["error", "null"] = "error",
 ) -> ColumnSpec:
-    """What is to be read.
+    """The rules as a program or a command line writes them.
 
     Args:
         fields: each ``.cls=label`` or ``.cls`` (a column ``cls``).
@@ -96,7 +96,7 @@ def parse_spec(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """See that columns are told apart, also by SQL, where case does not matter.
+    """See that names tell columns apart, also in SQL, where case does not matter.
 
     Raises:
         InputError: two have one name, or one has none that can be written.

@@ -1,6 +1,6 @@
 """SQL over the columns of a dataset, by DuckDB: one table, ``samples``, one row for each sample in index order.
 
-Rules: what is asked can read these columns and nothing else. Of statements only a single SELECT is run; files, the
+Rules: a query can read these columns and nothing else. Of statements only a single SELECT is run; files, the
 network, extensions, other databases and the program's variables are out of reach, and no setting can be changed
 (``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
 a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
@@ -39,7 +39,7 @@ _MAX_NAMES, _MAX_LETTERS = 100, 2000
 _JOIN_MEMORY_BYTES = 128 << 20
 # Keys that repeat, named in errors.
 _SOME = 5
-# How often DuckDB is told to stop, which it does not hear before it has begun.
+# How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
 
 
@@ -83,7 +83,7 @@ def find_rows(
 
     Args:
         table: of which columns.
-        predicate: an SQL expression, what stands after WHERE: ``width >= 512 and caption ilike '%cat%'``. A name that
+        predicate: an SQL expression, the condition after WHERE: ``width >= 512 and caption ilike '%cat%'``. A name that
             is a keyword of SQL stands in double quotes.
         memory_bytes: that DuckDB may use; the result takes 8 for each index.
 
@@ -128,7 +128,7 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
         memory_bytes: that DuckDB may use; the result comes on top.
 
     Raises:
-        QueryError: it is no such statement, names what is not there, or needs too much.
+        QueryError: it is no such statement, has an unknown name, or needs too much.
         DependencyError: duckdb or pyarrow is not installed.
     """
     _check_text(sql, "SQL: write a SELECT statement as text")
@@ -171,7 +171,7 @@ def names_of(table: SampleTable) -> list[str]:
 
 
 def names_in(predicate: str) -> frozenset[str]:
-    """The names that stand in a predicate, in lower case: of columns, and of what is in them.
+    """The names that stand in a predicate, in lower case: of columns, and of fields in them.
 
     Raises:
         QueryError: it is no expression.

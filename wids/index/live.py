@@ -101,7 +101,7 @@ class LazyShards(Column[dict[str, Any]]):
     def __init__(self, count: int, make: Callable[[int], LiveDict], *, name: str) -> None:
         super().__init__(count)
         self._make, self._name = make, name
-        # One that somebody has is the one that others get, too.
+        # While one is in use, others get the same one.
         self._made: WeakValueDictionary[int, LiveDict] = WeakValueDictionary()
 
     def _item(self, k: int) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def create_index(
 def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
     """The key that names packs of member tables, if the index that is there has it and one of these shards; else {}.
 
-    As after an update, a pack then lacks what is new, and no reader takes a table of what has changed.
+    As after an update, a pack then lacks the new shards, and no reader takes its table of a shard that has changed.
     """
     try:
         fd, _ = atomic.open_file(output)  # a FIFO would be waited for

@@ -1,7 +1,7 @@
 """Packing the member tables of an index's shards into one file, which the index then names.
 
 A table comes from beside its shard, where it is of that shard, else from the shard's headers. Tables are kept in
-``PACK.spool`` as they come, and what is in it in ``PACK.journal``: a run that was killed goes on where it was. When all
+``PACK.spool`` as they come, and their places in ``PACK.journal``: a run that was killed goes on where it was. When all
 are there, the pack is written in the order of the shards, so its bytes depend on the shards alone; it appears in one
 step, and after it the index that names it.
 """
@@ -184,7 +184,7 @@ def _local_beside(shard: Shard) -> MemberTable | None:
     path = scan.path_of(shard.url)
     try:
         fd, identity = atomic.open_file(path)
-    except OSError:  # whoever scans it says why
+    except OSError:  # the scan gives the error
         return None
     os.close(fd)
     table = member_tables.load_table(path + tables.SUFFIX, shard.url, shard_bytes=identity.size)
@@ -277,7 +277,7 @@ class _TablePacking:
         locks.remove_parts(path)
         try:
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
-            if not self._journal.before:  # what is in it belongs to no run
+            if not self._journal.before:  # its content belongs to no run
                 os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
@@ -285,7 +285,7 @@ class _TablePacking:
             raise unwritten(path, error) from error
 
     def close(self) -> None:
-        """Leave what was found for the next run, unless `finish` was called or nothing was found."""
+        """Leave the tables found for the next run, unless `finish` was called or none was found."""
         os.close(self._spool)
         if not (self._journal.is_begun or self._journal.was_there):
             with contextlib.suppress(OSError):
@@ -319,7 +319,7 @@ class _TablePacking:
         """Write the pack.
 
         Raises:
-            OutputError: it cannot be written; what was found stays for the next run.
+            OutputError: it cannot be written; the tables found stay for the next run.
             TableError: two shards have names of one hash.
         """
         outcome, place = self._outcome, self._outcome.output

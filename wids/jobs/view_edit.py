@@ -1,7 +1,7 @@
 """Merge, split and rebase views, which are selections of samples: what `wids.jobs.index_edit` does with them.
 
-Rules: samples stay what they are, and in their order; no shard is read. Views of one index stay views of it. What is
-merged of several is a view that lists the shards itself: those of which it has samples.
+Rules: samples and their order do not change; no shard is read. Views of one index stay views of it. Views of several
+indexes become one that lists the shards itself: those of which it has samples.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def merge_views(sources: Sequence[IndexToMerge], output: str, *, name: str | Non
         name: of the dataset.
 
     Returns:
-        What was written, and how many samples came again, and were left out.
+        The view that was written, and the number of samples that came again and were left out.
 
     Raises:
         SpecError: they do not agree how many samples a shard holds. OutputExistsError: the output is an index that one

@@ -3,7 +3,7 @@
 The order of an epoch is the `Plan`'s: one sequence, which all ranks read together. A config adds the rank that reads
 (``rank`` of ``world``) and where an epoch ends. An `EpochPosition` is where an epoch begins, or resumes::
 
-    positions     0 ......... place.position . +1 . +2 ......... end of what is new ... stop
+    positions     0 ......... place.position . +1 . +2 ......... end of the new ones ... stop
     rank r of W                  reads place.position + r, + W, + 2 W, ...    | repeated: tail="pad", "mask"
 
 Pure. A config never changes: an iteration keeps the one it began with, also if the sampler's attributes change later.

@@ -404,7 +404,7 @@ class MixtureWeights:
         """Have other weights from a position on, or from the next whole turn; those that are left out stay.
 
         Returns:
-            The position from which on they hold; what was to come after it is gone.
+            The position from which on they hold; later changes are gone.
 
         Raises:
             ValueError: bad weights; see `check_weights`.
@@ -531,6 +531,6 @@ def _parse_segment(values: Any, each: int, sizes: Mapping[str, int] | None) -> W
 
 
 def _own_seed(seed: int, name: str) -> int:
-    """A source's seed: other than those of the sources beside it, and the same whatever they are."""
+    """A source's seed: other than those of the sources beside it, and independent of them."""
     state = hashlib.blake2b(f"{seed} {name}".encode(errors="surrogatepass"), digest_size=8)
     return int.from_bytes(state.digest(), "little")

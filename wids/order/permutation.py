@@ -3,7 +3,7 @@
 `numpy.random.Generator` methods may change their streams between numpy releases; the raw bits of a bit generator
 may not (NEP 19), nor may a sort of numbers that all differ. So a permutation here is what sorts raw Philox words,
 whose 128-bit key is (seed, stream) and whose counter is (epoch, position). The lowest bits of each word are its own
-index: that makes it differ from all others, and is what is left when the words are sorted.
+index: that makes it differ from all others, and it is the permutation when the words are sorted.
 """
 
 from __future__ import annotations

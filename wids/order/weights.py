@@ -65,7 +65,7 @@ class Copies:
         return self._first, self._first + len(self._ends)
 
     def draw(self, number: int) -> Draw:
-        """What comes in pass ``number``."""
+        """The samples of pass ``number``."""
         start = int(random_words(1, seed=self._seed, epoch=0, stream=OFFSETS)[0])
         offset = (((start + number * _STEP) % _WORD >> (64 - _OFFSET_BITS)) + 0.5) / (1 << _OFFSET_BITS)
         boundaries = None

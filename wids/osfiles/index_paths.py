@@ -71,7 +71,7 @@ def check_place(output: str, what: str, name: str) -> str:
 
 
 def check_no_device(path: str, output: str) -> None:
-    """See that what is at a path, if anything, can be replaced: ``output`` is how the caller wrote it.
+    """See that a file at a path, if there is one, can be replaced: ``output`` is how the caller wrote it.
 
     Raises:
         OutputError: it is a device or a FIFO.

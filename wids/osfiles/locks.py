@@ -42,8 +42,8 @@ _MAX_TRIES = 50
 class HeldLock:
     """A lock that is held; `touch` shows others that its holder runs.
 
-    It owns the open lock file from the moment it is opened: an interrupt may come at any time, and whatever it leaves
-    out, the lock ends with this object. A forked child has no part in it: its copy of the file would keep the lock of a
+    It owns the open lock file from the moment it is opened: an interrupt may come at any time, and even then the
+    lock ends with this object. A forked child has no part in it: its copy of the file would keep the lock of a
     process that is dead.
     """
 

@@ -18,8 +18,8 @@ FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
 # Requests for samples that a process has under way: one for each REQUEST_SECONDS of a store's delay, which is about
 # what a request takes of a processor. More would only wait in this process.
 MIN_REQUESTS, MAX_REQUESTS, REQUEST_SECONDS = 8, 64, 0.001
-# Of the free memory, what is filled with files on network file systems ahead of their use; and of what is read so of a
-# file, the share that must be needed.
+# The share of the free memory that is filled with files on network file systems ahead of their use; and of the part of
+# a file that is read so, the share that must be needed.
 MEMORY_SHARE, _MIN_NEEDED = 0.25, 0.5
 # How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
 MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30

@@ -150,7 +150,7 @@ class EarlyReadingNode(SimulatedNode):
 
     @property
     def _has_leases(self) -> bool:
-        return True  # nobody asks for them to be released
+        return True  # their release is never asked for
 
     def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
         """Download the shards that ranks read by ranges."""

@@ -31,7 +31,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class HttpSource(ByteSource):
-    """One URL. The answer that told its size is kept for the first read, so that a download costs no request more.
+    """One URL. The answer that gave its size is kept for the first read, so that a download costs no request more.
 
     Args:
         url, go_on, is_bounded: see `wids.transport.stores.open_source`.

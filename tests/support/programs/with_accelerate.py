@@ -14,14 +14,10 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 import wids
+from tests.support.programs.samples import as_tensors
 
 INDEX, RESULTS = sys.argv[1:]
 BATCH = 2
-
-
-def as_tensors(sample):
-    """Number and input of a sample."""
-    return {"index": sample["__index__"], "x": torch.tensor([float(sample[".cls"].read())])}
 
 
 def make():

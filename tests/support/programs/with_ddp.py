@@ -15,14 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import wids
+from tests.support.programs.samples import as_tensors
 
 INDEX, RESULTS, STATE, DIE_AFTER = *sys.argv[1:4], int(sys.argv[4])
 BATCH = 4
-
-
-def as_tensors(sample):
-    """Number and input of a sample."""
-    return {"index": sample["__index__"], "x": torch.tensor([float(sample[".cls"].read())])}
 
 
 def main():

@@ -222,12 +222,13 @@ def main(url):
     """All of it on one cluster."""
     os.makedirs("/tmp/ray", exist_ok=True)  # Ray writes the cluster's address there, wherever the rest is
     place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, for a socket's name has 107 bytes at most
-    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": place, "object_store_memory": 100 << 20}
+    lean = {"num_cpus": 1, "include_log_monitor": False, "object_store_memory": 100 << 20}
+    head = {**lean, "include_dashboard": False, "no_monitor": True, "temp_dir": place}
     head["env_vars"] = {"WIDS_CACHE": os.path.abspath("cache-head")}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         caches = {"WIDS_CACHE": os.path.abspath("cache-node")}
-        node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=caches)
+        node = cluster.add_node(**lean, env_vars=caches)
         cluster.wait_for_nodes()
         options = RunOptions(engine="ray", ray_address=cluster.address)
         os.environ["RAY_ADDRESS"] = cluster.address

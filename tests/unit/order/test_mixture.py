@@ -211,7 +211,7 @@ def test_what_is_decided_cannot_be_reweighted():
     mixture = wids.mix({"a": (numbers("a", 50), 1), "b": (numbers("b", 50), 1)})
     (sampler,) = ranks(mixture, 1, epoch_size=40)
     read(sampler, 3, mixture)
-    with pytest.raises(ValueError, match="at is 39, and what is read up to 40 is decided"):
+    with pytest.raises(ValueError, match="at is 39, and the order up to 40 is decided"):
         sampler.reweight({"a": 2}, at=39)
     sampler.load_state_dict(sampler.state_dict(consumed=3))
     assert sampler.reweight({"a": 2}, at=39) == 39

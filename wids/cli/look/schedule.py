@@ -164,8 +164,7 @@ def show_readings(
         list[str],
         typer.Argument(
             metavar="SAMPLE",
-            help="Indices (7, -1: the last one) or keys. What is written like a number without leading zeros is an "
-            "index.",
+            help="Indices (7, -1: the last one) or keys. A number without leading zeros is an index.",
         ),
     ],
     is_key: Annotated[bool, typer.Option("--key", help="They are keys, even if written like numbers.")] = False,

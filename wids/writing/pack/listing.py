@@ -82,7 +82,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
         ignored: files that are not part of any sample.
         unmatched: samples that are not among the items, for they are not wanted.
         info: for the index.
-        columns: gives what is known of the items, a row for each, or None if nothing is; None: nothing ever is.
+        columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
     """
 
@@ -135,7 +135,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         if (now.size, now.mtime_ns, len(data)) != (field.size, field.mtime_ns, field.size):
             raise SampleError(
                 f"{field.path}: had {field.size} bytes when it was listed, has {now.size} now, and was written to; "
-                "pack it when nobody writes to it",
+                "pack it when no program writes to it",
                 path=field.path,
             )
         return data

@@ -126,7 +126,7 @@ def _check_apart(places: Sequence[str], pattern: ShardPattern) -> None:
         )
         if is_within or is_shard or _real(place) == index:
             raise OutputError(
-                f"{pattern.url(0)}: would be written into, or over, what is to be packed ({place}); write elsewhere",
+                f"{pattern.url(0)}: would be written into, or over, the files to be packed ({place}); write elsewhere",
                 url=pattern.url(0),
             )
 
@@ -245,7 +245,7 @@ class _Packing:
         if isinstance(error, WorkerError):
             raise JobError(
                 f"{url}: the process that wrote it ended with exit code {error.found}; is there memory for all of "
-                "them? Run it again, with fewer jobs: what is done stays",
+                "them? Run it again, with fewer jobs: finished shards stay",
                 url=url,
                 hint="jobs",
             ) from error

@@ -43,7 +43,7 @@ def keep_matching(
         tell: called with the number of samples that were looked at now and then.
 
     Raises:
-        QueryError: a predicate is none, or names what is not there.
+        QueryError: a predicate is none, or has an unknown name.
         WidsError: a sample cannot be looked at, and none is to be skipped; or none meets them.
     """
     named = frozenset[str]().union(*map(sql.names_in, predicates))
@@ -86,7 +86,7 @@ def _look(listing: SourceListing, looked: _Looked, *, skips_errors: bool, tell: 
 
 
 class _Looked:
-    """What is known of the samples that were looked at, in their order.
+    """The columns of the samples that were looked at, in their order.
 
     Args:
         named: the names in predicates, in lower case.
