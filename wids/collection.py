@@ -18,6 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
 
+from wids.cache.far_files import FarSource
+from wids.cache.upcoming import Source
 from wids.errors import CountMismatchError, SpecError
 from wids.events import logger
 from wids.index import urls
@@ -293,7 +295,27 @@ class ShardCollection:
             self._is_remote = is_copied or not is_local
         return self._is_remote
 
-    def is_far(self) -> bool:
+    def prefetch_source(self, ahead_bytes: int | None) -> Source | None:
+        """The part of this collection that prefetching uses; None: no shard is far from its readers.
+
+        Args:
+            ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+        """
+        if self._lies_far():
+            return FarSource(self.provider.cache, lambda k: self.shards[k], ahead_bytes, self.shard_bytes())
+        if self.provider.access == "range" or not self.has_remote():
+            return None
+        return Source(
+            self.provider.cache,
+            lambda k: self.shards[k],
+            ahead_bytes,
+            self.shard_bytes(),
+            self.provider.reads_early,
+            lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
+            self.provider.cache.placement.directory,
+        )
+
+    def _lies_far(self) -> bool:
         """Whether its shards are local ones on a network file system; the first one stands for all."""
         if self._is_far is None:
             is_local = len(self) > 0 and not self.has_remote()

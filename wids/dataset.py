@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 
 from wids import arguments
 from wids.batches import read_batch, read_foreign, read_sample
-from wids.cache.prefetch import Ahead, Source
+from wids.cache.prefetch import Ahead
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.cache.upcoming import Source
     from wids.collection import OnCountMismatch, Shards
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
@@ -284,21 +285,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
         if self.prefetching is False or self.prefetching == 0:
             return None
-        collection, is_far = self._collection, self._collection.is_far()
-        if not is_far and (self.access == "range" or not collection.has_remote()):
-            return None
-        ahead = None if self.prefetching is True else int(self.prefetching)
-        provider = collection.provider
-        return Source(
-            provider.cache,
-            lambda k: collection.shards[k],
-            ahead,
-            collection.shard_bytes(),
-            provider.reads_early,
-            lambda k: provider.takes_little(collection.shards[k], collection.lengths[k]),
-            None if is_far else provider.cache.placement.directory,
-            is_far,
-        )
+        return self._collection.prefetch_source(None if self.prefetching is True else int(self.prefetching))
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.

@@ -17,7 +17,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, names_in, put_shard
 from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive, stop_here
-from tests.support.clocks import wait_until
+from tests.support.clocks import threads_named, wait_until
 from tests.support.range_faults import unsized
 from tests.support.servers import shard_requests, whole, whole_unannounced
 from wids.cache import background, member_tables, prefetch, shard_download, space
@@ -131,10 +131,10 @@ def test_what_is_never_read_is_not_fetched(server, tmp_path, form):
     sampler = wids.ChunkedSampler(dataset, shuffle=False)
     drawn = iter(sampler)
     first = next(drawn)
-    for thread in [t for t in threading.enumerate() if t.name.startswith("wids-prefetch")]:
+    for thread in threads_named("wids-prefetch"):
         thread.join(1)
     assert dataset[first][".txt"] is not None
-    for thread in [t for t in threading.enumerate() if t.name.startswith("wids-prefetch")]:
+    for thread in threads_named("wids-prefetch"):
         thread.join(1)
     assert [dataset[i]["__key__"] for i in drawn]
     assert set(shard_requests(server)) <= {"/d.tar", "/e.tar"}

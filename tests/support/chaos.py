@@ -16,7 +16,6 @@ import random
 import re
 import signal
 import stat
-import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from tests.support import tars
 from tests.support.cache_dirs import keep_mark_of, table_of
 from tests.support.cache_shards import md5, pack
 from tests.support.children import child, receive
-from tests.support.clocks import PATIENCE_SECONDS, skip_waits
+from tests.support.clocks import PATIENCE_SECONDS, skip_waits, threads_named
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import space, usage_hints
 from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
@@ -461,7 +460,7 @@ def check_nothing_left(before):
     end = time.monotonic() + 10
     while time.monotonic() < end:
         gc.collect()
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("wids-")]
+        threads = [thread.name for thread in threads_named("wids-")]
         files = sorted(set(open_files()) - set(before))
         if not (threads or files or multiprocessing.active_children()):
             return

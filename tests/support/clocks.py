@@ -44,3 +44,8 @@ def skip_waits(patch=setattr):
     patch(retrying, "_answered", set())
     patch(retrying, "spread", lambda: 1.0)
     return waits
+
+
+def threads_named(prefix):
+    """The threads of this process whose names begin so."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]

@@ -15,19 +15,18 @@ import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wids.cache import usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
-from wids.events import NotFetchedAhead, PrefetchBegun, emit, logger
+from wids.events import NotFetchedAhead, emit, logger
 from wids.index import urls
 from wids.order.layout import Shards
-from wids.osfiles import page_cache
 from wids.policy import prefetching
-from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
+from wids.policy.prefetch_window import PrefetchWindow
 from wids.policy.prefetching import RateEstimator
 from wids.transport import filesystems
 from wids.transport.failures import DAMAGE, CancelledTransferError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.events import Hook
+    from wids.cache.upcoming import Source, UpcomingShard
     from wids.index.shardlist import Shard
     from wids.order.layout import Visit
     from wids.order.permutation import Indices
@@ -49,112 +48,6 @@ _FAILED_SECONDS = 30.0
 _END_SECONDS = 5.0
 # Code that only lists a sampler's indices is done before the first download begins.
 _START_SECONDS = 0.02
-
-
-class Downloads(Protocol):
-    """What downloads shards into a cache; see `wids.cache.store.ShardCache`."""
-
-    cache_size: int | None
-    hooks: Sequence[Hook]
-    is_limit_told: bool
-
-    def place(self, url: str) -> tuple[str, bool]:
-        """The path of the shard's bytes, once they are there, and whether they are read in place."""
-
-    def download_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Download a shard that will be needed, unless it is cached; whether this downloaded it."""
-
-
-class Source(NamedTuple):
-    """One shard list.
-
-    Attributes:
-        store: downloads its shards.
-        find: shard number -> the shard.
-        ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
-        shard_bytes: of a shard, about; None: not known.
-        reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
-        leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
-        directory: the cache directory; None: not known, or nothing goes there.
-        is_far: its shards are local ones on a network file system, to be read into memory ahead.
-    """
-
-    store: Downloads
-    find: Callable[[int], Shard]
-    ahead_bytes: int | None
-    shard_bytes: int | None = None
-    reads_early: Callable[[Shard], bool] | None = None
-    leaves: Callable[[int], bool] | None = None
-    directory: str | None = None
-    is_far: bool = False
-
-    @property
-    def cache_size(self) -> int | None:
-        """Bytes of the cache that its shards go into; None: no limit, or no cache."""
-        return None if self.is_far else self.store.cache_size
-
-    def limits(self, ranks: int) -> AheadLimits:
-        """How far ahead one of the ranks of this node may be."""
-        if not self.is_far:
-            return AheadLimits(self.ahead_bytes, self.cache_size, ranks, self.directory)
-        most = int(page_cache.free_memory() * prefetching.MEMORY_SHARE)
-        if self.ahead_bytes is None:
-            return AheadLimits(None, most, ranks)
-        return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks)
-
-
-class _UpcomingShard:
-    """The cache file of an upcoming shard, and what became of downloading it."""
-
-    __slots__ = (
-        "is_far",
-        "is_in_place",
-        "is_left",
-        "path",
-        "read_until",
-        "retry_at",
-        "shard",
-        "size",
-        "store",
-        "thread",
-    )
-
-    def __init__(self, source: Source, number: int) -> None:
-        self.store, self.shard = source.store, source.find(number)
-        self.path, self.is_in_place = source.store.place(self.shard.url)
-        self.is_far = self.is_in_place and source.is_far
-        self.size = self.shard.filesize
-        if self.is_far:
-            with contextlib.suppress(OSError):
-                self.size = os.stat(self.path).st_size
-        self.read_until = -1  # the position of the last visit whose part of it was read into memory
-        self.is_left = source.leaves is not None and source.leaves(number)  # to its readers
-        self.thread: threading.Thread | None = None
-        self.retry_at = 0.0  # not to be tried before; 0: at any time
-
-    def is_cached(self) -> bool:
-        """Whether there is a file that looks like the shard; its readers look closer."""
-        try:
-            found = os.stat(self.path).st_size
-        except OSError:
-            return False
-        return self.shard.filesize in (None, found)
-
-    def needs_download(self) -> bool:
-        """Whether it should be downloaded now."""
-        if self.is_in_place:
-            return self.is_far and not self.retry_at
-        return not (self.is_left or self.retry_at or self.is_cached())
-
-    def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Download it, or read what its next visits need of it into memory; whether this did. See `Downloads`."""
-        if not self.is_far:
-            return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled)
-        begin, end, count = prefetching.part_to_read(visit.part for visit in visits)
-        self.read_until = visits[count - 1].first
-        with contextlib.suppress(OSError):  # its reader says so
-            page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
-        return True
 
 
 class Prefetcher:
@@ -176,7 +69,7 @@ class Prefetcher:
         mixed: int = 0,
     ) -> None:
         self._sources, self._position = sources, position
-        self._files: dict[ShardKey, _UpcomingShard] = {}
+        self._files: dict[ShardKey, UpcomingShard] = {}
         self._plans: dict[str, usage_hints.PlanFile] = {}
         self._pid = os.getpid()
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
@@ -258,20 +151,17 @@ class Prefetcher:
             if file.retry_at and now >= file.retry_at:
                 file.retry_at = 0.0
                 self._window.report(key, is_present=False)
-            elif file.is_far:
-                if file.read_until < self._window.upcoming(key)[0].first:
-                    self._window.report(key, is_present=False)
-            elif looks and not (file.is_in_place or file.is_left or file.retry_at):
-                looks -= 1  # the next ones are looked at again: other processes may have evicted them
-                if not file.is_cached():
+            elif looks >= file.look_cost and file.can_go():
+                looks -= file.look_cost  # only the next ones are looked at again
+                if not file.is_here(self._window.upcoming(key)[0]):
                     self._window.report(key, is_present=False)
         for key in [key for key, file in self._files.items() if key not in self._window and file.thread is None]:
             del self._files[key]
 
-    def _file(self, key: ShardKey) -> _UpcomingShard:
+    def _file(self, key: ShardKey) -> UpcomingShard:
         file = self._files.get(key)
         if file is None:
-            file = self._files[key] = _UpcomingShard(self._sources[key[0]], key[1])
+            file = self._files[key] = self._sources[key[0]].upcoming(key[1])
         return file
 
     def _start_downloads(self) -> None:
@@ -295,7 +185,7 @@ class Prefetcher:
                 self._ended.put((key, True, False))
                 return
 
-    def _download(self, key: ShardKey, file: _UpcomingShard, visits: Sequence[Visit], use: float) -> None:
+    def _download(self, key: ShardKey, file: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
         """In a thread of its own: download one shard."""
         start = time.monotonic()
         is_complete = is_cancelled = False
@@ -427,9 +317,7 @@ def prefetch(
     sources = [leaf.prefetch_source() for leaf in found.datasets]
     _warn_of_limits(found, sources, mixed)
     for source in sources:
-        # Before the first index is handed out: workers look at that when they read it.
-        if not source.is_far:
-            emit(source.store.hooks, PrefetchBegun(cache_size=source.cache_size))
+        source.announce()  # before the first index is handed out: workers look at that when they read it
     if not sources:
         return None
     at_a_time = sum(count for _, _, count in mixed)

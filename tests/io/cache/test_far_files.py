@@ -3,14 +3,14 @@
 import gc
 import itertools
 import logging
-import threading
 
 import pytest
 from torch.utils.data import DataLoader
 
 from tests.support import cache_shards as shards
-from tests.support.clocks import wait_until
+from tests.support.clocks import threads_named, wait_until
 from wids.cache import prefetch
+from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
 from wids.osfiles import page_cache
 from wids.policy import prefetching
@@ -50,11 +50,7 @@ def end(indices):
     """Take the rest of an iterator, whose threads have ended then."""
     for _ in indices:
         pass
-    wait_until(lambda: not _threads())
-
-
-def _threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("wids-prefetch")]
+    wait_until(lambda: not threads_named("wids-prefetch"))
 
 
 @pytest.mark.parametrize("make_sampler", [ChunkedSampler, DistributedChunkedSampler])
@@ -122,7 +118,7 @@ def test_the_limit_is_kept(paths, read):
     wait_until(lambda: len(read) > 5)
     assert len(read) < COUNT
     drawn.close()
-    wait_until(lambda: not _threads())
+    wait_until(lambda: not threads_named("wids-prefetch"))
 
 
 def test_no_more_than_memory_allows(paths, read, monkeypatch):
@@ -132,7 +128,7 @@ def test_no_more_than_memory_allows(paths, read, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with make(paths).prefetch(range(COUNT * ROWS)):
         wait_until(lambda: len(read) == 2)
-    wait_until(lambda: not _threads())
+    wait_until(lambda: not threads_named("wids-prefetch"))
     assert len(read) == 2
 
 
@@ -161,7 +157,7 @@ def test_the_cache_has_no_part_in_it(paths, read, tmp_path, caplog):
 def test_copies_for_the_cache_are_downloads(paths, read, tmp_path):
     """With ``cache_local=True`` shards are copied ahead, as remote ones are."""
     dataset = make(paths, cache_dir=tmp_path / "cache", cache_local=True)
-    assert dataset.prefetch_source().is_far is False
+    assert type(dataset.prefetch_source()) is Source
     assert read == []
 
 
@@ -175,7 +171,7 @@ def test_a_file_that_goes_away_is_its_readers_error(paths, monkeypatch):
     monkeypatch.setattr(page_cache, "read_ahead", fail)
     dataset = make(paths)
     assert sorted(ChunkedSampler(dataset)) == list(range(len(dataset)))
-    wait_until(lambda: not _threads())
+    wait_until(lambda: not threads_named("wids-prefetch"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -187,4 +183,4 @@ def test_samples_are_what_they_are(paths, monkeypatch, workers):
     found = sorted(sample["__key__"] + sample[".txt"].read().decode() for batch in loader for sample in batch)
     assert found == sorted(s["__key__"] + s[".txt"].read().decode() for s in dataset)
     gc.collect()
-    wait_until(lambda: not _threads())
+    wait_until(lambda: not threads_named("wids-prefetch"))

@@ -9,7 +9,7 @@ import wids
 from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import call_in_child
-from tests.support.clocks import wait_until
+from tests.support.clocks import threads_named, wait_until
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases, leases
 from wids.cache.space import Space
@@ -77,7 +77,7 @@ def open_pool(home, shard, **options):
 
 def listeners():
     """The threads that look for requests."""
-    return [thread for thread in threading.enumerate() if thread.name == "wids-leases"]
+    return threads_named("wids-leases")
 
 
 # --- what is noted

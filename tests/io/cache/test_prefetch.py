@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
-from tests.support.clocks import wait_until
+from tests.support.clocks import threads_named, wait_until
 from tests.support.servers import instead, status, whole
 from wids.cache import prefetch, space
 from wids.dataset import ShardListDataset
@@ -88,7 +88,7 @@ def nothing_left(tmp_path):
 
 def threads():
     """The names of the threads that fetch ahead."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("wids-prefetch")]
+    return [thread.name for thread in threads_named("wids-prefetch")]
 
 
 def left(directory):

@@ -15,7 +15,7 @@ import pytest
 import wids
 from tests.support import columns as made
 from tests.support.children import call_in_child
-from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.clocks import PATIENCE_SECONDS, threads_named
 from wids.columns import sql as sql_module
 from wids.columns.sql import SampleTable, find_rows, run_query
 from wids.errors import ColumnsError, DependencyError, QueryError
@@ -164,7 +164,7 @@ def interrupted(ask, sql):
     try:
         ask(sql)
     except KeyboardInterrupt:
-        return "interrupted", [thread.name for thread in threading.enumerate() if thread.name == "wids-sql"]
+        return "interrupted", [thread.name for thread in threads_named("wids-sql")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
-from tests.support.clocks import PATIENCE_SECONDS, wait_until
+from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.servers import stall, status, whole
 from tests.support.tars import publish, publish_pack
 from wids import batches
@@ -412,7 +412,7 @@ def test_a_dataset_that_goes_ends_its_downloads(web, make, tmp_path):
     wait_until(lambda: downloads(web, "a") == 1)
     del dataset
     gc.collect()
-    wait_until(lambda: not any(thread.name == "wids-download" for thread in threading.enumerate()))
+    wait_until(lambda: not threads_named("wids-download"))
     assert not any(name.endswith(".part") for name in os.listdir(tmp_path / "c" / ".wids"))
 
 

@@ -1,0 +1,122 @@
+"""Shards that will be read: where the bytes of each will lie on this machine, and how they get there before."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from wids.events import PrefetchBegun, emit
+from wids.policy.prefetch_window import AheadLimits
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from wids.events import Hook
+    from wids.index.shardlist import Shard
+    from wids.order.layout import Visit
+
+
+class Downloads(Protocol):
+    """What downloads shards into a cache; see `wids.cache.store.ShardCache`."""
+
+    cache_size: int | None
+    hooks: Sequence[Hook]
+    is_limit_told: bool
+
+    def place(self, url: str) -> tuple[str, bool]:
+        """The path of the shard's bytes, once they are there, and whether they are read in place."""
+
+    def download_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download a shard that will be needed, unless it is cached; whether this downloaded it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One shard list, whose shards are downloaded.
+
+    Attributes:
+        store: downloads its shards.
+        find: shard number -> the shard.
+        ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+        shard_bytes: of a shard, about; None: not known.
+        reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
+        leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
+        directory: the cache directory; None: not known, or nothing goes there.
+    """
+
+    store: Downloads
+    find: Callable[[int], Shard]
+    ahead_bytes: int | None
+    shard_bytes: int | None = None
+    reads_early: Callable[[Shard], bool] | None = None
+    leaves: Callable[[int], bool] | None = None
+    directory: str | None = None
+
+    @property
+    def cache_size(self) -> int | None:
+        """Bytes of the cache that its shards go into; None: no limit, or no cache."""
+        return self.store.cache_size
+
+    def limits(self, ranks: int) -> AheadLimits:
+        """How far ahead one of the ranks of this node may be."""
+        return AheadLimits(self.ahead_bytes, self.cache_size, ranks, self.directory)
+
+    def upcoming(self, number: int) -> UpcomingShard:
+        """A shard that will be read."""
+        return UpcomingShard(self, number)
+
+    def announce(self) -> None:
+        """Tell the hooks that downloads begin."""
+        emit(self.store.hooks, PrefetchBegun(cache_size=self.cache_size))
+
+
+class UpcomingShard:
+    """The cache file of an upcoming shard, and what became of downloading it.
+
+    Attributes:
+        shard, store: the shard, and its source's store.
+        path: of its bytes. is_in_place: whether they are read where they are, and not copied.
+        size: in bytes; None: not known.
+        is_left: whether it is left to its readers.
+        thread: the one that downloads it; None: none does.
+        retry_at: not to be tried before; 0: at any time.
+        look_cost: what `is_here` costs: calls of the operating system.
+    """
+
+    __slots__ = ("is_in_place", "is_left", "path", "retry_at", "shard", "size", "store", "thread")
+
+    look_cost = 1
+
+    def __init__(self, source: Source, number: int) -> None:
+        self.store, self.shard = source.store, source.find(number)
+        self.path, self.is_in_place = source.store.place(self.shard.url)
+        self.size = self.shard.filesize
+        self.is_left = source.leaves is not None and source.leaves(number)
+        self.thread: threading.Thread | None = None
+        self.retry_at = 0.0
+
+    def is_cached(self) -> bool:
+        """Whether there is a file that looks like the shard; its readers look closer."""
+        try:
+            found = os.stat(self.path).st_size
+        except OSError:
+            return False
+        return self.shard.filesize in (None, found)
+
+    def needs_download(self) -> bool:
+        """Whether it should be downloaded now."""
+        return not (self.is_in_place or self.is_left or self.retry_at or self.is_cached())
+
+    def can_go(self) -> bool:
+        """Whether it may have been here, and be gone: other processes evict shards."""
+        return not (self.is_in_place or self.is_left or self.retry_at)
+
+    def is_here(self, _visit: Visit) -> bool:
+        """Whether nothing has to be done for its next visit."""
+        return self.is_cached()
+
+    def bring(self, _visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Download it ahead of its next visits; whether this did. See `Downloads.download_ahead`."""
+        return self.store.download_ahead(self.shard, after=after, is_cancelled=is_cancelled)
