@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import tempfile
 
 import pytest
@@ -27,8 +28,8 @@ LONGEST = (
     "test_torchrun",
     "test_benchmarks",
 )
-# They import so much that forks of their process take twice as long.
-LAST = ("test_readme_trainers",)
+# They import so much, Ray and trainers, that forks of their process take twice as long.
+LAST = re.compile(r"test_readme_trainers|\[ray\b")
 
 # A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
 _MAX_TEMP_DIR = 70
@@ -79,7 +80,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 def _place(item):
     """Whole programs before all else, those that train for a minute before the others: no core waits for one."""
-    if item.path.stem in LAST:
+    if LAST.search(item.nodeid):
         return len(LONGEST) + 2
     if item.get_closest_marker("e2e") is None:
         return len(LONGEST) + 1

@@ -2,7 +2,7 @@
 
 import contextlib
 import fcntl
-import multiprocessing.forkserver
+import multiprocessing.connection
 import os
 import threading
 
@@ -41,13 +41,6 @@ def cache(tmp_path):
     return str(tmp_path / "cache")
 
 
-@pytest.fixture
-def forkserver():
-    """Ends the server process that the forkserver method leaves running."""
-    yield
-    multiprocessing.forkserver._forkserver._stop()
-
-
 def path_of(cache, url):
     """Where a shard is in the cache."""
     return AutoProvider(cache_dir=cache).cache.place(url)[0]
@@ -65,8 +58,7 @@ def garbage(cache):
 # --- at once
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.usefixtures("forkserver")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_fetch_a_shard_once(server, cache, method):
     """Of three processes that want a shard at the same time one fetches it, and the others wait for that."""
     gate = server.gate()

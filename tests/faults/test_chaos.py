@@ -345,7 +345,7 @@ def test_two_jobs_of_many_processes(server, cache, choose, rounds, has_tables):
                         method="spawn" if (rank, number) == (0, 1) else "fork",
                         is_persistent=rank % 2 == 1,
                     )
-                    method = "spawn" if (rank, number) == (1, 0) else "fork"
+                    method = "forkserver" if (rank, number) == (1, 0) else "fork"
                     running.append(programs.enter_context(program(chaos.train, job, method=method)))
                 end = time.monotonic() + PATIENCE_SECONDS * (1 + epochs)
                 seen = [each.answer(end) for each in running]

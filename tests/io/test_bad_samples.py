@@ -131,11 +131,10 @@ def same(dataset):
         (same, 1, 0, None),
         (same, 2, 2, "fork"),
         (same, 3, 1, "fork"),
-        (same, 2, 1, "spawn"),
         (same, 1, 2, "forkserver"),
         (halved, 3, 0, None),
         (halved, 2, 2, "fork"),
-        (halved, 1, 1, "spawn"),
+        (halved, 1, 1, "forkserver"),
     ],
 )
 def test_one_member_in_a_hundred(index, part, world, workers, context):

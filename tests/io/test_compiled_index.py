@@ -230,9 +230,9 @@ def test_a_pickle_is_a_path(index, cache, reads):
         pickle.loads(data)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_map_it(index, cache, method):
-    """They read what the process itself does, forked or spawned."""
+    """They read what the process itself does, forked or new ones."""
     dataset = ShardListDataset(index, cache_dir=cache, transformations=[])
     loader = DataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list, multiprocessing_context=method)
     keys = [sample["__key__"] for batch in loader for sample in batch]

@@ -79,7 +79,7 @@ def loaders(name):
     return {
         "alone": {},
         "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
-        "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
+        "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
     }[name]
 
 
@@ -182,7 +182,7 @@ def test_parts_and_joins_of_a_mixture_are_plain_datasets(mixture):
 # --- loaders
 
 
-@pytest.mark.parametrize("name", ["alone", "fork", "spawn"])
+@pytest.mark.parametrize("name", ["alone", "fork", "forkserver"])
 def test_a_loader_yields_what_the_sampler_names(mixture, name):
     """In the process itself and in workers of either kind; transformations of the mixture travel along."""
     mixture.add_transform(mark)

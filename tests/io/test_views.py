@@ -53,12 +53,11 @@ def test_a_state_knows_its_view(dataset):
     wids.DistributedChunkedSampler(dataset.select(range(10)), num_replicas=1, rank=0).load_state_dict(state)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers(dataset, context):
-    """Workers of every start method read the view; a spawned one maps its rows."""
+    """Workers of either start method read the view; a new process maps its rows."""
     view = dataset.select([1, 4, 5, 11, 17]).add_transform(read_number)
-    workers = 1 if context == "spawn" else 2  # each imports everything anew
-    loader = DataLoader(view, batch_size=2, num_workers=workers, multiprocessing_context=context)
+    loader = DataLoader(view, batch_size=2, num_workers=2, multiprocessing_context=context)
     assert torch.cat(list(loader)).tolist() == [1, 4, 5, 11, 17]
     assert dataset.transformations == []
 

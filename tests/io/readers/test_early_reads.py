@@ -346,7 +346,7 @@ class ListSampler:
         return iter(self.dataset.prefetch(self.order))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers(web, make, held, method):
     """Workers read by ranges what the process with the sampler downloads, whatever they are started by."""
     dataset = make()

@@ -646,7 +646,7 @@ def test_a_pickle_while_threads_read(paths):
     assert wrong == []
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_pool_in_another_process(paths, method):
     """A pool with open shards works in a forked process, and travels to a new one, and neither harms the parent."""
     opened = make_pool(paths)
