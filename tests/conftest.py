@@ -79,10 +79,10 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def _place(item):
-    """Whole programs before all else, those that train for a minute before the others: no core waits for one."""
-    if LAST.search(item.nodeid):
-        return len(LONGEST) + 2
+    """The tests that fork the most come first, while their process is small; then whole programs, the longest first."""
     if item.get_closest_marker("e2e") is None:
+        return -1
+    if LAST.search(item.nodeid):
         return len(LONGEST) + 1
     return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 

@@ -552,7 +552,7 @@ def test_spawned_workers(nginx, s3, gs, load):
     stores = (nginx, s3, gs)
     datasets = [filled(store.place(), load) for store in stores]
     joined = ConcatDataset(datasets)
-    loader = DataLoader(joined, batch_size=6, num_workers=2, collate_fn=list, multiprocessing_context="forkserver")
+    loader = DataLoader(joined, batch_size=6, num_workers=2, collate_fn=list, multiprocessing_context="spawn")
     assert samples_of(sample for batch in loader for sample in batch) == packed("abcdef") * 3
     for store, dataset in zip(stores, datasets, strict=True):
         assert dataset.stats().fetches == 6
