@@ -2,7 +2,7 @@
 
 The reader of such a shard asks before each read whether that is still so. Mostly another process downloads it, the one
 whose sampler was iterated; where none does, this one begins to, in a thread of its own. Like every download ahead it
-waits for no space and evicts no shard that is used sooner: where the cache has no space for a shard, its samples are
+waits for no space, and evicts no shard that a job needs soon: where the cache has no space for a shard, its samples are
 read by ranges for as long as that is so. A shard that cannot be downloaded is not read by ranges any more, so that its
 reader gets the error.
 """
@@ -166,8 +166,8 @@ def _download(
     cache: ShardCache, shard: Shard, found: _Arrival, cancelled: threading.Event, active: set[_Arrival]
 ) -> None:
     """In a thread, which keeps no reader alive."""
-    try:
-        cache.download_ahead(shard, after=time.time(), is_cancelled=cancelled.is_set)
+    try:  # not in place of a shard that a sampler soon needs: its prefetcher would download that one again
+        cache.download_ahead(shard, after=time.time() + _PLANNED_SECONDS, is_cancelled=cancelled.is_set)
     except CacheFull:  # listing a large directory takes long, and is not to be done all the time
         found.look_at = time.monotonic() + min(_FULL_SECONDS * 2**found.refusals, _MAX_FULL_SECONDS)
         found.refusals = min(found.refusals + 1, 10)

@@ -56,7 +56,7 @@ class _Upcoming:
     Attributes:
         visits: how many, passed ones included. upcoming: those that were not passed, in order.
         is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
-        is_late: its next visit is left to byte ranges.
+        is_late: its samples are left to byte ranges, until the next visit at least.
     """
 
     __slots__ = ("is_counted", "is_late", "is_near", "is_present", "size", "upcoming", "visits")
@@ -239,9 +239,10 @@ class PrefetchWindow:
                 elif self._is_in_time(key):
                     break
                 else:
-                    self._shards[key].is_late = True
-                    if len(self._shards[key].upcoming) == 1:  # else shards of later visits would take its place
-                        self._count(key, is_counted=False)
+                    shard = self._shards[key]
+                    shard.is_late = True
+                    if shard.upcoming[-1].last <= _end_of_stay(shard.upcoming):
+                        self._count(key, is_counted=False)  # not if it comes back: others would take its place
             heapq.heappop(self._missing)
         else:
             return None
@@ -373,8 +374,9 @@ class PrefetchWindow:
         """Whether a download that begins now is worth it."""
         if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
             return True
-        visit = self._shards[key].upcoming[0]
-        return prefetching.is_in_time(visit.first, visit.last, arrival=self._under_way.arrival(self._position))
+        upcoming = self._shards[key].upcoming
+        arrival = self._under_way.arrival(self._position)
+        return prefetching.is_in_time(upcoming[0].first, _end_of_stay(upcoming), arrival=arrival)
 
     @property
     def _typical(self) -> int:
@@ -387,6 +389,16 @@ def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:
     if len(visits) < 2:
         return 1.0
     return max((visits[-1].last - visits[0].first + 1) / count, 1.0)
+
+
+def _end_of_stay(visits: Sequence[Visit]) -> int:
+    """The last position up to which a shard is read again and again; a large one has a visit in each of many blocks."""
+    last = visits[0].last
+    for visit in visits[1:]:
+        if visit.first - last > prefetching.BLOCK:
+            break
+        last = max(last, visit.last)
+    return last
 
 
 def _key(visit: Visit) -> ShardKey:

@@ -197,8 +197,36 @@ def test_shards_that_are_left_out_make_room():
     assert begun[0] >= 6
 
 
-def test_a_shard_that_is_read_again_keeps_its_place():
+def test_a_large_shard_is_judged_by_its_whole_stay():
+    """It has a visit in each block of the order; of each of these, nothing would be unread when it arrives."""
+    block = prefetching.BLOCK
+    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
+    window = window_of(blocks, [AheadLimits(None, 5 * SIZE)], connections=1, has_early_reads=True)
+    window.advance(0, rate=0.0, read_before=0)
+    assert take_all(window) == [0, 1, 2]
+    window.advance(2 * block, rate=0.0, read_before=0)
+    for k in range(3):
+        window.end_download((0, k), is_complete=True)
+        window.report((0, k), is_present=True)
+    assert take_all(window) == [3]  # here after four blocks of twelve
+
+
+def test_a_large_shard_is_left_out_near_the_end_of_its_stay():
+    """Half of what is left of it would be read before it is here."""
+    block = prefetching.BLOCK
+    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
+    window = window_of(blocks, [AheadLimits(None, 5 * SIZE)], connections=1, has_early_reads=True)
+    window.advance(0, rate=0.0, read_before=0)
+    assert take_all(window) == [0, 1, 2]
+    window.advance(9 * block, rate=0.0, read_before=0)
+    window.end_download((0, 0), is_complete=True)
+    window.report((0, 0), is_present=True)
+    assert take_all(window) == []
+
+
+def test_a_shard_that_is_read_again_keeps_its_place(monkeypatch):
     """Shards of later visits do not take it while this one is left to byte ranges: they would be evicted for it."""
+    monkeypatch.setattr(prefetching, "BLOCK", 4)
     early = [*(Visit(k, 40 + k, 0, k) for k in range(4)), Visit(50, 500, 0, 3)]
     window = window_of(
         [early, [Visit(600 + k, 900, 0, k) for k in range(4, 8)]],
