@@ -53,18 +53,41 @@ class AheadLimits(NamedTuple):
 class _Upcoming:
     """A shard with visits in the window.
 
+    A large shard has a visit in each of many blocks of the order. Those that follow each other within a block are one
+    stay.
+
     Attributes:
         visits: how many, passed ones included. upcoming: those that were not passed, in order.
+        since: where the stay of the next visit began. until: the last position of a passed visit; -1: there was none.
         is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
         is_late: its samples are left to byte ranges, until the next visit at least.
     """
 
-    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "size", "upcoming", "visits")
+    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "since", "size", "until", "upcoming", "visits")
 
     def __init__(self, size: int) -> None:
         self.size, self.visits = size, 0
         self.upcoming: list[Visit] = []
+        self.since, self.until = 0, -1
         self.is_counted = self.is_near = self.is_present = self.is_late = False
+
+    def begin(self, visit: Visit) -> None:
+        """This is the first visit that has not been passed, or one that has."""
+        if self.until < 0 or visit.first - self.until > prefetching.BLOCK:
+            self.since = visit.first
+
+    def end(self, visit: Visit) -> None:
+        """A visit was passed."""
+        self.until = max(self.until, visit.last)
+
+    def end_of_stay(self) -> int:
+        """The last position of the stay of the next visit, as far as visits were looked at."""
+        last = self.upcoming[0].last
+        for visit in self.upcoming[1:]:
+            if visit.first - last > prefetching.BLOCK:
+                break
+            last = max(last, visit.last)
+        return last
 
 
 class _Reach:
@@ -193,7 +216,9 @@ class PrefetchWindow:
         while self._upcoming and self._upcoming[0][0] < position:
             visit = heapq.heappop(self._upcoming)[1]
             heapq.heappush(self._passed, (visit.last, visit))
-            self._shards[_key(visit)].upcoming.remove(visit)
+            shard = self._shards[_key(visit)]
+            shard.upcoming.remove(visit)
+            shard.end(visit)
             self._renew(_key(visit))
         for reach in self._distinct:
             while reach.begins and reach.begins[0][0] <= position:
@@ -241,7 +266,7 @@ class PrefetchWindow:
                 else:
                     shard = self._shards[key]
                     shard.is_late = True
-                    if shard.upcoming[-1].last <= _end_of_stay(shard.upcoming):
+                    if shard.upcoming[-1].last <= shard.end_of_stay():
                         self._count(key, is_counted=False)  # not if it comes back: others would take its place
             heapq.heappop(self._missing)
         else:
@@ -307,6 +332,8 @@ class PrefetchWindow:
         self._weight += _weight(visit)
         if visit.last < self._position:
             heapq.heappush(self._passed, (visit.last, visit))
+            shard.begin(visit)
+            shard.end(visit)
             return
         heapq.heappush(self._upcoming, (visit.last, visit))
         shard.upcoming.append(visit)
@@ -320,6 +347,7 @@ class PrefetchWindow:
         shard.is_near = shard.is_late = False
         if not shard.upcoming:
             return
+        shard.begin(shard.upcoming[0])
         first = shard.upcoming[0].first
         heapq.heappush(reach.beyond, (first, key))
         if not reach.is_open or first > self._position:
@@ -374,9 +402,8 @@ class PrefetchWindow:
         """Whether a download that begins now is worth it."""
         if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
             return True
-        upcoming = self._shards[key].upcoming
-        arrival = self._under_way.arrival(self._position)
-        return prefetching.is_in_time(upcoming[0].first, _end_of_stay(upcoming), arrival=arrival)
+        shard, arrival = self._shards[key], self._under_way.arrival(self._position)
+        return prefetching.is_in_time(shard.since, shard.end_of_stay(), arrival=arrival)
 
     @property
     def _typical(self) -> int:
@@ -389,16 +416,6 @@ def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:
     if len(visits) < 2:
         return 1.0
     return max((visits[-1].last - visits[0].first + 1) / count, 1.0)
-
-
-def _end_of_stay(visits: Sequence[Visit]) -> int:
-    """The last position up to which a shard is read again and again; a large one has a visit in each of many blocks."""
-    last = visits[0].last
-    for visit in visits[1:]:
-        if visit.first - last > prefetching.BLOCK:
-            break
-        last = max(last, visit.last)
-    return last
 
 
 def _key(visit: Visit) -> ShardKey:

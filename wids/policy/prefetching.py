@@ -181,7 +181,7 @@ def is_in_time(first: float, last: float, *, arrival: float) -> bool:
     transferred twice. Those that are left out leave the link to later ones, which arrive in time.
 
     Args:
-        first: the position at which it is read next.
+        first: the position at which it is read first.
         last: the position at which it is read last.
         arrival: the position at which it would be cached, about.
     """

@@ -22,6 +22,7 @@ from tests.support.servers import stall, status, whole
 from tests.support.tars import publish, publish_pack
 from wids import batches
 from wids.cache import arrivals
+from wids.cache.usage_hints import PlanFile
 from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.readers import range_provider
@@ -317,6 +318,27 @@ def test_a_limit_that_holds_fewer_shards_than_are_read(web, make, held, limit):
     assert stats.fetches <= len(TAGS)
     assert stats.range_requests > 0
     assert sum(name.endswith(".tar") for name in os.listdir(dataset.cache_dir)) <= limit
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(5, True), (600, False)])
+def test_a_reader_leaves_what_a_job_needs_soon(web, make, held, monkeypatch, seconds, stays):
+    """It reads samples by ranges rather than have a job's shard downloaded again; one of much later goes."""
+    monkeypatch.setattr(arrivals, "_FULL_SECONDS", 0.0)
+    held.go.set()
+    dataset = make(cache_size=len(web.files["/a.tar"]) + 4096)
+    assert dataset[0][".txt"] == text_of(0)
+    wait_for_cached(dataset)
+    (name,) = [name for name in os.listdir(dataset.cache_dir) if name.endswith(".tar")]
+    dataset.close()  # its lease on the shard ends
+    with contextlib.closing(PlanFile(str(dataset.cache_dir))) as plan:
+        plan.write({name: time.time() + seconds})
+        other = make(cache_size=dataset.cache_size)
+        assert other[ROWS][".txt"] == text_of(ROWS)
+        wait_until(lambda: not threads_named("wids-download"))
+        found = [each for each in os.listdir(dataset.cache_dir) if each.endswith(".tar")]
+        assert (found == [name]) is stays
+        assert other[ROWS + 1][".txt"] == text_of(ROWS + 1)
+    assert other.stats().range_requests >= (2 if stays else 1)
 
 
 @pytest.mark.parametrize(("has_tables", "limit"), [(True, 2.5), (False, 2.5), (True, None)])
