@@ -180,6 +180,8 @@ class PrefetchWindow:
         self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
         self._connections = connections
         self.visits: deque[Visit] = deque()
+        self._entered: list[Visit] = []  # since `advance` told of them last
+        self._seen = -1  # the last position that was looked at
         self.is_exhausted = False
         self._position = self._weight = 0
         self._read_before = 0.0
@@ -301,23 +303,29 @@ class PrefetchWindow:
     # --- inside
 
     def _look(self) -> list[Visit]:
-        """Look at as many visits as matter."""
-        entered: list[Visit] = []
-        while (
-            not self.is_exhausted
-            and self._weight < prefetching.MAX_VISITS
-            and self._ahead_bytes
-            < max(reach.limits.scope(self._typical, shards=self._min_shards) for reach in self._distinct)
+        """Look at as many visits as matter; returns those that were not seen before."""
+        while self._ahead_bytes < max(
+            reach.limits.scope(self._typical, shards=self._min_shards) for reach in self._distinct
         ):
-            block = next(self._blocks, None)
-            if block is None:
-                self.is_exhausted = True
+            if not self._look_further():
                 break
-            for visit in block:
-                if visit.last >= self._read_before:
-                    self._enter(visit)
-                    entered.append(visit)
+        entered, self._entered = self._entered, []
         return entered
+
+    def _look_further(self) -> bool:
+        """Look at one more block of visits; False: there is none, or they would be too many."""
+        if self.is_exhausted or self._weight >= prefetching.MAX_VISITS:
+            return False
+        block = next(self._blocks, None)
+        if block is None:
+            self.is_exhausted = True
+            return False
+        for visit in block:
+            self._seen = max(self._seen, visit.last)
+            if visit.last >= self._read_before:
+                self._enter(visit)
+                self._entered.append(visit)
+        return True
 
     def _enter(self, visit: Visit) -> None:
         key = _key(visit)
@@ -403,7 +411,13 @@ class PrefetchWindow:
         if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
             return True
         shard, arrival = self._shards[key], self._under_way.arrival(self._position)
-        return prefetching.is_in_time(shard.since, shard.end_of_stay(), arrival=arrival)
+        while not prefetching.is_in_time(shard.since, end := shard.end_of_stay(), arrival=arrival):
+            if self._seen - end > prefetching.BLOCK:  # the stay ends there
+                return False
+            if not self._look_further():  # without more visits, or with as many as may be looked at: as far as is known
+                first = shard.since if self.is_exhausted else shard.upcoming[0].first
+                return prefetching.is_in_time(first, end, arrival=arrival)
+        return True
 
     @property
     def _typical(self) -> int:

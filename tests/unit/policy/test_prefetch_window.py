@@ -211,6 +211,39 @@ def test_a_large_shard_is_judged_by_its_whole_stay():
     assert take_all(window) == [3]  # here after four blocks of twelve
 
 
+def test_the_end_of_a_stay_is_looked_for():
+    """The limit is met by what the first block has; whether a shard comes in time is seen further on."""
+    block = prefetching.BLOCK
+    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
+    window = window_of(blocks, [AheadLimits(None, 4 * SIZE)], connections=1, has_early_reads=True)
+    window.advance(0, rate=0.0, read_before=0)
+    assert len(window.visits) == 4
+    assert take_all(window) == [0, 1, 2]
+    window.advance(2 * block, rate=0.0, read_before=0)
+    for k in range(3):
+        window.end_download((0, k), is_complete=True)
+        window.report((0, k), is_present=True)
+    assert take_all(window) == [3]
+    assert len(window.visits) > 4 * 4
+
+
+def test_a_stay_without_a_known_end_counts_as_far_as_it_is_known(monkeypatch):
+    """More visits are not looked at than pay; then the next of them decide, not those that have passed."""
+    monkeypatch.setattr(prefetching, "MAX_VISITS", 4 * 4)
+    block = prefetching.BLOCK
+    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(40)]
+    window = window_of(blocks, [AheadLimits(None, 4 * SIZE)], connections=1, has_early_reads=True)
+    window.advance(0, rate=0.0, read_before=0)
+    assert take_all(window) == [0, 1, 2]
+    window.advance(block, rate=0.0, read_before=0)
+    for k in range(3):
+        window.end_download((0, k), is_complete=True)
+        window.report((0, k), is_present=True)
+    for position in range(2, 21):
+        window.advance(position * block, rate=0.0, read_before=(position - 1) * block)
+    assert take_all(window) == [3]  # it is here in one block, and three are known
+
+
 def test_a_large_shard_is_left_out_near_the_end_of_its_stay():
     """What counts is where it began: more than half of it would be read before it is here."""
     block = prefetching.BLOCK
