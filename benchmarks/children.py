@@ -37,7 +37,9 @@ class Child:
         home = os.path.join(scratch, entry.name)
         os.makedirs(home)
         # An inherited PYTHONPATH could make the original import this repository's package.
-        inherited = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+        # Without bytecode a first batch would be one of a package that is compiled at each start.
+        left_out = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}
+        inherited = {key: value for key, value in os.environ.items() if key not in left_out}
         self._log = os.path.join(home, "stderr.log")
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # How often it is looked at whether a process downloads a shard.
 _LOOK_SECONDS = 0.25
-# A shard that some sampler will need within the first is left to its prefetcher for the second, and is not evicted here.
+# A shard that a sampler will need within the first is not evicted here, and left to its prefetcher for the second.
 _PLANNED_SECONDS, _PATIENCE_SECONDS = 60.0, 30.0
 _FULL_SECONDS, _MAX_FULL_SECONDS = 1.0, 60.0
 

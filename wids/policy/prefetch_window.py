@@ -181,7 +181,7 @@ class PrefetchWindow:
         self._connections = connections
         self.visits: deque[Visit] = deque()
         self._entered: list[Visit] = []  # since `advance` told of them last
-        self._seen = -1  # the last position that was looked at
+        self._edge = 0  # where the last block begins that was looked at
         self.is_exhausted = False
         self._position = self._weight = 0
         self._read_before = 0.0
@@ -320,8 +320,8 @@ class PrefetchWindow:
         if block is None:
             self.is_exhausted = True
             return False
+        self._edge = min((visit.first for visit in block), default=self._edge)
         for visit in block:
-            self._seen = max(self._seen, visit.last)
             if visit.last >= self._read_before:
                 self._enter(visit)
                 self._entered.append(visit)
@@ -412,7 +412,7 @@ class PrefetchWindow:
             return True
         shard, arrival = self._shards[key], self._under_way.arrival(self._position)
         while not prefetching.is_in_time(shard.since, end := shard.end_of_stay(), arrival=arrival):
-            if self._seen - end > prefetching.BLOCK:  # the stay ends there
+            if end < self._edge:  # the stay ends there
                 return False
             if not self._look_further():  # without more visits, or with as many as may be looked at: as far as is known
                 first = shard.since if self.is_exhausted else shard.upcoming[0].first

@@ -325,7 +325,7 @@ def test_a_reader_leaves_what_a_job_needs_soon(web, make, held, monkeypatch, sec
     """It reads samples by ranges rather than have a job's shard downloaded again; one of much later goes."""
     monkeypatch.setattr(arrivals, "_FULL_SECONDS", 0.0)
     held.go.set()
-    dataset = make(cache_size=len(web.files["/a.tar"]) + 4096)
+    dataset = make(cache_size=int(1.2 * len(web.files["/a.tar"])) + 4096)
     assert dataset[0][".txt"] == text_of(0)
     wait_for_cached(dataset)
     (name,) = [name for name in os.listdir(dataset.cache_dir) if name.endswith(".tar")]
