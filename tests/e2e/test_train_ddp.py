@@ -41,11 +41,11 @@ def order_of(log, world, epoch=0):
 
 def test_digits_are_learned_by_two_ranks(run):
     """On two ranks the program tells most digits of the test set apart."""
-    # An eighth of the default's steps, after which it has 81 %: most of a step is the exchange of gradients.
-    said = run(2, "--batch-size", 32, "--epochs", 1)
+    # A quarter of the default's steps: most of a step is the exchange of gradients.
+    said = run(2, "--batch-size", 32, "--epochs", 2)
     accuracy, count = re.findall(r"test accuracy ([\d.]+)% of (\d+)", said)[-1]
     assert int(count) == 450
-    assert float(accuracy) >= 60
+    assert float(accuracy) >= 80
 
 
 def test_resumed_on_another_number_of_ranks(run, tmp_path):

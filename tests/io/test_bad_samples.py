@@ -131,6 +131,7 @@ def same(dataset):
         (same, 1, 0, None),
         (same, 2, 2, "fork"),
         (same, 3, 1, "fork"),
+        (same, 2, 1, "forkserver"),
         (same, 1, 2, "forkserver"),
         (halved, 3, 0, None),
         (halved, 2, 2, "fork"),

@@ -47,5 +47,5 @@ def skip_waits(patch=setattr):
 
 
 def threads_named(prefix):
-    """The threads of this process whose names begin so."""
+    """The threads of this process whose names begin so; with one of several prefixes."""
     return [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]

@@ -107,7 +107,7 @@ class UpcomingShard:
 
     def needs_download(self) -> bool:
         """Whether it should be downloaded now."""
-        return not (self.is_in_place or self.is_left or self.retry_at or self.is_cached())
+        return self.can_go() and not self.is_cached()
 
     def can_go(self) -> bool:
         """Whether it may have been here, and be gone: other processes evict shards."""

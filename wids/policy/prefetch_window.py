@@ -10,6 +10,7 @@ Pure: the reader's position and rate are arguments, and its owner reports what b
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,36 +59,34 @@ class _Upcoming:
 
     Attributes:
         visits: how many, passed ones included. upcoming: those that were not passed, in order.
-        since: where the stay of the next visit began. until: the last position of a passed visit; -1: there was none.
+        passed: the stay of the visits that were passed last: its first position, and its last so far.
         is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
         is_late: its samples are left to byte ranges, until the next visit at least.
     """
 
-    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "since", "size", "until", "upcoming", "visits")
+    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "passed", "size", "upcoming", "visits")
 
     def __init__(self, size: int) -> None:
         self.size, self.visits = size, 0
         self.upcoming: list[Visit] = []
-        self.since, self.until = 0, -1
+        self.passed: tuple[float, float] = (0, -math.inf)
         self.is_counted = self.is_near = self.is_present = self.is_late = False
 
-    def begin(self, visit: Visit) -> None:
-        """This is the first visit that has not been passed, or one that has."""
-        if self.until < 0 or visit.first - self.until > prefetching.BLOCK:
-            self.since = visit.first
-
-    def end(self, visit: Visit) -> None:
+    def note_passed(self, visit: Visit) -> None:
         """A visit was passed."""
-        self.until = max(self.until, visit.last)
+        first, last = self.passed
+        self.passed = (visit.first if visit.first - last > prefetching.BLOCK else first), max(last, visit.last)
 
-    def end_of_stay(self) -> int:
-        """The last position of the stay of the next visit, as far as visits were looked at."""
-        last = self.upcoming[0].last
-        for visit in self.upcoming[1:]:
+    def stay(self) -> tuple[float, float]:
+        """The first and the last position of the stay of the next visit, as far as visits were looked at."""
+        first, last = self.passed
+        for number, visit in enumerate(self.upcoming):
             if visit.first - last > prefetching.BLOCK:
-                break
+                if number:
+                    break
+                first = visit.first
             last = max(last, visit.last)
-        return last
+        return first, last
 
 
 class _Reach:
@@ -220,7 +219,7 @@ class PrefetchWindow:
             heapq.heappush(self._passed, (visit.last, visit))
             shard = self._shards[_key(visit)]
             shard.upcoming.remove(visit)
-            shard.end(visit)
+            shard.note_passed(visit)
             self._renew(_key(visit))
         for reach in self._distinct:
             while reach.begins and reach.begins[0][0] <= position:
@@ -268,7 +267,7 @@ class PrefetchWindow:
                 else:
                     shard = self._shards[key]
                     shard.is_late = True
-                    if shard.upcoming[-1].last <= shard.end_of_stay():
+                    if shard.upcoming[-1].last <= shard.stay()[1]:
                         self._count(key, is_counted=False)  # not if it comes back: others would take its place
             heapq.heappop(self._missing)
         else:
@@ -340,8 +339,7 @@ class PrefetchWindow:
         self._weight += _weight(visit)
         if visit.last < self._position:
             heapq.heappush(self._passed, (visit.last, visit))
-            shard.begin(visit)
-            shard.end(visit)
+            shard.note_passed(visit)
             return
         heapq.heappush(self._upcoming, (visit.last, visit))
         shard.upcoming.append(visit)
@@ -355,7 +353,6 @@ class PrefetchWindow:
         shard.is_near = shard.is_late = False
         if not shard.upcoming:
             return
-        shard.begin(shard.upcoming[0])
         first = shard.upcoming[0].first
         heapq.heappush(reach.beyond, (first, key))
         if not reach.is_open or first > self._position:
@@ -411,13 +408,14 @@ class PrefetchWindow:
         if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
             return True
         shard, arrival = self._shards[key], self._under_way.arrival(self._position)
-        while not prefetching.is_in_time(shard.since, end := shard.end_of_stay(), arrival=arrival):
-            if end < self._edge:  # the stay ends there
+        while True:
+            first, last = shard.stay()
+            if prefetching.is_in_time(first, last, arrival=arrival):
+                return True
+            if last < self._edge or self.is_exhausted:  # the stay ends there
                 return False
-            if not self._look_further():  # without more visits, or with as many as may be looked at: as far as is known
-                first = shard.since if self.is_exhausted else shard.upcoming[0].first
-                return prefetching.is_in_time(first, end, arrival=arrival)
-        return True
+            if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as is known
+                return prefetching.is_in_time(shard.upcoming[0].first, last, arrival=arrival)
 
     @property
     def _typical(self) -> int:

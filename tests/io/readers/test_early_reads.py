@@ -92,8 +92,8 @@ def make(web, held, tmp_path):
     for each in made:
         end_downloads(each)
     gc.collect()  # iterations that were left, and with them what they download
-    for thread in threading.enumerate():  # nothing may ask a server that is gone again and again
-        if thread not in before and thread.name.startswith(("wids-prefetch", "wids-download")):
+    for thread in threads_named(("wids-prefetch", "wids-download")):  # nothing may ask a server that is gone
+        if thread not in before:
             thread.join(PATIENCE_SECONDS)
 
 

@@ -25,35 +25,39 @@ def workers(count):
     return {"num_workers": count, "multiprocessing_context": "forkserver"} if count else {}
 
 
-class Stateful(lightning.LightningDataModule):
-    """Lightning keeps the state of a loader that has one."""
+class Data(lightning.LightningDataModule):
+    """The training set; ``sampler``: that of its last loader."""
 
     def __init__(self, workers):
         super().__init__()
         self.workers = workers
 
-    def train_dataloader(self):
-        """The loader of the training set."""
+    def make_dataset(self):
+        """The dataset, and its sampler."""
         dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
         self.sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
+        return dataset
+
+
+class Stateful(Data):
+    """Lightning keeps the state of a loader that has one."""
+
+    def train_dataloader(self):
+        """The loader of the training set."""
+        dataset = self.make_dataset()
         # At an epoch's end Lightning restores no loader, and makes its iterator before it calls set_epoch.
         self.sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
         return StatefulDataLoader(dataset, sampler=self.sampler, batch_size=BATCH, **workers(self.workers))
 
 
-class Plain(lightning.LightningDataModule):
+class Plain(Data):
     """The module keeps the sampler's state."""
 
     state = None
 
-    def __init__(self, workers):
-        super().__init__()
-        self.workers = workers
-
     def train_dataloader(self):
         """The loader of the training set."""
-        dataset = wids.ShardListDataset(INDEX, transformations=as_tensors)
-        self.sampler = wids.DistributedChunkedSampler(dataset, chunksize=2)
+        dataset = self.make_dataset()
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         if self.state is not None and self.state["epoch"] == epoch:
             self.sampler.load_state_dict(self.state)

@@ -13,6 +13,7 @@ from wids.policy import prefetching
 from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
 
 SIZE, SHARDS = 10, 6
+BLOCK = prefetching.BLOCK
 # None: as far as is good, which is twelve shards of any size while no rate is known.
 LIMITS = st.sampled_from([None, 0, 15, 20, 45, 200]).map(lambda given: AheadLimits(given, None)) | st.sampled_from(
     [20, 39, 200]
@@ -197,32 +198,36 @@ def test_shards_that_are_left_out_make_room():
     assert begun[0] >= 6
 
 
-def test_a_large_shard_is_judged_by_its_whole_stay():
-    """It has a visit in each block of the order; of each of these, nothing would be unread when it arrives."""
-    block = prefetching.BLOCK
-    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
-    window = window_of(blocks, [AheadLimits(None, 5 * SIZE)], connections=1, has_early_reads=True)
+def large_shards(*, blocks, places):
+    """A window at its beginning: four shards, each read in all of so many blocks; a cache with so many places."""
+    visits = [[Visit(b * BLOCK + k, (b + 1) * BLOCK - 4 + k, 0, k) for k in range(4)] for b in range(blocks)]
+    window = window_of(visits, [AheadLimits(None, places * SIZE)], connections=1, has_early_reads=True)
     window.advance(0, rate=0.0, read_before=0)
-    assert take_all(window) == [0, 1, 2]
-    window.advance(2 * block, rate=0.0, read_before=0)
+    return window
+
+
+def arrive(window, *, at):
+    """The downloads of the first three shards have taken until a position."""
+    window.advance(at, rate=0.0, read_before=0)
     for k in range(3):
         window.end_download((0, k), is_complete=True)
         window.report((0, k), is_present=True)
+
+
+def test_a_large_shard_is_judged_by_its_whole_stay():
+    """It has a visit in each block of the order; of each of these, nothing would be unread when it arrives."""
+    window = large_shards(blocks=12, places=5)
+    assert take_all(window) == [0, 1, 2]
+    arrive(window, at=2 * BLOCK)
     assert take_all(window) == [3]  # here after four blocks of twelve
 
 
 def test_the_end_of_a_stay_is_looked_for():
     """The limit is met by what the first block has; whether a shard comes in time is seen further on."""
-    block = prefetching.BLOCK
-    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
-    window = window_of(blocks, [AheadLimits(None, 4 * SIZE)], connections=1, has_early_reads=True)
-    window.advance(0, rate=0.0, read_before=0)
+    window = large_shards(blocks=12, places=4)
     assert len(window.visits) == 4
     assert take_all(window) == [0, 1, 2]
-    window.advance(2 * block, rate=0.0, read_before=0)
-    for k in range(3):
-        window.end_download((0, k), is_complete=True)
-        window.report((0, k), is_present=True)
+    arrive(window, at=2 * BLOCK)
     assert take_all(window) == [3]
     assert len(window.visits) > 4 * 4
 
@@ -230,32 +235,20 @@ def test_the_end_of_a_stay_is_looked_for():
 def test_a_stay_without_a_known_end_counts_as_far_as_it_is_known(monkeypatch):
     """More visits are not looked at than pay; then the next of them decide, not those that have passed."""
     monkeypatch.setattr(prefetching, "MAX_VISITS", 4 * 4)
-    block = prefetching.BLOCK
-    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(40)]
-    window = window_of(blocks, [AheadLimits(None, 4 * SIZE)], connections=1, has_early_reads=True)
-    window.advance(0, rate=0.0, read_before=0)
+    window = large_shards(blocks=40, places=4)
     assert take_all(window) == [0, 1, 2]
-    window.advance(block, rate=0.0, read_before=0)
-    for k in range(3):
-        window.end_download((0, k), is_complete=True)
-        window.report((0, k), is_present=True)
+    arrive(window, at=BLOCK)
     for position in range(2, 21):
-        window.advance(position * block, rate=0.0, read_before=(position - 1) * block)
+        window.advance(position * BLOCK, rate=0.0, read_before=(position - 1) * BLOCK)
     assert take_all(window) == [3]  # it is here in one block, and three are known
 
 
 def test_a_large_shard_is_left_out_near_the_end_of_its_stay():
     """What counts is where it began: more than half of it would be read before it is here."""
-    block = prefetching.BLOCK
-    blocks = [[Visit(b * block + k, (b + 1) * block - 4 + k, 0, k) for k in range(4)] for b in range(12)]
-    window = window_of(blocks, [AheadLimits(None, 5 * SIZE)], connections=1, has_early_reads=True)
-    window.advance(0, rate=0.0, read_before=0)
+    window = large_shards(blocks=12, places=5)
     assert take_all(window) == [0, 1, 2]
-    window.advance(2 * block, rate=0.0, read_before=0)
-    for k in range(3):  # in the time of two blocks
-        window.end_download((0, k), is_complete=True)
-        window.report((0, k), is_present=True)
-    window.advance(5 * block, rate=0.0, read_before=2 * block)
+    arrive(window, at=2 * BLOCK)
+    window.advance(5 * BLOCK, rate=0.0, read_before=2 * BLOCK)
     assert take_all(window) == []
 
 
