@@ -117,6 +117,7 @@ class ShardDownload:
             size=self._shard.filesize,
             reserve=self._reserve,
             is_cancelled=self._is_ended,
+            is_ahead=self._after is not None,
             storage_options=self._options.storage_options,
             allow_pipe=self._options.allow_pipe,
             hooks=self._hooks,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wids.errors import NotAllowedError, SizeMismatchError
 from wids.index import urls
 from wids.osfiles import system
-from wids.transport import retrying, spans
+from wids.transport import filesystems, retrying, spans
 from wids.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
 from wids.transport.scheduler import read_spans
 from wids.transport.source import Sink
@@ -40,6 +40,7 @@ def download_to(
     size: int | None = None,
     reserve: Callable[[int], None] | None = None,
     is_cancelled: Callable[[], bool] | None = None,
+    is_ahead: bool = False,
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
     hooks: Sequence[Hook] = (),
@@ -53,6 +54,7 @@ def download_to(
         size: bytes expected, or None.
         reserve: called with the bytes that the file will have, before they are written.
         is_cancelled: asked now and then; once it says True, the transfer ends.
+        is_ahead: no reader waits for it; downloads with one come first.
         storage_options: for the fsspec file system.
         allow_pipe: let ``pipe:`` run its command (without a shell).
         hooks: called for each retry.
@@ -76,6 +78,7 @@ def download_to(
         storage_options=storage_options,
         reserve=reserve,
         is_cancelled=is_cancelled,
+        is_ahead=is_ahead,
         deadline=time.monotonic() + seconds,
     )
 
@@ -150,6 +153,7 @@ class Transfer:
         storage_options: for the fsspec file system.
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: asked now and then; True ends the transfer.
+        is_ahead: see `download_to`.
         deadline: when it must have ended, by the monotonic clock.
 
     Attributes:
@@ -165,13 +169,14 @@ class Transfer:
         storage_options: dict[str, Any] | None = None,
         reserve: Callable[[int], None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        is_ahead: bool = False,
         deadline: float = math.inf,
     ) -> None:
         self.url, self.path = url, path
         self._expected, self._storage_options = size, storage_options
         self._reserve = reserve or (lambda _: None)
         self._is_cancelled = is_cancelled or (lambda: False)
-        self._deadline = deadline
+        self._deadline, self._turn = deadline, filesystems.new_turn(is_ahead=is_ahead)
         self.requests = self._interruptions = 0
         self._fd = -1
         self.begin_anew()
@@ -197,7 +202,7 @@ class Transfer:
         self._fd = os.open(self.path, system.WRITE_FLAGS)
         try:
             with open_source(
-                self.url, self._storage_options, go_on=self._go_on, path=self.path, is_bounded=False
+                self.url, self._storage_options, go_on=self._go_on, path=self.path, turn=self._turn
             ) as source:
                 self._fill(source)
         except InterruptedTransferError:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import heapq
+import itertools
 import sys
 import weakref
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from wids.index import urls
@@ -113,24 +115,84 @@ def version_of(info: dict[str, Any]) -> Any:
     return tuple(str(info[name]) for name in _VERSION_KEYS if info.get(name) is not None)
 
 
+class Turn(NamedTuple):
+    """When a download gets a connection: those that a reader waits for first, then in the order in which they began.
+
+    The first of several downloads is then complete as early as it can be, and all of them no later.
+    """
+
+    is_ahead: bool
+    number: int
+
+
+_numbers = itertools.count()
+
+
+def new_turn(*, is_ahead: bool) -> Turn:
+    """The turn of a download that begins now; ``is_ahead``: no reader waits for it."""
+    return Turn(is_ahead, next(_numbers))
+
+
+class _Slots:
+    """A semaphore that those with the first turns get first. For one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self.free = count
+        self._waiting: list[tuple[Turn, int, asyncio.Future[None]]] = []
+
+    async def acquire(self, turn: Turn) -> None:
+        """Take one, when it is this one's turn."""
+        if self.free:
+            self.free -= 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (turn, next(_numbers), given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():  # it came at the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give one back: it goes to the first that waits."""
+        while self._waiting:
+            given = heapq.heappop(self._waiting)[2]
+            if not given.done():
+                given.set_result(None)
+                return
+        self.free += 1
+
+
 class Connections:
     """The byte ranges that this process has under way, and measurements of the hosts that they come from.
 
     Ranges of downloads and requests for samples are counted apart, so that no sample waits for a download.
 
     Attributes:
-        count: ranges of downloads at a time. free: taken for each of them; first come, first served.
-        free_requests: taken for each request for samples.
+        count: ranges of downloads at a time. slots: one is taken for each of them.
     """
 
     def __init__(self) -> None:
         self.count = CONNECTIONS
-        self.free = asyncio.Semaphore(self.count)
-        self.free_requests = asyncio.Semaphore(prefetching.MAX_REQUESTS)
+        self.slots = _Slots(self.count)
+        self._request_slots = asyncio.Semaphore(prefetching.MAX_REQUESTS)
         self._delays: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self._requests, self._has_none = 0, asyncio.Event()
         self._has_none.set()
+
+    async def acquire(self, turn: Turn | None) -> Callable[[], None]:
+        """Wait for a connection; returns what gives it back.
+
+        Args:
+            turn: of a download; None: it is a request for samples.
+        """
+        if turn is None:
+            await self._request_slots.acquire()
+            return self._request_slots.release
+        await self.slots.acquire(turn)
+        return self.slots.release
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:

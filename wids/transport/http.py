@@ -22,6 +22,7 @@ from wids.transport.spans import Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wids.transport.filesystems import Turn
     from wids.transport.source import Sink
 
 _BUFFER_BYTES = 1 << 20
@@ -34,15 +35,15 @@ class HttpSource(ByteSource):
     """One URL. The answer that gave its size is kept for the first read, so that a download costs no request more.
 
     Args:
-        url, go_on, is_bounded: see `wids.transport.stores.open_source`.
+        url, go_on, turn: see `wids.transport.stores.open_source`.
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
     is_blocking, answers_have_stat = False, True
 
-    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], is_bounded: bool) -> None:
+    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], turn: Turn | None) -> None:
         self.url, self.go_on = url, go_on
-        self._filesystem, self._name, self._is_bounded = filesystem, name, is_bounded
+        self._filesystem, self._name, self._turn = filesystem, name, turn
         self._host, self._connections = urls.host_of(url), filesystems.connections()
         self._opened: _Answer | None = None
 
@@ -116,10 +117,9 @@ class HttpSource(ByteSource):
             last = max(span.hi - 1, span.lo)
             options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
         session = await self._filesystem.set_session()
-        if span is not None and self._is_bounded and "timeout" not in options:
+        if span is not None and self._turn is None and "timeout" not in options:
             options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
-        free = self._connections.free_requests if self._is_bounded else self._connections.free
-        await free.acquire()
+        release = await self._connections.acquire(self._turn)
         response = None
         try:
             start = time.monotonic()
@@ -127,13 +127,13 @@ class HttpSource(ByteSource):
             if response.status != 416 or span is None:
                 response.raise_for_status()
                 note = partial(self._connections.note, self._host, time.monotonic() - start)
-                return _Answer(response, note, free.release)
+                return _Answer(response, note, release)
         except BaseException:
-            free.release()
+            release()
             if response is not None:
                 response.close()
             raise
-        free.release()
+        release()
         response.close()
         return await self._open(None)  # there is nothing to have a range of
 

@@ -18,6 +18,7 @@ from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wids.transport.filesystems import Turn
     from wids.transport.source import Sink
     from wids.transport.spans import Span
 
@@ -31,7 +32,7 @@ def open_source(
     *,
     go_on: Callable[[], None] = lambda: None,
     path: str | None = None,
-    is_bounded: bool = True,
+    turn: Turn | None = None,
 ) -> ByteSource:
     """The source of a URL's bytes: where a new kind of store is added. The caller closes it.
 
@@ -40,7 +41,7 @@ def open_source(
         storage_options: for the fsspec file system.
         go_on: see `ByteSource`.
         path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
-        is_bounded: each request has a time limit in all, by its length; else only silence ends it.
+        turn: of a download, which only silence ends; None: requests for samples, each with a time limit in all.
 
     Raises:
         NotAllowedError: a program that may not be run.
@@ -55,9 +56,9 @@ def open_source(
         return LocalSource(url, go_on=go_on)
     filesystem, name = filesystems.open_filesystem(url, storage_options)
     if scheme in ("http", "https"):
-        return HttpSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
+        return HttpSource(url, filesystem, name, go_on=go_on, turn=turn)
     if getattr(filesystem, "async_impl", False):
-        return AsyncSource(url, filesystem, name, go_on=go_on, is_bounded=is_bounded)
+        return AsyncSource(url, filesystem, name, go_on=go_on, turn=turn)
     return SyncSource(url, filesystem, name, go_on=go_on)
 
 
@@ -126,17 +127,17 @@ class AsyncSource(_FilesystemSource):
     """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ...
 
     Args:
-        url, go_on, is_bounded: see `open_source`.
+        url, go_on, turn: see `open_source`.
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
     is_blocking = False
 
     def __init__(
-        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], is_bounded: bool = True
+        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], turn: Turn | None = None
     ) -> None:
         super().__init__(url, filesystem, name, go_on=go_on)
-        self._is_bounded = is_bounded
+        self._turn = turn
 
     def _info(self) -> dict[str, Any]:
         limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
@@ -146,10 +147,12 @@ class AsyncSource(_FilesystemSource):
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
         limit = filesystems.limit_of(span.size)
-        connections = filesystems.connections()
-        async with connections.free_requests if self._is_bounded else connections.free:
+        release = await filesystems.connections().acquire(self._turn)
+        try:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)
+        finally:
+            release()
         sink.write(span.lo, data)
 
     def stream(self, end: int | None = None) -> Iterator[bytes]:

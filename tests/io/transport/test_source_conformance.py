@@ -305,7 +305,7 @@ def store(request):
 def is_idle():
     """Whether no request is under way."""
     connections = filesystems.connections()
-    return connections.free._value == connections.count
+    return connections.slots.free == connections.count
 
 
 class Written:

@@ -104,7 +104,7 @@ def is_idle():
 
     connections = filesystems.connections()
     running = asyncio.run_coroutine_threadsafe(look(), filesystems.loop()).result(PATIENCE_SECONDS)
-    return not running and connections.free._value == connections.count
+    return not running and connections.slots.free == connections.count
 
 
 def fetch_body(url, target, *, size=None, check=lambda: None, **options):
@@ -498,12 +498,66 @@ def test_cancelled_while_others_have_all_connections(ranges, tmp_path, cancelled
     thread.start()
     wait_until(lambda: all(gate.entered.is_set() for gate in gates))
     ranges.add(PATH, SHARD)
-    cancelled_later(ranges.url + PATH, lambda: len(filesystems.connections().free._waiters or ()) > 0)
+    cancelled_later(ranges.url + PATH, lambda: len(filesystems.connections().slots._waiting) > COUNT)
     for gate in gates:
         gate.go.set()
     thread.join(PATIENCE_SECONDS)
     assert found == [BODY]
     assert PATH not in ranges.requests
+
+
+def test_slots_are_given_in_turn():
+    """Also where some that waited were cancelled, one of them at the moment at which it got its slot."""
+
+    async def run():
+        connections, got = filesystems.Connections(), []
+
+        async def take(name, turn):
+            give_back = await connections.acquire(turn)
+            got.append(name)
+            return give_back
+
+        async def begin(name, turn):
+            task = asyncio.ensure_future(take(name, turn))
+            await asyncio.sleep(0)
+            return task
+
+        turns = [filesystems.new_turn(is_ahead=is_ahead) for is_ahead in (True, True, True, False)]
+        held = [await connections.acquire(turns[0]) for _ in range(COUNT)]
+        order = (("second", 1), ("third", 2), ("gone", 0), ("first", 0), ("lost", 3), ("urgent", 3))
+        tasks = {name: await begin(name, turns[number]) for name, number in order}
+        tasks["gone"].cancel()
+        held.pop()()
+        tasks["lost"].cancel()  # the slot is its own already
+        for give_back in held[:3]:
+            give_back()
+        await asyncio.wait([task for name, task in tasks.items() if name not in ("gone", "lost")])
+        for name in ("first", "second", "third", "urgent"):
+            tasks[name].result()()
+        for give_back in held[3:]:
+            give_back()
+        return got, connections.slots.free
+
+    assert asyncio.run(run()) == (["urgent", "first", "second", "third"], COUNT)
+
+
+def test_free_connections_go_to_downloads_in_turn(ranges, tmp_path):
+    """One that a reader waits for comes before one that began earlier."""
+    gates = [ranges.gate() for _ in range(COUNT)]
+    names = ["/first.tar", "/second.tar", "/urgent.tar"]
+    threads, waiting = [], filesystems.connections().slots._waiting
+    for number, (name, faults) in enumerate(zip(names, (gates, [], []), strict=True)):
+        url = ranges.add(name, BODY, *faults, whole)
+        target = shards.write(tmp_path / name[1:], b"")
+        threads.append(threading.Thread(target=fetch_body, args=(url, target), kwargs={"is_ahead": "u" not in name}))
+        threads[-1].start()
+        wait_until(lambda number=number: len(waiting) == COUNT + number)
+    for gate in gates:
+        gate.go.set()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert ranges.requests.index("/urgent.tar") < ranges.requests.index("/second.tar")
+    assert [(tmp_path / name[1:]).read_bytes() for name in names] == [BODY] * 3
 
 
 def test_cancelled_before_it_begins(ranges, target):
