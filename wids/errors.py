@@ -22,7 +22,7 @@
     │   ├── UnreachableError           no connection: the name, the port, the certificate
     │   ├── WrongContentError          the server sent a web page instead of a shard
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
-    │   └── DigestMismatchError        their md5 is not the one in the index
+    │   └── DigestMismatchError        their checksum is not the one in the index
     ├── CacheError (OSError)           the cache directory cannot be used
     │   └── CacheFull                  no space, and no shard may be evicted; says how many bytes are missing
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
@@ -254,7 +254,7 @@ class SizeMismatchError(FetchError):
 
 
 class DigestMismatchError(FetchError):
-    """The md5 of what arrived is ``found``, and the index says ``expected``."""
+    """A checksum of what arrived is ``found``, and the index says ``expected``."""
 
 
 class CacheError(WidsError, OSError):

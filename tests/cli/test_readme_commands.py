@@ -184,7 +184,7 @@ SCENES = {
         1,
         [
             "is not there",
-            "its md5 is",
+            "its crc32 is",
             "it has",
             "is cut short",
             "3 of 10 shards are wrong (digest 1, missing 1, size 1, tar 1)",

@@ -396,15 +396,15 @@ def test_a_download_that_waits_for_long_keeps_its_lock(server, tmp_path, monkeyp
 
     monkeypatch.setattr(locks.HeldLock, "touch", touch)
     if what == "md5":
-        real_md5 = shard_download.file_md5
+        real_digest = shard_download.file_digest
 
-        def file_md5(file, **options):
+        def file_digest(file, key, **options):
             touched.clear()
-            digest = real_md5(file, **options)
+            digest = real_digest(file, key, **options)
             assert touched
             return digest
 
-        monkeypatch.setattr(shard_download, "file_md5", file_md5)
+        monkeypatch.setattr(shard_download, "file_digest", file_digest)
         AutoProvider(cache_dir=str(cache)).open(described(url, data)).close()
         [path] = [each for each in cache.iterdir() if each.suffix == ".tar"]
         os.utime(path)  # it may be another one now: the md5 decides

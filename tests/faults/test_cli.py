@@ -22,7 +22,7 @@ from wids.errors import (
     OutputExistsError,
     WidsError,
 )
-from wids.index import writing
+from wids.index import checksums, writing
 from wids.jobs import scan
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, split_index
@@ -225,8 +225,8 @@ def test_member_tables_of_a_shard_that_was_replaced_are_made_again(tmp_path):
     assert create_index([str(shard)], output, settings=IndexSettings(has_tables=True)).unchanged == 1
 
 
-@pytest.mark.parametrize("has_md5", [False, True])
-def test_a_shard_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, has_md5):
+@pytest.mark.parametrize("keys", [(), ("md5sum",), checksums.KEYS])
+def test_a_shard_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, keys):
     """The size and digest in an index are of one and the same file, or there is no entry."""
     shard = tmp_path / "a.tar"
     write_shard(shard, 2)
@@ -241,7 +241,7 @@ def test_a_shard_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, ha
 
     monkeypatch.setattr(scan.tables, "build_table", late)
     with pytest.raises(ChangedShardError, match="changed while it was read"):
-        scan_shard(ScanTask(url=str(shard), has_md5=has_md5))
+        scan_shard(ScanTask(url=str(shard), checksums=keys))
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Small datasets for tests: shards with known samples, their index, and a server of them."""
 
+import hashlib
 import io
 import json
 import os
 import tarfile
+import zlib
 
+from wids.index import checksums
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.testing import Server
 
@@ -95,6 +98,11 @@ def serve(directory, *, token=None):
     return Server(directory, has_ranges=False, required_headers={"X-Token": token} if token else None)
 
 
+def digests(data):
+    """What an index says of these bytes."""
+    return {"crc32": f"{zlib.crc32(data):08x}", "md5sum": hashlib.md5(data).hexdigest()}
+
+
 def survey_shard(url, **options):
-    """The entry of one shard in a shard list, with its md5 unless ``has_md5=False``."""
-    return scan_shard(ScanTask(url=url, **{"has_md5": True, **options})).entry()
+    """The entry of one shard in a shard list, with its checksums unless ``checksums=()``."""
+    return scan_shard(ScanTask(url=url, **{"checksums": checksums.KEYS, **options})).entry()

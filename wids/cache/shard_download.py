@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -13,6 +12,7 @@ from wids.cache.directory import directory_of, writing
 from wids.cache.leases import Lease
 from wids.cache.space import table_allowance
 from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
+from wids.index import checksums
 from wids.index import table as tables
 from wids.osfiles import atomic, locks, system
 from wids.transport import download
@@ -145,7 +145,7 @@ class ShardDownload:
         with lease.closing_on_error():
             fd = lease.fd
             check_content(shard.url, system.pread(fd, 512, 0))
-            check_file(shard.url, fd, size=shard.filesize, md5=shard.md5sum, go_on=self._lock.touch)
+            check_file(shard, fd, go_on=self._lock.touch)
             self._reserve(facts.size)
             self._lock.touch()
             os.fsync(fd)  # a name that survives a power cut must not name bytes that did not
@@ -201,16 +201,14 @@ def check_content(url: str, head: bytes) -> None:
         )
 
 
-def check_file(
-    url: str, fd: int, *, size: int | None, md5: str | None, go_on: Callable[[], None] = lambda: None
-) -> None:
+def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: None) -> None:
     """Compare a file that has arrived with what the index promises; ``go_on`` is called now and then.
 
     Raises:
-        SizeMismatchError: not ``size`` bytes.
-        DigestMismatchError: another md5.
+        SizeMismatchError: it has another size.
+        DigestMismatchError: it has another checksum.
     """
-    found = os.fstat(fd).st_size
+    url, size, found = shard.url, shard.filesize, os.fstat(fd).st_size
     if size is not None and found != size:
         raise SizeMismatchError(
             f"{url}: {found} bytes arrived, and the index says filesize {size}; fetch it again, or update the index "
@@ -219,22 +217,39 @@ def check_file(
             expected=size,
             found=found,
         )
-    if md5 and (digest := file_md5(fd, go_on=go_on)) != md5:
+    if (mismatch := find_mismatch(shard, fd, go_on=go_on)) is not None:
+        key, digest, said = mismatch
         raise DigestMismatchError(
-            f"{url}: the md5 of what arrived is {digest}, and the index says {md5}; fetch it again, or update the "
-            "index if the shard was written anew",
+            f"{url}: the {checksums.word(key)} of what arrived is {digest}, and the index says {said}; fetch it again, "
+            "or update the index if the shard was written anew",
             url=url,
-            expected=md5,
+            expected=said,
             found=digest,
         )
 
 
-def file_md5(file: str | int, *, go_on: Callable[[], None] = lambda: None) -> str:
-    """Hexadecimal md5 of a whole file, by path or by a descriptor that stands at its start (and is left open).
+def find_mismatch(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: None) -> tuple[str, str, str] | None:
+    """The key of a checksum, that of the file and the one in the index, if they differ; None: it is the shard.
 
-    ``go_on`` is called for each block: a large shard takes minutes.
+    Of several in the index, the quickest is compared. ``fd`` stands at the file's start, and is left open.
     """
-    digest = hashlib.md5(usedforsecurity=False)
+    promised = checksums.promised(shard)
+    if not promised:
+        return None
+    key, said = next(iter(promised.items()))
+    found = file_digest(fd, key, go_on=go_on)
+    return None if found == said else (key, found, said)
+
+
+def file_digest(file: str | int, key: str, *, go_on: Callable[[], None] = lambda: None) -> str:
+    """Checksum of a whole file, by path or by a descriptor that stands at its start (and is left open).
+
+    Args:
+        file: which.
+        key: see `wids.index.checksums`.
+        go_on: called for each block: a large shard takes minutes.
+    """
+    digest = checksums.new(key)
     with open(file, "rb", closefd=isinstance(file, str)) as source:
         while block := source.read(1 << 20):
             digest.update(block)

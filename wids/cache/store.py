@@ -1,8 +1,8 @@
 """Shards in a cache directory: found, or downloaded first; leased while they are open.
 
 A cached shard is used only when its size, its modification time and what the index says agree with the member table
-that was saved when it was verified, or an md5 in the index proves it; else it is downloaded again. Publishing is one
-``os.replace``: readers never see half a shard. Only files that a cache downloaded are replaced.
+that was saved when it was verified, or a checksum in the index proves it; else it is downloaded again. Publishing is
+one ``os.replace``: readers never see half a shard. Only files that a cache downloaded are replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from wids.cache.shard_download import CachedShard, DownloadOptions, ShardDownloa
 from wids.cache.space import Space
 from wids.errors import CacheError, ShardError
 from wids.events import Fetched, Hit, Rejected, emit, logger
+from wids.index.checksums import promised, word
 from wids.osfiles import atomic, locks
 from wids.policy.freshness import find_difference, find_difference_in_size
 
@@ -150,7 +151,7 @@ class ShardCache:
                     return False
                 found = self._find(shard, path)
                 if isinstance(found, Miss):
-                    if found.cause and shard.md5sum:  # whether the md5 is right is found out when it is read
+                    if found.cause and promised(shard):  # whether its checksum is right is found out when it is read
                         return False
                     cached, event = self._download(shard, path, found, lock, after=after, is_cancelled=is_cancelled)
                     cached.lease.release()
@@ -185,7 +186,7 @@ class ShardCache:
             with locks.acquire(directory.lock(name), mode=directory.lock_mode(), hooks=self.hooks) as lock:
                 found = self._find(shard, path)
                 is_hit = not isinstance(found, Miss)
-                if isinstance(found, Miss) and found.cause and shard.md5sum:
+                if isinstance(found, Miss) and found.cause and promised(shard):
                     found = self._find(shard, path, lock=lock)
                 if isinstance(found, Miss):
                     found, event = self._download(shard, path, found, lock)
@@ -211,7 +212,7 @@ class ShardCache:
         return found
 
     def _find(self, shard: Shard, path: str, *, lock: locks.HeldLock | None = None) -> CachedShard | Miss:
-        """The cached file, leased, if it is the shard: its table says so, or, with the lock held, its md5."""
+        """The cached file, leased, if it is the shard: its table says so, or, with the lock held, its checksum."""
         try:
             lease, facts = Lease.open(path)
         except FileNotFoundError:
@@ -224,7 +225,7 @@ class ShardCache:
                 if lock is None:
                     table, cause = self._judge(shard, path, facts)
                 else:
-                    table, cause = self._judge_by_md5(shard, path, lease.fd, facts, lock)
+                    table, cause = self._judge_by_checksum(shard, path, lease.fd, facts, lock)
             if table is not None and not cause:
                 return CachedShard(lease, table)
             lease.release()
@@ -236,15 +237,16 @@ class ShardCache:
         table = member_tables.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
         return table, self._find_difference(shard, path, facts, table)
 
-    def _judge_by_md5(
+    def _judge_by_checksum(
         self, shard: Shard, path: str, fd: int, facts: Identity, lock: locks.HeldLock
     ) -> tuple[MemberTable | None, str]:
-        """As `_judge`, with a new table; a file of the right md5 becomes the cache's own."""
+        """As `_judge`, with a new table; a file of the right checksum becomes the cache's own."""
         if cause := find_difference_in_size(shard, facts):
             return None, cause
         try:
-            if (digest := shard_download.file_md5(fd, go_on=lock.touch)) != shard.md5sum:
-                return None, f"its md5 is {digest}, the index says {shard.md5sum}"
+            if (mismatch := shard_download.find_mismatch(shard, fd, go_on=lock.touch)) is not None:
+                key, digest, said = mismatch
+                return None, f"its {word(key)} is {digest}, the index says {said}"
             identity = identify(fd, shard, self.placement.origin(shard.url))
             table = member_tables.scan_table(fd, shard.url, identity)
         except (ShardError, OSError) as error:

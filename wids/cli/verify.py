@@ -24,6 +24,7 @@ from wids.cli.options import (
     with_option_groups,
 )
 from wids.index import urls
+from wids.index.checksums import promised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ class VerifyFlags:
         bool, typer.Option("--quick", help="Only see whether the shards are there, and of the right size.")
     ] = False
     without_digest: Annotated[
-        bool, typer.Option("--no-digest", help="Do not compare md5 digests; only headers are read then.")
+        bool, typer.Option("--no-digest", help="Do not compare checksums; only headers are read then.")
     ] = False
     is_decoded: Annotated[
         bool,
@@ -102,7 +103,7 @@ def add_command(app: typer.Typer) -> None:
 def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = False) -> None:
     """Look for faults of shards: missing, cut short, damaged, not what the index says.
 
-    Compared with the index: size, md5 digest (where the index has one) and number of samples. Compared with the shard:
+    Compared with the index: size, checksums (where the index has some) and number of samples. Compared with the shard:
     its own tar headers, and its member tables (.widx, packs; DALI's .idx, Energon's .tar.idx).
 
     Local shards are read where they are. Others come into the temporary directory ($TMPDIR), one for each of --jobs at
@@ -285,5 +286,5 @@ def _missing_words(shards: Sequence[Shard], settings: VerifySettings) -> str:
     if not settings.is_quick:
         missing.append(("number of samples", sum(shard.nsamples is None for shard in shards)))
         if settings.has_digest:
-            missing.append(("md5", sum(shard.md5sum is None for shard in shards)))
+            missing.append(("checksum", sum(not promised(shard) for shard in shards)))
     return ", ".join(f"{what} of {count_of(count, 'shard')}" for what, count in missing if count)

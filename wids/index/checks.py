@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_URL = 1 << 17
 # Deeper values could not be pickled into a worker.
 _MAX_NESTED = 100
-_MD5 = re.compile(r"[0-9a-fA-F]{32}")
+_MD5, _CRC32 = re.compile(r"[0-9a-fA-F]{32}"), re.compile(r"[0-9a-fA-F]{8}")
 _FIELD = re.compile(r"required field `(\w+)`")
 
 
@@ -57,10 +57,12 @@ def convert(raw: Any, kind: type[Any], *, path: str = "", place: str | None = No
         ) from error
 
 
-def check_md5(row: Row, path: str, place: str | None = None) -> None:
-    """A digest, where there is one, has its form."""
+def check_digests(row: Row, path: str, place: str | None = None) -> None:
+    """Digests, where there are some, have their form."""
     if row.md5sum and not _MD5.fullmatch(row.md5sum):
         fail(place, f"{path}.md5sum", f"is {row.md5sum!r:.60}; an md5 digest has 32 hexadecimal digits")
+    if row.crc32 and not _CRC32.fullmatch(row.crc32):
+        fail(place, f"{path}.crc32", f"is {row.crc32!r:.60}; a CRC-32 has 8 hexadecimal digits")
 
 
 def check_nesting(value: Any, path: str, place: str | None = None) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 SUFFIX = ".widsx"
 MAGIC = b"\x89WIDSX\r\n"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<8sII9QI4x")
 IDENTITY_BYTES = _HEADER.size
-_UNKNOWN_MD5 = "0" * 32
+_MD5_BYTES, _CRC32_BYTES = 16, 4
 # Columns are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
@@ -112,7 +112,8 @@ def pack(
         counts.tobytes(),
         ends.tobytes(),
         np.asarray(shards.filesizes, "<i8").tobytes(),
-        bytes.fromhex("".join([digest or _UNKNOWN_MD5 for digest in shards.md5sums])),
+        _pack_digests(shards.md5sums, _MD5_BYTES),
+        _pack_digests(shards.crc32s, _CRC32_BYTES),
         url_ends,
         hashes[order].tobytes(),
         order.astype("<i8").tobytes(),
@@ -137,6 +138,11 @@ def pack(
     rest = _HEADER.pack(MAGIC, VERSION, 0, *facts, checksum)[16:]
     head = crc32(body[0], crc32(rest))
     return [MAGIC + struct.pack("<II", VERSION, head) + rest, *body]
+
+
+def _pack_digests(digests: Sequence[str], width: int) -> bytes:
+    unknown = "00" * width
+    return bytes.fromhex("".join([digest or unknown for digest in digests]))
 
 
 def _is_own(text: str) -> bool:
@@ -183,14 +189,15 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         raise damaged(place, "is damaged (the checksum of its header is another)")
     meta = _parse_meta(bytes(view[_HEADER.size : start]), n, place)
     start += -start % 8
-    widths = (8 * n, 8 * n, 8 * n, 16 * n, 8 * n, 8 * n, 8 * n, 8 * nextra, 8 * nextra, url_bytes, key_bytes)
+    digests = _MD5_BYTES * n, _CRC32_BYTES * n
+    widths = (8 * n, 8 * n, 8 * n, *digests, 8 * n, 8 * n, 8 * n, 8 * nextra, 8 * nextra, url_bytes, key_bytes)
     found, end = sections.cut(view, start, widths)
     if end != length or not 0 < n <= MAX_SHARDS or nextra > n:
         raise damaged(place, "contradicts its own header")
     if not is_whole and crc32(view[start:]) != checksum:
         raise damaged(place, "is damaged (the checksum of its columns is another)")
     counts, ends, filesizes, url_ends, hashes, rows, key_rows, key_ends = (
-        sections.native(found[k], code) for k, code in zip((0, 1, 2, 4, 5, 6, 7, 8), "qqqqQqqq", strict=True)
+        sections.native(found[k], code) for k, code in zip((0, 1, 2, 5, 6, 7, 8, 9), "qqqqQqqq", strict=True)
     )
     if not (
         _are_counts(counts, ends, total)
@@ -203,12 +210,13 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         raise damaged(place, "points outside itself, or contradicts itself")
     home = None if meta.is_resolved else home or ""
     columns = Columns(
-        urls=Places(Texts(url_ends, found[9], place=place), hashes, rows, home=home),
+        urls=Places(Texts(url_ends, found[10], place=place), hashes, rows, home=home),
         nsamples=Numbers(counts),
         ends=ends,
         filesizes=Numbers(filesizes),
-        md5sums=Digests(found[3]),
-        extras=SparseKeys(key_rows, Texts(key_ends, found[10], place=place)),
+        md5sums=Digests(found[3], _MD5_BYTES),
+        crc32s=Digests(found[4], _CRC32_BYTES),
+        extras=SparseKeys(key_rows, Texts(key_ends, found[11], place=place)),
         starts=meta.starts,
         defaults=meta.defaults,
         packs=meta.packs,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NO_DIGEST = bytes(16)
 REMEDY = "compile it again (wids index convert), or delete it if it lies in a cache directory"
 
 
@@ -99,15 +98,19 @@ class Numbers(Column[int]):
 
 
 class Digests(Column[str]):
-    """Digests of 16 bytes in hexadecimal; "" where all are zero."""
+    """Digests in hexadecimal; "" where all bytes are zero.
 
-    def __init__(self, data: memoryview) -> None:
-        super().__init__(len(data) // 16)
-        self._data = data
+    Args:
+        data: one after another. width: bytes of each.
+    """
+
+    def __init__(self, data: memoryview, width: int) -> None:
+        super().__init__(len(data) // width)
+        self._data, self._width = data, width
 
     def _item(self, k: int) -> str:
-        digest = bytes(self._data[16 * k : 16 * k + 16])
-        return "" if digest == _NO_DIGEST else digest.hex()
+        digest = bytes(self._data[self._width * k : self._width * (k + 1)])
+        return digest.hex() if any(digest) else ""
 
 
 class Texts:

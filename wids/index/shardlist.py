@@ -33,7 +33,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         url: resolved; what ``sample["__shard__"]`` says.
         nsamples: samples promised; None where no index says (plain lists of local tars).
         filesize: bytes promised, or None.
-        md5sum: hexadecimal digest promised, in lower case, or None.
+        md5sum, crc32: hexadecimal digests promised, in lower case, or None.
         packs: where its member table may be beside others': packs (`wids.index.table_pack`) that the index names.
     """
 
@@ -41,6 +41,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     nsamples: Count | None
     filesize: Count | None = None
     md5sum: str | None = None
+    crc32: str | None = None
     packs: tuple[str, ...] = ()
 
 
@@ -51,6 +52,7 @@ class Row(msgspec.Struct):
     nsamples: Count
     filesize: Count | None = None
     md5sum: str | None = None
+    crc32: str | None = None
 
 
 KNOWN_KEYS = frozenset(Row.__struct_fields__)
@@ -80,6 +82,7 @@ class Columns(NamedTuple):
     ends: Sequence[int]
     filesizes: Sequence[int]
     md5sums: Sequence[str]
+    crc32s: Sequence[str]
     extras: Extras
     starts: list[int]
     defaults: list[dict[str, Any]]
@@ -111,6 +114,7 @@ class _Lists(NamedTuple):
     nsamples: list[int]
     filesizes: list[int]
     md5sums: list[str]
+    crc32s: list[str]
     extras: dict[int, dict[str, Any]]
 
 
@@ -122,7 +126,7 @@ class ShardList:
 
     Attributes:
         header: the index's top-level keys but its shards: name, info, base, and any others.
-        urls, nsamples, filesizes, md5sums: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
+        urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
         facts: of a compiled index; None: none are known.
         origin: where a compiled index lies; with it, a pickle is that place, and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
@@ -130,13 +134,14 @@ class ShardList:
 
     __slots__ = (
         *("_defaults", "_ends", "_extras", "_is_shared", "_lists", "_packs", "_starts"),
-        *("facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
+        *("crc32s", "facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
     )
 
     urls: Sequence[str]
     nsamples: Sequence[int]
     filesizes: Sequence[int]
     md5sums: Sequence[str]
+    crc32s: Sequence[str]
     facts: Facts | None
     _extras: Extras
     _ends: Sequence[int] | None
@@ -158,15 +163,16 @@ class ShardList:
         # Packs of member tables, each tuple from one shard up to the next one's.
         self._packs: list[tuple[int, tuple[str, ...]]] = []
         if columns is None:
-            self._use(_Lists([], [], [], [], {}))
+            self._use(_Lists([], [], [], [], [], {}))
             return
         self._lists, self._ends, self.facts = None, columns.ends, columns.facts
-        self.urls, self.nsamples, self.md5sums = columns.urls, columns.nsamples, columns.md5sums
-        self.filesizes, self._extras = columns.filesizes, columns.extras
+        self.urls, self.nsamples, self.filesizes = columns.urls, columns.nsamples, columns.filesizes
+        self.md5sums, self.crc32s, self._extras = columns.md5sums, columns.crc32s, columns.extras
         self._starts, self._defaults, self._packs = columns.starts, columns.defaults, columns.packs
 
     def _use(self, lists: _Lists) -> None:
-        self.urls, self.nsamples, self.filesizes, self.md5sums, self._extras = self._lists = lists
+        self._lists = lists
+        self.urls, self.nsamples, self.filesizes, self.md5sums, self.crc32s, self._extras = lists
         self.facts = None
         self._ends = None
 
@@ -174,8 +180,9 @@ class ShardList:
         """The columns as lists, to be changed."""
         if self._lists is None or self._is_shared:
             self._is_shared = False
-            columns = list(self.urls), list(self.nsamples), list(self.filesizes), list(self.md5sums)
-            self._use(_Lists(*columns, dict(self._extras.items())))
+            numbers = list(self.nsamples), list(self.filesizes)
+            digests = list(self.md5sums), list(self.crc32s)
+            self._use(_Lists(list(self.urls), *numbers, *digests, dict(self._extras.items())))
             self.origin = None
         assert self._lists is not None  # noqa: S101 - for the type checker
         return self._lists
@@ -190,6 +197,7 @@ class ShardList:
             nsamples=None if nsamples < 0 else nsamples,
             filesize=None if filesize < 0 else filesize,
             md5sum=self.md5sums[k] or None,
+            crc32=self.crc32s[k] or None,
             packs=self._packs_of(k) if self._packs else (),
         )
 
@@ -305,6 +313,8 @@ class ShardList:
             desc["filesize"] = shard.filesize
         if shard.md5sum is not None:
             desc["md5sum"] = shard.md5sum
+        if shard.crc32 is not None:
+            desc["crc32"] = shard.crc32
         desc.update(self._extras.get(k) or {})
         at = bisect_right(self._starts, k)
         return {**self._defaults[at - 1], **desc} if at else desc
@@ -323,17 +333,17 @@ class ShardList:
         return ShardList, (), self.__getstate__()
 
     def __getstate__(self) -> tuple[Any, ...]:
-        texts = tuple("\0".join(column) for column in (self.urls, self.md5sums))
+        texts = tuple("\0".join(column) for column in (self.urls, self.md5sums, self.crc32s))
         numbers = list(self.nsamples), list(self.filesizes)
         keys = dict(self._extras.items()), self._starts, self._defaults
         return self.header, len(self), texts, (*numbers, *keys, self._packs, self.selection)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.header, count, (names, digests), rest = state
+        self.header, count, texts, rest = state
         self._is_shared = False
         nsamples, filesizes, extras, self._starts, self._defaults, self._packs, self.selection = rest
-        texts = (names.split("\0"), digests.split("\0")) if count else ([], [])
-        self._use(_Lists(texts[0], nsamples, filesizes, texts[1], extras))
+        urls, md5sums, crc32s = (text.split("\0") if count else [] for text in texts)
+        self._use(_Lists(urls, nsamples, filesizes, md5sums, crc32s, extras))
 
     def begin_component(self, defaults: dict[str, Any], packs: tuple[str, ...] = ()) -> None:
         """All shards appended from here on have these keys, unless they bring their own, and these packs."""
@@ -349,6 +359,7 @@ class ShardList:
         lists.nsamples.append(row.nsamples)
         lists.filesizes.append(-1 if row.filesize is None else row.filesize)
         lists.md5sums.append((row.md5sum or "").lower())
+        lists.crc32s.append((row.crc32 or "").lower())
         if extras := _unknown(raw):
             lists.extras[len(lists.urls) - 1] = extras
 
@@ -367,7 +378,8 @@ class ShardList:
             extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
             self._use(lists := lists._replace(extras=extras))
             self._starts, self._defaults = [], []
-        lists.urls[k], lists.filesizes[k], lists.md5sums[k] = row.urls[0], row.filesizes[0], row.md5sums[0]
+        lists.urls[k], lists.filesizes[k] = row.urls[0], row.filesizes[0]
+        lists.md5sums[k], lists.crc32s[k] = row.md5sums[0], row.crc32s[0]
         if row.nsamples[0] != lists.nsamples[k]:
             self._use(lists := lists._replace(nsamples=lists.nsamples.copy()))
             lists.nsamples[k] = row.nsamples[0]

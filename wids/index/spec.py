@@ -8,7 +8,7 @@ JSON form (``wids_version`` 1)::
 
     {"wids_version": 1, "name": ..., "info": ..., "base": DIRECTORY,          base, name, info: optional
      "member_tables": URL | [URL, ...],          packs of member tables, relative to the index; optional
-     "shardlist": [{"url": ..., "nsamples": N, "filesize": BYTES, "md5sum": HEX, ...}, ...],
+     "shardlist": [{"url": ..., "nsamples": N, "filesize": BYTES, "md5sum": HEX, "crc32": HEX, ...}, ...],
      "datasets": [{"source_url": URL | "shardlist": [...], "name": ..., "weight": ..., "base": ...}, ...]}
 
 A sub-dataset's shards have its name as ``dataset``, its ``weight``, and the ``source_url`` it was loaded from, unless
@@ -120,7 +120,7 @@ def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0
         for key in KNOWN_KEYS & raw.keys():
             raw[key] = _plain(raw[key])
         row = checks.convert(raw, Row, path=path)
-        checks.check_md5(row, path)
+        checks.check_digests(row, path)
         shards.append(checks.resolve(base, row.url, f"{path}.url"), row, raw)
     return shards
 
@@ -248,7 +248,7 @@ class _SpecParser:
             checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
-            checks.check_md5(row, path, scope.place)
+            checks.check_digests(row, path, scope.place)
             url = checks.resolve(scope.base, row.url, f"{path}.url", scope.place)
             if is_guarded and urls.reaches_local(url):
                 forbid_local(scope.place, f"{path}.url", url)

@@ -25,7 +25,7 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
-from wids.index import foreign, urls
+from wids.index import checksums, foreign, urls
 from wids.index import table as tables
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs import scan
@@ -99,7 +99,7 @@ def check_shard(
             return _look_from_outside(shard, finding, settings)
         wanted = scan.ScanTask(
             url=shard.url,
-            has_md5=settings.has_digest and bool(shard.md5sum),
+            checksums=tuple(checksums.promised(shard)) if settings.has_digest else (),
             rule=settings.rule,
             group=settings.group,
             storage_options=settings.storage_options,
@@ -120,15 +120,24 @@ def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
     """The facts of a shard, compared with what the index says of it."""
     if what := find_difference_in_size(shard, tables.Identity(size=facts.filesize)):
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
-    elif facts.md5sum and shard.md5sum not in (None, facts.md5sum):
-        what = f"its md5 is {facts.md5sum[:8]}..., the index says {str(shard.md5sum)[:8]}..."
-        detail = f"its md5 is {facts.md5sum}, the index says {shard.md5sum}"
-        yield Problem(kind="digest", what=what, advice=_FETCH_AGAIN, detail=detail)
+    else:
+        yield from _compare_digests(facts, shard)
     if facts.error is not None:
         yield problem_of(facts.error)
     elif facts.table is not None and (what := find_difference_in_count(shard, facts.table)):
         advice = "write the index again, or read it with the key rule and grouping it was made with"
         yield Problem(kind="count", what=what, advice=advice)
+
+
+def _compare_digests(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
+    """The first checksum that is another one; the index may have several."""
+    for key, said in checksums.promised(shard).items():
+        found = getattr(facts, key)
+        if found not in (None, said):
+            words = f"its {checksums.word(key)} is {{}}, the index says {{}}".format
+            what = words(*(digest if len(digest) <= 8 else f"{digest[:8]}..." for digest in (found, said)))
+            yield Problem(kind="digest", what=what, advice=_FETCH_AGAIN, detail=words(found, said))
+            return
 
 
 def _is_sound(shard: Shard, facts: scan.ShardFacts) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, JobError, OutputExistsError, ShardNotFoundError, WidsError
-from wids.index import checks, urls, writing
+from wids.index import checks, checksums, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.table import SUFFIX as TABLE_SUFFIX
@@ -224,7 +224,8 @@ class Indexing:
         """The entry of a shard that is written as ``place``."""
         entry = {**found.entry(), "url": place}
         if not self._settings.has_md5:
-            entry.pop("md5sum", None)
+            for key in checksums.KEYS:
+                entry.pop(key, None)
         return entry
 
     def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts]) -> None:
@@ -263,7 +264,7 @@ class Indexing:
         return ScanTask(
             url=shard.url,
             known=None if urls.is_local(shard.url) else known,
-            has_md5=settings.has_md5,
+            checksums=checksums.KEYS if settings.has_md5 else (),
             has_table=settings.has_tables,
             storage_options=settings.storage_options,
         )

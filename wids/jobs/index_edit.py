@@ -15,7 +15,7 @@ import msgspec
 
 from wids.collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
-from wids.index import checks, compiled, urls, view_file, writing
+from wids.index import checks, checksums, compiled, urls, view_file, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
@@ -125,7 +125,7 @@ def update_index(
     root = urls.join(home, base) if base else home
     old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
-    if any(entry.get("md5sum") for _, entry in kept):
+    if any(entry.get(key) for _, entry in kept for key in checksums.KEYS):
         settings = msgspec.structs.replace(settings, has_md5=True)
     found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
     for shard in find_shards(add, storage_options=settings.storage_options):
@@ -139,7 +139,7 @@ def update_index(
         entries = []
         for url, before in kept:
             if url in now:
-                rest = {key: value for key, value in before.items() if key != "md5sum"}
+                rest = {key: value for key, value in before.items() if key not in checksums.KEYS}
                 entries.append({**rest, **indexing.entry(now[url], before["url"])})
         had = {url for url, _ in kept}
         fresh = [url for url in now if url not in had]

@@ -63,7 +63,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How closely to look.
 
     Attributes:
-        is_quick: at existence and size only. has_digest: at md5 digests, where the index has them.
+        is_quick: at existence and size only. has_digest: at checksums, where the index has them.
         rule, group: how members become samples; see `wids.index.table.build_table`.
         storage_options: for fsspec.
     """

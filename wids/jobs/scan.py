@@ -1,7 +1,7 @@
 """The facts of one shard, from the shard itself, read once: what an index says of it, and what it is verified against.
 
 A function of the shard's bytes alone, which any process on any machine can run. Local shards are read in place. Of a
-remote one, byte ranges over its headers are read, or all of it where a checksum is wanted, and nothing is kept. Only a
+remote one, byte ranges over its headers are read, or all of it where checksums are wanted, and nothing is kept. Only a
 shard that gives no ranges is copied, into a directory of its own, which is gone afterwards.
 """
 
@@ -24,8 +24,8 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import logger
+from wids.index import checksums, tar, urls
 from wids.index import table as tables
-from wids.index import tar, urls
 from wids.jobs.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     IsCancelled = Callable[[], bool]
 
-# For a checksum, so much is read at a time.
+# For checksums, so much is read at a time.
 _LOCAL_BYTES, _REMOTE_BYTES = 1 << 20, 8 << 20
 # Damage may be of the transfer: a copied shard is fetched once more before it counts as damaged.
 _COPY_ATTEMPTS = 2
@@ -52,7 +52,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: as in its task.
-        nsamples, nmembers: counts. filesize: bytes. md5sum: if it was wanted.
+        nsamples, nmembers: counts. filesize: bytes. md5sum, crc32: if they were wanted.
         mark: the version that was read, in words; None where that is not known.
         has_table: its member table was published.
         table: its member table, of a file that was scanned; it is not pickled.
@@ -67,6 +67,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     filesize: int
     nmembers: int = 0
     md5sum: str | None = None
+    crc32: str | None = None
     mark: str | None = None
     has_table: bool = False
     table: Any = None
@@ -87,8 +88,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def entry(self) -> dict[str, Any]:
         """The entry of the shard in a shard list."""
-        entry = {"url": self.url, "nsamples": self.nsamples, "filesize": self.filesize}
-        return entry if self.md5sum is None else {**entry, "md5sum": self.md5sum}
+        digests = {key: digest for key in checksums.KEYS if (digest := getattr(self, key)) is not None}
+        return {"url": self.url, "nsamples": self.nsamples, "filesize": self.filesize, **digests}
 
 
 class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
@@ -96,7 +97,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         url: a URL or a path.
-        has_md5: its checksum is wanted.
+        checksums: which are wanted, by their keys in an index.
         has_table: its member table is to be published beside it.
         known: facts of an earlier run; if size and mark are still the same, it is the answer.
         rule, group: how members become samples; see `wids.index.table.build_table`.
@@ -105,7 +106,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
 
     url: str
     known: ShardFacts | None = None
-    has_md5: bool = False
+    checksums: tuple[str, ...] = ()
     has_table: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
@@ -168,15 +169,21 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
         facts = ShardFacts(url=task.url, nsamples=0, filesize=identity.size, mark=f"{identity.mtime_ns}")
         window = None
         members = member_tables.scan_members(fd, task.url, identity.size)
-        if task.has_md5:
-            window = Window(partial(_pread, fd), identity.size, is_cancelled=is_cancelled, summed_bytes=_LOCAL_BYTES)
+        if task.checksums:
+            window = Window(
+                partial(_pread, fd),
+                identity.size,
+                is_cancelled=is_cancelled,
+                summed_bytes=_LOCAL_BYTES,
+                checksums=task.checksums,
+            )
             members = tar.scan(window.read, identity.size, shard=task.url)
         try:
             facts.table = task.build_table(members, identity)
         except ShardError as error:
             facts.error = error
         if window is not None:
-            facts.md5sum = window.digest()
+            facts = msgspec.structs.replace(facts, **window.digests())
         now = atomic.identify(fd, md5=facts.md5sum)
         if (now.size, now.mtime_ns) != (identity.size, identity.mtime_ns):
             # Or the index would promise a size and a digest that never belonged together.
@@ -222,21 +229,22 @@ def scan_copy(
 
 
 def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancelled: IsCancelled) -> ShardFacts:
-    first = source.read(0, _REMOTE_BYTES if task.has_md5 else FIRST_BYTES)  # also says how long it is
+    first = source.read(0, _REMOTE_BYTES if task.checksums else FIRST_BYTES)  # also says how long it is
     shard_download.check_content(task.url, first[:512])
     window = Window(
         source.read,
         source.size,
         is_cancelled=is_cancelled,
-        summed_bytes=_REMOTE_BYTES if task.has_md5 else 0,
+        summed_bytes=_REMOTE_BYTES if task.checksums else 0,
+        checksums=task.checksums,
         first=first,
     )
     identity = tables.Identity(size=source.size, etag=mark)
     table = task.build_table(tar.scan(window.read, source.size, shard=task.url), identity)
-    digest = window.digest() if task.has_md5 else None
-    facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark, md5sum=digest)
+    facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
+    facts = msgspec.structs.replace(facts, **window.digests())
     facts.requests, facts.read_bytes = source.requests, source.read_bytes
-    return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=digest)))
+    return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=facts.md5sum)))
 
 
 def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:

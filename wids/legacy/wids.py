@@ -157,7 +157,7 @@ class IndexedTarSamples:
 
 def compute_file_md5sum(fname: str | os.PathLike[str] | BinaryIO, chunksize: int = 1 << 20) -> str:
     if isinstance(fname, (str, os.PathLike)):
-        return shard_download.file_md5(os.fspath(fname))
+        return shard_download.file_digest(os.fspath(fname), "md5sum")
     digest = hashlib.md5(usedforsecurity=False)
     fname.seek(0)
     while block := fname.read(chunksize):

@@ -58,7 +58,7 @@ def main_create(args: argparse.Namespace) -> None:
             info = file.read()
     for shard in names:
         print(shard)
-    tasks = [ScanTask(url=shard, has_md5=True) for shard in names]
+    tasks = [ScanTask(url=shard, checksums=("md5sum",)) for shard in names]
     options = RunOptions(engine="threads", jobs=os.cpu_count())
     with contextlib.closing(run(scan_shard, tasks, options)) as results:
         entries = [result.get().entry() for result in results]

@@ -6,13 +6,13 @@ come from.
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
+from wids.index.checksums import Checksums
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # A request takes about as long as these bytes: payload that is shorter is read, longer payload is skipped.
 _WORTH_BYTES = 1 << 20
@@ -25,13 +25,13 @@ class Window:
     """Reads for `wids.index.tar.scan`, which asks for headers, from a place where each read has its price.
 
     Where members are short, their payload is read with them, in ever longer pieces; where it is long, it is skipped.
-    For a checksum, all is read, piece by piece.
+    For checksums, all is read, piece by piece.
 
     Args:
         read: ``read(offset, n)``, as `scan` wants it.
         size: of the shard, in bytes.
         is_cancelled: asked before each read.
-        summed_bytes: if not 0, read everything for a checksum, so much at a time.
+        summed_bytes: if not 0, read everything for checksums, so much at a time. checksums: which.
         first: the shard's first bytes, if they are here already.
     """
 
@@ -42,10 +42,11 @@ class Window:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
         summed_bytes: int = 0,
+        checksums: Iterable[str] = (),
         first: bytes = b"",
     ) -> None:
         self._read, self._size, self._is_cancelled = read, size, is_cancelled
-        self._digest = hashlib.md5(usedforsecurity=False) if summed_bytes else None
+        self._digest = Checksums(checksums) if summed_bytes else None
         self._data, self._lo = first, 0
         self._length = summed_bytes or max(len(first), FIRST_BYTES // _GROWTH)
         self._last, self._step = 0, 0.0
@@ -62,11 +63,11 @@ class Window:
             self._load(offset, min(end, self._size))
         return self._data[offset - self._lo : end - self._lo]
 
-    def digest(self) -> str:
-        """Read the rest, and give the md5 of the whole shard, in hexadecimal."""
+    def digests(self) -> dict[str, str]:
+        """Read the rest, and give the checksums of the whole shard, by their keys in an index."""
         while self._lo + len(self._data) < self._size:
             self._load(self._size, self._size)
-        return "" if self._digest is None else self._digest.hexdigest()
+        return {} if self._digest is None else self._digest.digests()
 
     def _load(self, offset: int, end: int) -> None:
         """Have bytes up to ``end``, or the next piece on the way there; those before ``offset`` may go."""

@@ -1,4 +1,4 @@
-"""One shard while it is written: a part file, and on the way its md5 and its member table.
+"""One shard while it is written: a part file, and on the way its checksums and its member table.
 
 The shard appears when it is whole. The part file is locked while it is written, so that an unlocked one is garbage, and
 belongs to one process: a forked one has a copy of the buffer, and must not write it again.
@@ -7,13 +7,13 @@ belongs to one process: a forked one has a copy of the buffer, and must not writ
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import OutputError
 from wids.index import table as tables
 from wids.index import ustar
+from wids.index.checksums import Checksums
 from wids.osfiles import atomic, system
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ShardFile:
     Args:
         path: local; the part file lies beside it.
         url: what it will be, for messages and in its table.
-        has_md5: whether its md5 is wanted.
+        has_md5: whether its checksums are wanted.
 
     Attributes:
         part: the part file; `finish` closes it, and then it is the caller's.
@@ -44,7 +44,7 @@ class ShardFile:
         self.part, self._fd = atomic.make_part(path)
         self._url = url
         self._pid = os.getpid()
-        self._md5 = hashlib.md5(usedforsecurity=False) if has_md5 else None
+        self._checksums = Checksums() if has_md5 else None
         self._pending: list[bytes] = []
         self._pending_bytes = self._written = 0
         self._members: list[Member] = []
@@ -74,11 +74,9 @@ class ShardFile:
         size = ustar.archive_bytes(self.member_bytes)
         self._put(bytes(size - self.member_bytes))
         self._flush()
-        digest = None if self._md5 is None else self._md5.hexdigest()
-        facts: dict[str, Any] = {"nsamples": self.nsamples, "filesize": size}
-        if digest is not None:
-            facts["md5sum"] = digest
-        identity = atomic.identify(self._fd, md5=digest)
+        digests = {} if self._checksums is None else self._checksums.digests()
+        facts: dict[str, Any] = {"nsamples": self.nsamples, "filesize": size, **digests}
+        identity = atomic.identify(self._fd, md5=digests.get("md5sum"))
         self._close()
         return facts, tables.build_table(self._members, identity=identity, shard=self._url)
 
@@ -120,8 +118,8 @@ class ShardFile:
     def _write(self, data: bytes) -> None:
         if not data:
             return
-        if self._md5 is not None:
-            self._md5.update(data)
+        if self._checksums is not None:
+            self._checksums.update(data)
         try:
             system.write_all(self._fd, data, self._written)
         except OSError as error:

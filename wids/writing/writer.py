@@ -109,7 +109,7 @@ class ShardWriter:
         pattern: path or URL with one number, as above. The directory is made.
         samples: limit for each shard; default 10,000 where no ``size`` is given.
         size: limit of each shard in bytes; a larger sample has a shard of its own.
-        md5: put each shard's md5 into the index.
+        md5: put each shard's checksums, md5 and CRC-32, into the index.
         tables: write each shard's member table (``.widx``) beside it.
         name: of the dataset; default from the pattern.
         info: anything that JSON holds, for the index (``{"classes": [...]}``).

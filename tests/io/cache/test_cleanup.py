@@ -20,7 +20,7 @@ from filelock import FileLock
 import wids
 from tests.support.cache_dirs import files_in, keep_mark_of, put_file, put_shard, put_table, staging_of, table_of
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
-from tests.support.shards import serve, survey_shard, write_index, write_shard
+from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
 from wids.cache import cleanup, usage_hints
 from wids.osfiles import atomic, locks
 
@@ -594,14 +594,14 @@ def test_the_wait_ends_with_the_round_or_the_parent(monkeypatch):
 
 
 def test_survey_of_a_shard(tmp_path):
-    """What an index says of it: url as given, samples, bytes, and its md5 if asked for."""
+    """What an index says of it: url as given, samples, bytes, and its checksums if asked for."""
     path = write_shard(tmp_path / "s.tar", 3)
     data = Path(path).read_bytes()
     md5 = hashlib.md5(data).hexdigest()
-    assert survey_shard(path) == {"url": path, "nsamples": 3, "filesize": len(data), "md5sum": md5}
-    assert survey_shard(path, has_md5=False) == {"url": path, "nsamples": 3, "filesize": len(data)}
-    assert survey_shard(path, rule=lambda name: ("all", "." + name), has_md5=False)["nsamples"] == 1
-    assert survey_shard(path, group="key", has_md5=False)["nsamples"] == 3
+    assert survey_shard(path) == {"url": path, "nsamples": 3, "filesize": len(data), **digests(data)}
+    assert survey_shard(path, checksums=()) == {"url": path, "nsamples": 3, "filesize": len(data)}
+    assert survey_shard(path, rule=lambda name: ("all", "." + name), checksums=())["nsamples"] == 1
+    assert survey_shard(path, group="key", checksums=())["nsamples"] == 3
     with serve(tmp_path) as server:
         assert survey_shard(f"{server.url}/s.tar")["md5sum"] == md5
     assert survey_shard(f"pipe:cat {path}", allow_pipe=True)["md5sum"] == md5

@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import tempfile
+import zlib
 
 import fsspec
 import msgspec
@@ -662,15 +663,41 @@ def test_a_cached_shard_of_another_size_is_not_hashed(server, opened, monkeypatc
     new = shards.shard("b", 30)
     server.add("/a.tar", new)
     digests = []
-    real = shard_download.file_md5
+    real = shard_download.file_digest
 
-    def file_md5(file, **options):
-        digests.append(real(file, **options))
+    def file_digest(file, key, **options):
+        digests.append(real(file, key, **options))
         return digests[-1]
 
-    monkeypatch.setattr(shard_download, "file_md5", file_md5)
+    monkeypatch.setattr(shard_download, "file_digest", file_digest)
     assert opened(described(url, new, nsamples=30)) == texts_of("b", 30)
     assert digests == [shards.md5(new)]
+
+
+def test_a_crc32_is_compared_instead_of_an_md5(server, cache, opened, monkeypatch):
+    """Of the checksums in the index the quickest one is, of what arrives and of a file that may be another one."""
+    keys, real = [], shard_download.file_digest
+
+    def file_digest(file, key, **options):
+        keys.append(key)
+        return real(file, key, **options)
+
+    monkeypatch.setattr(shard_download, "file_digest", file_digest)
+    url = server.add("/a.tar", A)
+    shard = described(url, A, crc32=f"{zlib.crc32(A):08x}")
+    assert opened(shard) == texts_of("a")
+    os.utime(cached_path(cache, url))
+    assert opened(shard) == texts_of("a")
+    assert keys == ["crc32", "crc32"]
+    assert server.requests == ["/a.tar"]
+
+
+def test_another_crc32_is_refused(server, opened, no_waits):
+    """With both sides of it, and its name; nothing is kept."""
+    url = server.add("/a.tar", A)
+    with pytest.raises(DigestMismatchError, match="the crc32 of what arrived is") as caught:
+        opened(described(url, A, crc32="0badcafe"))
+    assert (caught.value.expected, caught.value.found) == ("0badcafe", f"{zlib.crc32(A):08x}")
 
 
 def test_a_proved_shard_that_is_none(server, cache, opened, events):

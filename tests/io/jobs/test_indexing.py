@@ -11,7 +11,7 @@ import pytest
 from tests.support import backends
 from tests.support.cache_shards import pack
 from tests.support.servers import status
-from tests.support.shards import serve, survey_shard, write_index, write_json, write_shard, write_shards
+from tests.support.shards import digests, serve, survey_shard, write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
 from wids.errors import (
     FetchError,
@@ -25,8 +25,8 @@ from wids.errors import (
     WidsError,
     WrongContentError,
 )
+from wids.index import checksums, tar, writing
 from wids.index import table as tables
-from wids.index import tar, writing
 from wids.jobs import index_create, scan
 from wids.jobs.discovery import find_shards, look_local
 from wids.jobs.index_create import IndexSettings, create_index
@@ -161,11 +161,11 @@ def test_large_members_are_skipped():
 
 
 def test_a_checksum_reads_every_byte_once():
-    """For an md5 all pieces follow each other, whatever the members' sizes."""
+    """For checksums all pieces follow each other, whatever the members' sizes."""
     data = pack([(f"{k}.bin", bytes([k]) * size) for k, size in enumerate((10, 100_000, 0, 70_000, 512, 200_000))])
-    members, reads, window = scanned(data, summed_bytes=30_000, first=data[:10_000])
+    members, reads, window = scanned(data, summed_bytes=30_000, checksums=checksums.KEYS, first=data[:10_000])
     assert len(members) == 6
-    assert window.digest() == hashlib.md5(data).hexdigest()
+    assert window.digests() == digests(data)
     assert sum(n for _, n in reads) == len(data) - 10_000
 
 
@@ -178,17 +178,16 @@ def test_a_shard_that_becomes_shorter_is_truncated():
 
 
 def test_scan_agrees_everywhere(tmp_path, ranged, bucket, no_waits):
-    """Local, by ranges, from fsspec and without ranges: the same entry but for the URL, with and without md5."""
+    """Local, by ranges, from fsspec and without ranges: the same entry but for the URL, with and without checksums."""
     path = write_shard(tmp_path / "s.tar", 5)
     data = Path(path).read_bytes()
     url, filesystem = bucket
     filesystem.pipe_file(f"{url}/s.tar", data)
-    md5 = hashlib.md5(data).hexdigest()
     with serve(tmp_path) as plain:
         places = [path, ranged.add("/s.tar", data), f"{url}/s.tar", f"{plain.url}/s.tar", f"file://{path}"]
         for place in places:
-            assert survey_shard(place) == {"url": place, "nsamples": 5, "filesize": len(data), "md5sum": md5}
-            assert survey_shard(place, has_md5=False) == {"url": place, "nsamples": 5, "filesize": len(data)}
+            assert survey_shard(place) == {"url": place, "nsamples": 5, "filesize": len(data), **digests(data)}
+            assert survey_shard(place, checksums=()) == {"url": place, "nsamples": 5, "filesize": len(data)}
 
 
 def test_remote_headers_alone_are_read(ranged):

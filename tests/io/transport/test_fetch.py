@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 from tests.support import cache_shards as shards
-from tests.support.cache_shards import md5
+from tests.support.cache_shards import described, md5
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.servers import (
     cut,
@@ -44,6 +44,7 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import Retried
+from wids.index.spec import Shard
 from wids.transport import download, filesystems, retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -407,17 +408,17 @@ def test_a_target_that_is_gone(server, tmp_path):
 def test_check_file(tmp_path):
     """Size and md5 are compared where they are known; the errors hold both sides."""
     with open(shards.write(tmp_path / "a", BODY), "rb") as file:
-        shard_download.check_file("u", file.fileno(), size=None, md5=None)
-        shard_download.check_file("u", file.fileno(), size=len(BODY), md5=md5(BODY))
+        shard_download.check_file(Shard(url="u", nsamples=1), file.fileno())
+        shard_download.check_file(described("u", BODY), file.fileno())
         with pytest.raises(SizeMismatchError, match="filesize 5") as caught:
-            shard_download.check_file("u", file.fileno(), size=5, md5=None)
+            shard_download.check_file(Shard(url="u", nsamples=1, filesize=5), file.fileno())
         assert (caught.value.expected, caught.value.found) == (5, len(BODY))
         file.seek(0)
         with pytest.raises(DigestMismatchError, match="update the index") as caught:
-            shard_download.check_file("u", file.fileno(), size=None, md5="0" * 32)
+            shard_download.check_file(Shard(url="u", nsamples=1, md5sum="0" * 32), file.fileno())
         assert (caught.value.expected, caught.value.found) == ("0" * 32, md5(BODY))
         assert file.seek(0) == 0  # still open
-    assert shard_download.file_md5(str(tmp_path / "a")) == md5(BODY)
+    assert shard_download.file_digest(str(tmp_path / "a"), "md5sum") == md5(BODY)
 
 
 # --- pipe:

@@ -155,6 +155,8 @@ def test_a_generator_of_shards():
         ({"url": "a.tar", "nsamples": 3, "filesize": False}, "shards[1].filesize"),
         ({"url": "a.tar", "nsamples": 3, "md5sum": 5}, "shards[1].md5sum"),
         ({"url": "a.tar", "nsamples": 3, "md5sum": "abc"}, "shards[1].md5sum"),
+        ({"url": "a.tar", "nsamples": 3, "crc32": 5}, "shards[1].crc32"),
+        ({"url": "a.tar", "nsamples": 3, "crc32": "abc"}, "shards[1].crc32"),
         ({"url": "a.tar", "nsamples": 3, "md5sum": MD5 + "\n"}, "shards[1].md5sum"),
         (("a.tar", "3"), "shards[1].nsamples"),
         (("a.tar", None), "shards[1].nsamples"),
@@ -206,7 +208,7 @@ def test_an_index_with_everything():
             "weight": 0.5,
             "extra": {"a": [1]},
             "shardlist": [
-                {"url": "a.tar", "nsamples": 3, "filesize": 4096, "md5sum": MD5, "tag": [1, None]},
+                {"url": "a.tar", "nsamples": 3, "filesize": 4096, "md5sum": MD5, "crc32": "0BADCAFE", "tag": [1, None]},
                 {"url": "b.tar", "nsamples": 4, "md5sum": "", "weight": 2, "name": "own"},
             ],
         }
@@ -218,6 +220,7 @@ def test_an_index_with_everything():
             "nsamples": 3,
             "filesize": 4096,
             "md5sum": MD5.lower(),
+            "crc32": "0badcafe",
             "tag": [1, None],
             **own,
         },

@@ -29,7 +29,8 @@ class ScanFlags:
     """How shards are read."""
 
     has_md5: Annotated[
-        bool, typer.Option("--md5", help="With checksums. All bytes are read then, of remote shards too.")
+        bool,
+        typer.Option("--md5", help="With checksums: md5 and CRC-32. All bytes are read then, of remote ones too."),
     ] = False
     has_tables: Annotated[
         bool,
