@@ -52,7 +52,7 @@ def fetch(urls: list[str], directory: str, size: int) -> None:
 def measure(urls: list[str], directory: str, size: int, *, count: int, length: int | None, rounds: int) -> tuple:
     """Return the median seconds and CPU seconds of downloading ``urls`` with ``count`` ranges of ``length`` bytes."""
     connections = filesystems.connections()
-    connections.count = connections.slots.free = count  # noqa: SLF001 - no download is under way
+    connections.count = connections.slots.free = count
     chosen = type(connections).range_bytes
     if length is not None:
         type(connections).range_bytes = lambda *_: length
