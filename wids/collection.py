@@ -295,14 +295,20 @@ class ShardCollection:
             self._is_remote = is_copied or not is_local
         return self._is_remote
 
-    def prefetch_source(self, ahead_bytes: int | None) -> Source | None:
+    def prefetch_source(self, ahead_bytes: int | None, *, has_fields: bool = False) -> Source | None:
         """The part of this collection that prefetching uses; None: no shard is far from its readers.
 
         Args:
             ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+            has_fields: not all members of a sample are read, and perhaps a small part of a file.
         """
         if self._lies_far():
-            return FarSource(self.provider.cache, lambda k: self.shards[k], ahead_bytes, self.shard_bytes())
+            if has_fields:
+                return None
+            rows_of = None if self.shards.selection is None else self._rows_of_whole
+            return FarSource(
+                self.provider.cache, lambda k: self.shards[k], ahead_bytes, self.shard_bytes(), rows_of=rows_of
+            )
         if self.provider.access == "range" or not self.has_remote():
             return None
         return Source(
@@ -314,6 +320,10 @@ class ShardCollection:
             lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
             self.provider.cache.placement.directory,
         )
+
+    def _rows_of_whole(self, k: int) -> tuple[range | np.ndarray[Any, Any], int]:
+        """The rows of a view in shard ``k``, and how many it has."""
+        return self.rows_of(k), max(self.shards.nsamples[k], 1)
 
     def _lies_far(self) -> bool:
         """Whether its shards are local ones on a network file system; the first one stands for all."""

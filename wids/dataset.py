@@ -285,7 +285,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
         if self.prefetching is False or self.prefetching == 0:
             return None
-        return self._collection.prefetch_source(None if self.prefetching is True else int(self.prefetching))
+        ahead_bytes = None if self.prefetching is True else int(self.prefetching)
+        return self._collection.prefetch_source(ahead_bytes, has_fields=self.fields is not None)
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.

@@ -52,5 +52,6 @@ def _end_all() -> None:
     live = [found for found, pid in list(_live.items()) if pid == os.getpid()]
     for found in live:
         found.end(is_finished=False)
+    end = time.monotonic() + _END_SECONDS
     for found in live:
-        found.join(_END_SECONDS)
+        found.join(max(end - time.monotonic(), 0.0))

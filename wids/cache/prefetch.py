@@ -170,7 +170,8 @@ class Prefetcher:
             key = visit.dataset, visit.shard
             file = self._file(key)
             if file.store.cache_size is not None and not file.is_in_place:
-                self._write_plans(is_due=True)  # eviction candidates must be judged by the same clock as this shard
+                # Eviction candidates must be judged by the same clock as this shard.
+                self._write_plans(is_due=time.monotonic() - self._planned > _TICK_SECONDS)
             use = prefetching.with_margin(self._when(visit, self._position()), time.time())
             file.thread = threading.Thread(
                 target=self._download,

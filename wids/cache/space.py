@@ -124,14 +124,20 @@ class Space:
         """
         start = time.monotonic()
         pause = _POLL_SECONDS
+        may_exceed = False
         while True:
             wanted = sum(max(size - os.fstat(fd).st_size, 0) for fd, size in sizes)
             if wanted == 0:
                 break
             waited = time.monotonic() - start
-            decision = self._reserve(sizes, wanted, use=after, waited=waited)
+            decision = self._reserve(sizes, wanted, use=after, waited=waited, may_exceed=may_exceed)
             if isinstance(decision, Grant):
-                break
+                if not decision.is_over_limit or may_exceed:
+                    break
+                may_exceed = True  # once all that is open and not being read has gone
+                self.request_release()
+                self.release_idle()
+                continue
             if decision.is_blocked:
                 self.request_release()
             if isinstance(decision, Refuse) or waited > WAIT_SECONDS:
@@ -224,9 +230,9 @@ class Space:
     # --- inside
 
     def _reserve(
-        self, sizes: Sequence[tuple[int, int]], wanted: int, *, use: float | None, waited: float
+        self, sizes: Sequence[tuple[int, int]], wanted: int, *, use: float | None, waited: float, may_exceed: bool
     ) -> Grant | MustWait | Refuse:
-        """Decide by `wids.policy.reservation`, evict, and extend the files if there is space."""
+        """Decide by `wids.policy.reservation`, evict, and extend the files if there is space, or they may exceed it."""
         with using(self.directory.path):  # it may be deleted at any moment
             if self.limit is None and self._has_swept and self._has_plenty(_CROWD * wanted):
                 _extend(self.directory.path, sizes)
@@ -241,6 +247,8 @@ class Space:
                     decision = settle(snapshot, Request(wanted, total, use, waited), snapshot.evict)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
+                        if not may_exceed:
+                            return decision
                         self._warn_once(total)
                     _extend(self.directory.path, sizes)
                 return decision

@@ -78,7 +78,7 @@ class UpcomingShard:
     Attributes:
         shard, store: the shard, and its source's store.
         path: of its bytes. is_in_place: whether they are read where they are, and not copied.
-        size: in bytes; None: not known.
+        size: in bytes; None: not known yet.
         is_left: whether it is left to its readers.
         thread: the one that downloads it; None: none does.
         retry_at: not to be tried before; 0: at any time.
@@ -103,6 +103,8 @@ class UpcomingShard:
             found = os.stat(self.path).st_size
         except OSError:
             return False
+        if self.shard.filesize is None:
+            self.size = found
         return self.shard.filesize in (None, found)
 
     def needs_download(self) -> bool:

@@ -123,9 +123,9 @@ class PackFlags:
         bool, typer.Option("--skip-errors", help="Leave out samples that cannot be packed, and say which.")
     ] = False
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the dataset. Default: from PATTERN.")] = None
-    has_md5: Annotated[
-        bool, typer.Option("--md5/--no-md5", help="Put checksums (md5 and CRC-32) into the index.")
-    ] = True
+    has_md5: Annotated[bool, typer.Option("--md5/--no-md5", help="Put checksums (md5 and CRC-32) into the index.")] = (
+        True
+    )
     has_tables: Annotated[
         bool, typer.Option("--tables/--no-tables", help="Write each shard's member table (.widx) beside it.")
     ] = True

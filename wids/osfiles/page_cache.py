@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # Whose reads wait for a network, as far as the name tells. Of FUSE that is most.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs", "fuse"}
 _MOUNTS = "/proc/self/mountinfo"
-# Of a container: the directory, its limit, and what programs take of it. Of cgroups 2 and 1.
-_CONTAINERS = (
-    ("/sys/fs/cgroup", "memory.max", "anon"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
-)
+_CGROUPS = "/proc/self/cgroup"
+# Of control groups, by the name of their controller there (version 2 has none): the directory of all, the file with a
+# limit, and what programs take of it.
+_LIMITED = {
+    "": ("/sys/fs/cgroup", "memory.max", "anon"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"),
+}
 # Of one call the kernel takes no more than a file system's own read-ahead, which is this by default.
 _STEP_BYTES = 128 << 10
 
@@ -68,11 +71,23 @@ def free_memory() -> int:
     """Bytes of memory that the page cache may take without the programs of this machine, or container, having less."""
     free = _number_of("/proc/meminfo", "MemAvailable:", unit=1024)
     found = [] if free is None else [free]
-    for directory, limit, used in _CONTAINERS:
+    for directory, limit, used in _control_groups():
         allowed, taken = _number_of(f"{directory}/{limit}"), _number_of(f"{directory}/memory.stat", used)
         if allowed is not None:
             found.append(max(allowed - (taken or 0), 0))
     return min(found, default=0)
+
+
+def _control_groups() -> Iterator[tuple[str, str, str]]:
+    """Those of this process, and those around them: directory, file with a limit, and what programs take of it."""
+    with contextlib.suppress(OSError, ValueError), open(_CGROUPS, encoding="utf-8", errors="replace") as groups:
+        for line in groups:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            for name in set(controllers.split(",")) & _LIMITED.keys():
+                root, limit, used = _LIMITED[name]
+                # A container may see its own group at the root, and the host's path here.
+                for place in {path, *map(str, PurePath(path).parents)}:
+                    yield root + place.rstrip("/"), limit, used
 
 
 def _number_of(path: str, name: str = "", *, unit: int = 1) -> int | None:

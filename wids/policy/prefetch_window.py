@@ -33,12 +33,14 @@ class AheadLimits(NamedTuple):
         cache_size: bytes of their cache; None: no limit.
         ranks: how many share that cache.
         directory: of that cache: lists with equal limits in one directory have them together; None: each by itself.
+        has_early_reads: whether samples of a shard that is not there can be read by byte ranges instead.
     """
 
     given: int | None
     cache_size: int | None
     ranks: int = 1
     directory: str | None = None
+    has_early_reads: bool = True
 
     def max_bytes(self, typical: int, *, shards: int = prefetching.MIN_SHARDS) -> int:
         """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
@@ -60,14 +62,15 @@ class _Upcoming:
     Attributes:
         visits: how many, passed ones included. upcoming: those that were not passed, in order.
         passed: the stay of the visits that were passed last: its first position, and its last so far.
+        size: in bytes, a guess unless it ``is_sized``.
         is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
         is_late: its samples are left to byte ranges, until the next visit at least.
     """
 
-    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "passed", "size", "upcoming", "visits")
+    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "is_sized", "passed", "size", "upcoming", "visits")
 
-    def __init__(self, size: int) -> None:
-        self.size, self.visits = size, 0
+    def __init__(self, size: int, *, is_sized: bool) -> None:
+        self.size, self.is_sized, self.visits = size, is_sized, 0
         self.upcoming: list[Visit] = []
         self.passed: tuple[float, float] = (0, -math.inf)
         self.is_counted = self.is_near = self.is_present = self.is_late = False
@@ -141,7 +144,7 @@ class PrefetchWindow:
     Args:
         visits: the reader's visits to shards, in blocks, by ascending first positions; taken as needed.
         limits: of each shard list.
-        size_of: the bytes of a shard; None: not known.
+        size_of: the bytes of a shard; None: not known, or not before it is cached.
         needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
         slots_of: how many connections the download of a shard keeps busy.
         connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
@@ -185,7 +188,7 @@ class PrefetchWindow:
         self._position = self._weight = 0
         self._read_before = 0.0
         self._shards: dict[ShardKey, _Upcoming] = {}
-        self._known_bytes = self._known = 0  # of the shards with known sizes
+        self._known_bytes = self._known = 0  # of the shards with known sizes, those that were forgotten included
         self._ahead_bytes = 0
         self._upcoming: list[tuple[int, Visit]] = []  # heaps, by last positions
         self._passed: list[tuple[int, Visit]] = []
@@ -243,8 +246,6 @@ class PrefetchWindow:
             shard.visits -= 1
             if not shard.visits:
                 del self._shards[key]
-                if self._size_of(key) is not None:
-                    self._known, self._known_bytes = self._known - 1, self._known_bytes - shard.size
         while self.visits and self.visits[0].last < min(read_before, self._position):
             self.visits.popleft()
         return found
@@ -287,6 +288,8 @@ class PrefetchWindow:
         shard = self._shards.get(key)
         if shard is not None:
             shard.is_present = is_present
+            if is_present and not shard.is_sized and (size := self._size_of(key)) is not None:
+                self._learn(key, size)
             if shard.is_near and self._is_missing(key):
                 heapq.heappush(self._missing, (shard.upcoming[0].first, key))
 
@@ -331,7 +334,8 @@ class PrefetchWindow:
         shard = self._shards.get(key)
         if shard is None:
             size = self._size_of(key)
-            shard = self._shards[key] = _Upcoming(prefetching.UNKNOWN_BYTES if size is None else size)
+            known = self._typical if size is None else size
+            shard = self._shards[key] = _Upcoming(known, is_sized=size is not None)
             if size is not None:
                 self._known, self._known_bytes = self._known + 1, self._known_bytes + size
         shard.visits += 1
@@ -405,7 +409,8 @@ class PrefetchWindow:
 
     def _is_in_time(self, key: ShardKey) -> bool:
         """Whether a download that begins now is worth it."""
-        if not self.has_early_reads or self._reaches[key[0]].limits.cache_size is None:
+        limits = self._reaches[key[0]].limits
+        if not (self.has_early_reads and limits.has_early_reads) or limits.cache_size is None:
             return True
         shard, arrival = self._shards[key], self._under_way.arrival(self._position)
         while True:
@@ -417,10 +422,32 @@ class PrefetchWindow:
             if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as is known
                 return prefetching.is_in_time(shard.upcoming[0].first, last, arrival=arrival)
 
+    def _learn(self, key: ShardKey, size: int) -> None:
+        """The size of a shard is known now, and so that of others, about."""
+        guess = self._typical
+        self._known, self._known_bytes = self._known + 1, self._known_bytes + size
+        self._shards[key].is_sized = True
+        self._resize(key, size)
+        if not guess / 2 <= self._typical <= 2 * guess:
+            for other, shard in self._shards.items():
+                if not shard.is_sized:
+                    self._resize(other, self._typical)
+
+    def _resize(self, key: ShardKey, size: int) -> None:
+        shard = self._shards[key]
+        change, shard.size = size - shard.size, size
+        if shard.is_counted:
+            self._ahead_bytes += change
+            if shard.is_near:
+                self._reaches[key[0]].near_bytes += change
+
     @property
     def _typical(self) -> int:
-        """The size of a shard, about."""
-        return self._known_bytes // self._known if self._known else prefetching.UNKNOWN_BYTES
+        """The size of a shard, about; while none is known, a cache has space for some."""
+        if self._known:
+            return self._known_bytes // self._known
+        limits = [reach.limits.cache_size for reach in self._distinct if reach.limits.cache_size is not None]
+        return max(min([prefetching.UNKNOWN_BYTES, *(limit // prefetching.MIN_SHARDS for limit in limits)]), 1)
 
 
 def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:

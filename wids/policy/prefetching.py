@@ -112,7 +112,7 @@ def min_reach(mixed: int) -> int:
 
 
 def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = MIN_SHARDS) -> int:
-    """The maximum number of bytes that one rank downloads ahead.
+    """The maximum number of bytes that one rank downloads ahead: those of one shard, at least, if the cache holds one.
 
     Args:
         given: by the user; None: nothing.
@@ -124,7 +124,7 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int,
     if given is not None:
         found = given
     elif limit is not None:
-        found = limit // ranks
+        found = max(limit // ranks, typical)
     else:  # however large the shards are: the next window must be cached when this one ends
         found = max(AHEAD_BYTES // ranks, shards * typical)
     return found if limit is None else min(found, limit)

@@ -3,13 +3,14 @@
 import gc
 import itertools
 import logging
+import os
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
-from wids.cache import prefetch
+from wids.cache import far_files, prefetch
 from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
 from wids.osfiles import page_cache
@@ -184,3 +185,53 @@ def test_samples_are_what_they_are(paths, monkeypatch, workers):
     assert found == sorted(s["__key__"] + s[".txt"].read().decode() for s in dataset)
     gc.collect()
     wait_until(lambda: not threads_named("wids-prefetch"))
+
+
+@pytest.mark.parametrize("kind", ["subset", "view"])
+def test_a_view_of_few_samples_reads_no_whole_files(paths, read, kind):
+    """Of each shard two samples of twenty are chosen, far apart: nothing but them is worth reading."""
+    dataset = make(paths)
+    chosen = [k * ROWS + row for k in range(COUNT) for row in (2, 17)]
+    few = Subset(dataset, chosen) if kind == "subset" else dataset.select(chosen)
+    drawn = iter(ChunkedSampler(few))
+    next(drawn)
+    wait_until(lambda: len(read) >= COUNT)
+    end(drawn)
+    assert {(begin, last) for _, begin, last in read} == {(0.0, 0.0)}
+
+
+def test_the_part_of_a_view_is_read(paths, read):
+    """Of samples that stand together in a file, these bytes; of a view of all, whole files."""
+    dataset = make(paths[:2])
+    for rows, part in ((range(5, 15), (0.25, 0.75)), (range(ROWS), (0.0, 1.0))):
+        read.clear()
+        drawn = iter(ChunkedSampler(dataset.select([k * ROWS + row for k in range(2) for row in rows])))
+        next(drawn)
+        wait_until(lambda: len(read) == 2)
+        end(drawn)
+        assert sorted(read) == [(path, *part) for path in paths[:2]]
+
+
+def test_few_fields_read_no_whole_files(paths, read):
+    """Which bytes they are is not known before the member tables are."""
+    drawn = iter(ChunkedSampler(make(paths, fields=(".txt",))))
+    next(drawn)
+    assert threads_named("wids-prefetch") == []
+    end(drawn)
+    assert read == []
+
+
+def test_sizes_that_the_index_has_are_not_asked_for(paths, read, monkeypatch):
+    """One look at each of many files, one after the other, would keep the first read ahead waiting."""
+    sizes = {path: os.path.getsize(path) for path in paths}
+    dataset = ShardListDataset(
+        [{"url": path, "nsamples": ROWS, "filesize": sizes[path]} for path in paths], transformations=[]
+    )
+    looked, real = [], os.stat
+    monkeypatch.setattr(far_files.os, "stat", lambda path, **options: looked.append(path) or real(path, **options))
+    drawn = iter(ChunkedSampler(dataset))
+    next(drawn)
+    wait_until(lambda: len(read) == COUNT)
+    monkeypatch.undo()
+    end(drawn)
+    assert not set(looked[1:]) & set(paths[1:])

@@ -652,3 +652,13 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch):  # noqa:
     assert len(fetched) == expected
     assert all(event.is_ahead for event in fetched[3:])
     assert len(gone) == len(fetched) - 3 > 8
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99, 1.02])
+def test_a_limit_below_one_shard_holds_no_more_than_two(make, tmp_path, share):
+    """Shards that this process has open and does not read go for the next one, as with any larger limit."""
+    dataset, most = make(cache_size=int(share * SIZE), prefetch=False), 0
+    for index in range(0, len(dataset), ROWS):
+        _ = dataset[index]
+        most = max(most, len([name for name in os.listdir(tmp_path / "cache") if name.endswith(".tar")]))
+    assert most <= 2

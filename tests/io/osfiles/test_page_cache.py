@@ -99,14 +99,33 @@ def test_memory_of_a_container(tmp_path, monkeypatch, limit, stat, found):
     """Its limit, less what programs take; what the page cache takes may be taken again."""
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.stat").write_text(stat)
-    monkeypatch.setattr(page_cache, "_CONTAINERS", [(str(tmp_path), "memory.max", "anon")])
+    monkeypatch.setattr(page_cache, "_control_groups", lambda: [(str(tmp_path), "memory.max", "anon")])
     assert page_cache.free_memory() == found
 
 
 def test_a_container_without_a_limit(tmp_path, monkeypatch):
     """Has the machine's memory."""
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(page_cache, "_CONTAINERS", [(str(tmp_path), "memory.max", "anon")])
+    monkeypatch.setattr(page_cache, "_control_groups", lambda: [(str(tmp_path), "memory.max", "anon")])
     machine = page_cache.free_memory()
-    monkeypatch.setattr(page_cache, "_CONTAINERS", [])
+    monkeypatch.setattr(page_cache, "_control_groups", list)
     assert machine == pytest.approx(page_cache.free_memory(), rel=0.5)
+
+
+def test_limits_of_groups_around_a_group_count(tmp_path, monkeypatch):
+    """A batch system limits a job in a group of its own, which is not the root, and has its steps in others."""
+    (tmp_path / "groups").write_text("4:memory,cpu:/slurm/job_1\n1:name=systemd:/x\n0::/slurm/job_1/step_0\n")
+    (tmp_path / "v1/slurm/job_1").mkdir(parents=True)
+    (tmp_path / "v2/slurm/job_1/step_0").mkdir(parents=True)
+    (tmp_path / "v1/slurm/job_1/memory.limit_in_bytes").write_text("3000\n")
+    (tmp_path / "v2/slurm/job_1/memory.max").write_text("2000\n")
+    (tmp_path / "v2/slurm/job_1/memory.stat").write_text("anon 500\n")
+    (tmp_path / "v2/slurm/job_1/step_0/memory.max").write_text("max\n")
+    monkeypatch.setattr(page_cache, "_CGROUPS", str(tmp_path / "groups"))
+    limited = {key: (str(tmp_path / f"v{2 - len(key) // 6}"), *rest) for key, (_, *rest) in page_cache._LIMITED.items()}
+    monkeypatch.setattr(page_cache, "_LIMITED", limited)
+    assert page_cache.free_memory() == 1500
+    (tmp_path / "v1/slurm/job_1/memory.limit_in_bytes").write_text("1000\n")
+    assert page_cache.free_memory() == 1000
+    (tmp_path / "groups").write_text("nothing of the kind\n")
+    assert page_cache.free_memory() > 3000

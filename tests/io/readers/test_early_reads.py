@@ -694,3 +694,14 @@ def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch):
 def whole_range(reply, body):
     """The answer as it should be."""
     reply.end(reply.begin(body))
+
+
+def test_shards_of_unknown_size_come_into_a_small_cache(make, held, web):
+    """An index of pairs (url, samples) says no sizes: a guess that is larger than the cache would keep all out."""
+    held.go.set()
+    web.latency_seconds, fetched = 0.02, []
+    hooks = [lambda event: fetched.append(event.url) if isinstance(event, Fetched) and event.is_ahead else None]
+    dataset = make(facts={"filesize": None}, cache_size=3 * len(web.files["/a.tar"]), hooks=hooks)
+    for index in wids.ChunkedSampler(dataset):
+        assert dataset[index][".txt"] == text_of(index)
+    assert len(fetched) >= 2

@@ -323,3 +323,59 @@ def test_the_rate_and_the_burst_of_a_reader():
     assert (found.burst, found.moved) == (500, 100.05)
     found.note(700, 103.5)
     assert found.rate == pytest.approx(0.7 * 500 / 1.5 + 0.3 * 100)
+
+
+def test_sizes_are_learned_from_the_first_shards():
+    """Of shards of unknown size some fit the cache, however small it is; once one is there, as many as do."""
+    sizes = {}
+    window = PrefetchWindow(
+        iter([[Visit(10 * k, 10 * k + 9, 0, k) for k in range(40)]]),
+        [AheadLimits(None, 100)],
+        size_of=sizes.get,
+        needs_download=lambda _: True,
+        slots_of=lambda _: 1,
+        connections=1000,
+    )
+    window.advance(0, rate=0.0, read_before=0)
+    begun = [visit.shard for visit in iter(window.take, None)]
+    assert begun == list(range(prefetching.MIN_SHARDS))
+    sizes[0, 0] = 40
+    window.end_download((0, 0), is_complete=True)
+    window.report((0, 0), is_present=True)
+    window.advance(1, rate=0.0, read_before=0)
+    for shard in begun[1:]:
+        window.end_download((0, shard))
+        window.report((0, shard), is_present=False)
+    assert [visit.shard for visit in iter(window.take, None)] == [1]
+    sizes |= {(0, shard): 5 for shard in range(1, 40)}
+    for shard in range(1, 8):
+        window.end_download((0, shard), is_complete=True)
+        window.report((0, shard), is_present=True)
+        window.advance(1 + shard, rate=0.0, read_before=0)
+    assert len(window.present()) == 8
+
+
+def test_files_far_away_are_not_judged_by_downloads():
+    """They have no byte ranges that would be read instead; in a mixture with a limited, remote source, too."""
+    far, remote = AheadLimits(None, 1 << 40, has_early_reads=False), AheadLimits(None, 100)
+    visits = [
+        [Visit(k, 1000, 1, k) for k in range(3)],
+        [Visit(150 + 50 * k, 199 + 50 * k, 0, k) for k in range(20)],
+    ]
+    window = window_of(visits, [far, remote], connections=5, has_early_reads=True)
+    window.advance(0, rate=0.0, read_before=0)
+    begun = [(visit.dataset, visit.shard) for visit in iter(window.take, None)]
+    assert begun == [(1, 0), (1, 1), (1, 2), (0, 0), (0, 1)]
+    for shard in range(2):  # a file is read in no time; the downloads go on
+        window.end_download((0, shard))
+        window.report((0, shard), is_present=True)
+    window.advance(140, rate=0.0, read_before=0)
+    visit = window.take()
+    assert (visit.dataset, visit.shard) == (0, 2)
+
+
+def test_each_rank_may_have_a_shard_ahead():
+    """However many share a cache that holds it; else each would wait for what none of them downloads."""
+    assert prefetching.max_ahead(None, limit=37, ranks=4, typical=10) == 10
+    assert prefetching.max_ahead(None, limit=80, ranks=4, typical=10) == 20
+    assert prefetching.max_ahead(None, limit=7, ranks=4, typical=10) == 7
