@@ -168,7 +168,9 @@ def main(
     wait: Annotated[float, typer.Option(help="Maximal seconds to wait for an idle machine before each epoch.")] = 0,
     shards: Annotated[int, typer.Option(min=1, help="Number of shards.")] = jpegs.FULL.shards,
     samples: Annotated[int, typer.Option(min=1, help="Samples in a shard, of about 62 kB.")] = jpegs.FULL.samples,
-    md5: Annotated[bool, typer.Option(help="Whether the index has md5 sums, as widsindex writes them.")] = True,
+    checksums: Annotated[
+        str, typer.Option(help="Of the index: crc32 (and md5, as wids writes them), md5 (as widsindex does) or none.")
+    ] = "crc32",
     batch: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Workers of the DataLoader.")] = 2,
     batches: Annotated[int, typer.Option(min=0, help="End an epoch after so many batches; 0: none.")] = 0,
@@ -197,7 +199,7 @@ def main(
             setting = Setting(
                 data=made,
                 server=server,
-                index=made["indexes"]["md5" if md5 else "plain"],
+                index=made["indexes"][choose(checksums, list(jpegs.INDEXES), "kind of index")[0]],
                 batch=8 if quick else batch,
                 workers=workers,
                 batches=batches or None,

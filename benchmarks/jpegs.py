@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tarfile
+import zlib
 from dataclasses import asdict, dataclass
 from io import BytesIO
 
@@ -39,6 +40,8 @@ class Shape:
     pictures: int = 512
 
 
+# As wids writes them with checksums, as the original's widsindex does, and without.
+INDEXES = {"crc32": ["md5sum", "crc32"], "md5": ["md5sum"], "none": []}
 FULL = Shape(shards=64, samples=244)
 QUICK = Shape(shards=24, samples=8, sides=(48, 64), pictures=16)
 
@@ -47,12 +50,12 @@ def make(root: str, shape: Shape) -> dict:
     """Write the shards of ``shape`` under ``root`` unless they exist; they are in the page cache afterwards.
 
     Returns:
-        ``directory``, ``indexes`` (names of the index with md5 sums and of that without), ``urls`` (names of the
-        shards), ``samples``, ``bytes`` (of all shards).
+        ``directory``, ``indexes`` (names of the indexes, by the checksums that they have; see `INDEXES`), ``urls``
+        (names of the shards), ``samples``, ``bytes`` (of all shards).
     """
     directory = os.path.join(root, f"jpegs-{shape.shards}x{shape.samples}-{shape.sides[0]}-{shape.sides[1]}")
     manifest = os.path.join(directory, "manifest.json")
-    wanted = json.loads(json.dumps(asdict(shape)))
+    wanted = json.loads(json.dumps({**asdict(shape), "indexes": INDEXES}))
     if not _holds(manifest, wanted):
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
@@ -85,18 +88,19 @@ def _write(directory: str, shape: Shape) -> dict:
                 _add(tar, f"{sample:08d}.cls", str(sample).encode())
         _publish_table(path)
         with open(path, "rb") as stream:
-            md5sum = hashlib.md5(stream.read()).hexdigest()
+            data = stream.read()
+        digests = {"md5sum": hashlib.md5(data).hexdigest(), "crc32": f"{zlib.crc32(data):08x}"}
         sizes = {"nsamples": shape.samples, "filesize": os.path.getsize(path)}
-        shardlist.append({"url": os.path.basename(path), **sizes, "md5sum": md5sum})
-    plain = [{key: value for key, value in shard.items() if key != "md5sum"} for shard in shardlist]
-    indexes = {"md5": shardlist, "plain": plain}
-    for name, shards in indexes.items():
+        shardlist.append({"url": os.path.basename(path), **sizes, **digests})
+    for name, keys in INDEXES.items():
+        left_out = {"md5sum", "crc32"} - set(keys)
+        shards = [{key: value for key, value in shard.items() if key not in left_out} for shard in shardlist]
         with open(os.path.join(directory, f"{name}.json"), "w", encoding="utf-8") as stream:
             json.dump(
                 {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "jpegs", "shardlist": shards}, stream
             )
     return {
-        "indexes": {name: f"{name}.json" for name in indexes},
+        "indexes": {name: f"{name}.json" for name in INDEXES},
         "urls": [shard["url"] for shard in shardlist],
         "samples": shape.shards * shape.samples,
         "bytes": sum(shard["filesize"] for shard in shardlist),
