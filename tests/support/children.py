@@ -34,6 +34,8 @@ def child(function, *args, method="fork"):
 def call_in_child(function, *args, method="fork"):
     """What ``function(*args)`` returns in a process of its own; its exception is raised here."""
     with child(_answer, function, args, method=method) as (process, connection):
+        if not connection.poll(PATIENCE_SECONDS):
+            os.kill(process.pid, signal.SIGABRT)  # faulthandler, which pytest enables, says where it stands
         answer = receive(connection)
         process.join(PATIENCE_SECONDS)
     if isinstance(answer, Exception):
