@@ -78,6 +78,11 @@ def pytest_runtest_teardown(item, nextitem):
         gc.freeze()
 
 
+def pytest_unconfigure():
+    """What a process ends with is freed as ever; some libraries count what is left, and say so."""
+    gc.unfreeze()
+
+
 def _place(item):
     """The tests that fork the most come first, while their process is small; then whole programs, the longest first."""
     if item.get_closest_marker("e2e") is None:

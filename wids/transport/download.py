@@ -176,7 +176,7 @@ class Transfer:
         self._expected, self._storage_options = size, storage_options
         self._reserve = reserve or (lambda _: None)
         self._is_cancelled = is_cancelled or (lambda: False)
-        self._deadline, self._turn = deadline, filesystems.new_turn(is_ahead=is_ahead)
+        self._deadline, self._precedence = deadline, filesystems.new_precedence(is_ahead=is_ahead)
         self.requests = self._interruptions = 0
         self._fd = -1
         self.begin_anew()
@@ -202,7 +202,7 @@ class Transfer:
         self._fd = os.open(self.path, system.WRITE_FLAGS)
         try:
             with open_source(
-                self.url, self._storage_options, go_on=self._go_on, path=self.path, turn=self._turn
+                self.url, self._storage_options, go_on=self._go_on, path=self.path, precedence=self._precedence
             ) as source:
                 self._fill(source)
         except InterruptedTransferError:

@@ -115,7 +115,7 @@ def version_of(info: dict[str, Any]) -> Any:
     return tuple(str(info[name]) for name in _VERSION_KEYS if info.get(name) is not None)
 
 
-class Turn(NamedTuple):
+class Precedence(NamedTuple):
     """When a download gets a connection: those that a reader waits for first, then in the order in which they began.
 
     The first of several downloads is then complete as early as it can be, and all of them no later.
@@ -128,25 +128,25 @@ class Turn(NamedTuple):
 _numbers = itertools.count()
 
 
-def new_turn(*, is_ahead: bool) -> Turn:
-    """The turn of a download that begins now; ``is_ahead``: no reader waits for it."""
-    return Turn(is_ahead, next(_numbers))
+def new_precedence(*, is_ahead: bool) -> Precedence:
+    """That of a download that begins now; ``is_ahead``: no reader waits for it."""
+    return Precedence(is_ahead, next(_numbers))
 
 
 class _Slots:
-    """A semaphore that those with the first turns get first. For one event loop."""
+    """A semaphore that goes to the first in precedence. For one event loop."""
 
     def __init__(self, count: int) -> None:
         self.free = count
-        self._waiting: list[tuple[Turn, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Precedence, int, asyncio.Future[None]]] = []
 
-    async def acquire(self, turn: Turn) -> None:
-        """Take one, when it is this one's turn."""
+    async def acquire(self, precedence: Precedence) -> None:
+        """Take one, when no other comes before."""
         if self.free:
             self.free -= 1
             return
         given = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (turn, next(_numbers), given))
+        heapq.heappush(self._waiting, (precedence, next(_numbers), given))
         try:
             await given
         except asyncio.CancelledError:
@@ -182,16 +182,16 @@ class Connections:
         self._requests, self._has_none = 0, asyncio.Event()
         self._has_none.set()
 
-    async def acquire(self, turn: Turn | None) -> Callable[[], None]:
+    async def acquire(self, precedence: Precedence | None) -> Callable[[], None]:
         """Wait for a connection; returns what gives it back.
 
         Args:
-            turn: of a download; None: it is a request for samples.
+            precedence: of a download; None: it is a request for samples.
         """
-        if turn is None:
+        if precedence is None:
             await self._request_slots.acquire()
             return self._request_slots.release
-        await self.slots.acquire(turn)
+        await self.slots.acquire(precedence)
         return self.slots.release
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from wids.transport.spans import Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.transport.filesystems import Turn
+    from wids.transport.filesystems import Precedence
     from wids.transport.source import Sink
 
 _BUFFER_BYTES = 1 << 20
@@ -35,15 +35,17 @@ class HttpSource(ByteSource):
     """One URL. The answer that gave its size is kept for the first read, so that a download costs no request more.
 
     Args:
-        url, go_on, turn: see `wids.transport.stores.open_source`.
+        url, go_on, precedence: see `wids.transport.stores.open_source`.
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
     is_blocking, answers_have_stat = False, True
 
-    def __init__(self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], turn: Turn | None) -> None:
+    def __init__(
+        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None
+    ) -> None:
         self.url, self.go_on = url, go_on
-        self._filesystem, self._name, self._turn = filesystem, name, turn
+        self._filesystem, self._name, self._precedence = filesystem, name, precedence
         self._host, self._connections = urls.host_of(url), filesystems.connections()
         self._opened: _Answer | None = None
 
@@ -117,9 +119,9 @@ class HttpSource(ByteSource):
             last = max(span.hi - 1, span.lo)
             options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
         session = await self._filesystem.set_session()
-        if span is not None and self._turn is None and "timeout" not in options:
+        if span is not None and self._precedence is None and "timeout" not in options:
             options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
-        release = await self._connections.acquire(self._turn)
+        release = await self._connections.acquire(self._precedence)
         response = None
         try:
             start = time.monotonic()

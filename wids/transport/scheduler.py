@@ -71,7 +71,7 @@ async def _request_together(source: ByteSource, waiting: deque[Span], sink: Sink
 
 
 async def _download_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
-    # Twice as many: while some read, the next ones wait, or a download that has a later turn would come in between.
+    # Twice as many: while some read, the next ones wait, or one of a later download would come in between.
     count = 2 * filesystems.connections().count
     await _together(_work(source, waiting, sink, gives_way=True) for _ in range(min(len(waiting), count)))
 

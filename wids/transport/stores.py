@@ -18,7 +18,7 @@ from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.transport.filesystems import Turn
+    from wids.transport.filesystems import Precedence
     from wids.transport.source import Sink
     from wids.transport.spans import Span
 
@@ -32,7 +32,7 @@ def open_source(
     *,
     go_on: Callable[[], None] = lambda: None,
     path: str | None = None,
-    turn: Turn | None = None,
+    precedence: Precedence | None = None,
 ) -> ByteSource:
     """The source of a URL's bytes: where a new kind of store is added. The caller closes it.
 
@@ -41,7 +41,7 @@ def open_source(
         storage_options: for the fsspec file system.
         go_on: see `ByteSource`.
         path: the file that the bytes are for, which a program may fill itself; without it, no program is run.
-        turn: of a download, which only silence ends; None: requests for samples, each with a time limit in all.
+        precedence: of a download, which only silence ends; None: requests for samples, each with a time limit in all.
 
     Raises:
         NotAllowedError: a program that may not be run.
@@ -56,9 +56,9 @@ def open_source(
         return LocalSource(url, go_on=go_on)
     filesystem, name = filesystems.open_filesystem(url, storage_options)
     if scheme in ("http", "https"):
-        return HttpSource(url, filesystem, name, go_on=go_on, turn=turn)
+        return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):
-        return AsyncSource(url, filesystem, name, go_on=go_on, turn=turn)
+        return AsyncSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     return SyncSource(url, filesystem, name, go_on=go_on)
 
 
@@ -127,17 +127,17 @@ class AsyncSource(_FilesystemSource):
     """An object in an asynchronous file system of fsspec: S3, Google Cloud Storage, Azure, ...
 
     Args:
-        url, go_on, turn: see `open_source`.
+        url, go_on, precedence: see `open_source`.
         filesystem, name: see `filesystems.open_filesystem`.
     """
 
     is_blocking = False
 
     def __init__(
-        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], turn: Turn | None = None
+        self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None = None
     ) -> None:
         super().__init__(url, filesystem, name, go_on=go_on)
-        self._turn = turn
+        self._precedence = precedence
 
     def _info(self) -> dict[str, Any]:
         limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
@@ -147,7 +147,7 @@ class AsyncSource(_FilesystemSource):
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
         limit = filesystems.limit_of(span.size)
-        release = await filesystems.connections().acquire(self._turn)
+        release = await filesystems.connections().acquire(self._precedence)
         try:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)
