@@ -228,17 +228,24 @@ def check_file(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: Non
         )
 
 
-def find_mismatch(shard: Shard, fd: int, *, go_on: Callable[[], None] = lambda: None) -> tuple[str, str, str] | None:
+def find_mismatch(
+    shard: Shard, fd: int, *, is_strict: bool = False, go_on: Callable[[], None] = lambda: None
+) -> tuple[str, str, str] | None:
     """The key of a checksum, that of the file and the one in the index, if they differ; None: it is the shard.
 
-    Of several in the index, the quickest is compared. ``fd`` stands at the file's start, and is left open.
+    Args:
+        shard: which.
+        fd: of the file, left open.
+        is_strict: of several in the index all are compared, not the quickest alone.
+        go_on: called now and then.
     """
-    promised = checksums.promised(shard)
-    if not promised:
-        return None
-    key, said = next(iter(promised.items()))
-    found = file_digest(fd, key, go_on=go_on)
-    return None if found == said else (key, found, said)
+    for key, said in checksums.promised(shard).items():
+        os.lseek(fd, 0, os.SEEK_SET)
+        if (found := file_digest(fd, key, go_on=go_on)) != said:
+            return key, found, said
+        if not is_strict:
+            break
+    return None
 
 
 def file_digest(file: str | int, key: str, *, go_on: Callable[[], None] = lambda: None) -> str:

@@ -244,7 +244,7 @@ class ShardCache:
         if cause := find_difference_in_size(shard, facts):
             return None, cause
         try:
-            if (mismatch := shard_download.find_mismatch(shard, fd, go_on=lock.touch)) is not None:
+            if (mismatch := shard_download.find_mismatch(shard, fd, is_strict=True, go_on=lock.touch)) is not None:
                 key, digest, said = mismatch
                 return None, f"its {word(key)} is {digest}, the index says {said}"
             identity = identify(fd, shard, self.placement.origin(shard.url))

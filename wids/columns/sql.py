@@ -41,6 +41,7 @@ _JOIN_MEMORY_BYTES = 128 << 20
 _SOME = 5
 # How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
+_SIGNAL_SECONDS = 0.5
 
 
 class _RefusedError(Exception):
@@ -319,6 +320,8 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
     try:
         thread.start()
+        while not future.done():  # a signal that comes to another thread does not end the wait of this one
+            wait([future], _SIGNAL_SECONDS)
         return future.result()
     except BaseException:
         if not future.cancel():  # it has begun

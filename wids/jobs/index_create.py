@@ -248,7 +248,7 @@ class Indexing:
     def _known(self, shard: Found) -> ShardFacts | None:
         """Its facts of an earlier run, if these are all that is wanted."""
         known = self._known_shards.facts.get(shard.url)
-        if known is None or (self._settings.has_md5 and known.md5sum is None):
+        if known is None or (self._settings.has_md5 and None in (known.md5sum, known.crc32)):
             return None
         if not self._settings.has_tables:
             return known

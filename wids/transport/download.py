@@ -176,7 +176,7 @@ class Transfer:
         self._expected, self._storage_options = size, storage_options
         self._reserve = reserve or (lambda _: None)
         self._is_cancelled = is_cancelled or (lambda: False)
-        self._deadline, self._precedence = deadline, filesystems.new_precedence(is_ahead=is_ahead)
+        self._deadline, self._is_ahead = deadline, is_ahead
         self.requests = self._interruptions = 0
         self._fd = -1
         self.begin_anew()
@@ -200,9 +200,10 @@ class Transfer:
             Exception: any that the client raises; the bytes that came before it stay.
         """
         self._fd = os.open(self.path, system.WRITE_FLAGS)
+        precedence = filesystems.new_precedence(is_ahead=self._is_ahead)  # after a failure, that of a later one
         try:
             with open_source(
-                self.url, self._storage_options, go_on=self._go_on, path=self.path, precedence=self._precedence
+                self.url, self._storage_options, go_on=self._go_on, path=self.path, precedence=precedence
             ) as source:
                 self._fill(source)
         except InterruptedTransferError:

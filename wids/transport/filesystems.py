@@ -22,6 +22,7 @@ from urllib.parse import quote
 from wids.index import urls
 from wids.osfiles import forks
 from wids.policy import prefetching
+from wids.transport.failures import StalledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -139,9 +140,14 @@ class _Slots:
     def __init__(self, count: int) -> None:
         self.free = count
         self._waiting: list[tuple[Precedence, int, asyncio.Future[None]]] = []
+        self._refused: set[Precedence] = set()
 
     async def acquire(self, precedence: Precedence) -> None:
-        """Take one, when no other comes before."""
+        """Take one, when no other comes before.
+
+        Raises:
+            StalledTransferError: see `refuse`.
+        """
         if self.free:
             self.free -= 1
             return
@@ -153,6 +159,20 @@ class _Slots:
             if not given.cancelled():  # it came at the same moment
                 self.release()
             raise
+        if precedence in self._refused:
+            self.release()
+            raise StalledTransferError("not asked for: another part of it failed")
+
+    def refuse(self, precedence: Precedence) -> None:
+        """Those of a download that wait for one, or were given one and do not know it yet, get none."""
+        self._refused.add(precedence)
+        for waiting, _, given in self._waiting:
+            if waiting == precedence and not given.done():
+                given.set_exception(StalledTransferError("not asked for: another part of it failed"))
+
+    def forget(self, precedence: Precedence) -> None:
+        """A download has ended, or its try has."""
+        self._refused.discard(precedence)
 
     def release(self) -> None:
         """Give one back: it goes to the first that waits."""

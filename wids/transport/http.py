@@ -45,7 +45,7 @@ class HttpSource(ByteSource):
         self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None
     ) -> None:
         self.url, self.go_on = url, go_on
-        self._filesystem, self._name, self._precedence = filesystem, name, precedence
+        self._filesystem, self._name, self.precedence = filesystem, name, precedence
         self._host, self._connections = urls.host_of(url), filesystems.connections()
         self._opened: _Answer | None = None
 
@@ -119,9 +119,9 @@ class HttpSource(ByteSource):
             last = max(span.hi - 1, span.lo)
             options["headers"] = {**(options.get("headers") or {}), "Range": f"bytes={span.lo}-{last}"}
         session = await self._filesystem.set_session()
-        if span is not None and self._precedence is None and "timeout" not in options:
+        if span is not None and self.precedence is None and "timeout" not in options:
             options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
-        release = await self._connections.acquire(self._precedence)
+        release = await self._connections.acquire(self.precedence)
         response = None
         try:
             start = time.monotonic()

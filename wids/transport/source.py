@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wids.transport.filesystems import Precedence
+
 # The request where only size and version are wanted: a URL that is signed for GET refuses HEAD.
 HEAD = Span(0, 512)
 BLOCK_BYTES = 4 << 20
@@ -54,12 +56,14 @@ class ByteSource(Protocol):
             again after the reads.
         fills_file: `stream` gives nothing, and something else writes the file that the bytes are for.
         go_on: called now and then during all calls; what it raises ends them.
+        precedence: of the download that it is for; None: its reads are no download's.
     """
 
     url: str
     is_blocking: bool
     answers_have_stat: bool
     fills_file: bool = False
+    precedence: Precedence | None = None
     go_on: Callable[[], None]
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:

@@ -137,7 +137,7 @@ class AsyncSource(_FilesystemSource):
         self, url: str, filesystem: Any, name: str, *, go_on: Callable[[], None], precedence: Precedence | None = None
     ) -> None:
         super().__init__(url, filesystem, name, go_on=go_on)
-        self._precedence = precedence
+        self.precedence = precedence
 
     def _info(self) -> dict[str, Any]:
         limited = asyncio.wait_for(self._filesystem._info(self._name), filesystems.limit_of(0))  # noqa: SLF001 - fsspec's asynchronous interface is spelt so
@@ -147,7 +147,7 @@ class AsyncSource(_FilesystemSource):
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
         limit = filesystems.limit_of(span.size)
-        release = await filesystems.connections().acquire(self._precedence)
+        release = await filesystems.connections().acquire(self.precedence)
         try:
             got = self._filesystem._cat_file(self._name, start=span.lo, end=span.hi)  # noqa: SLF001 - likewise
             data = await asyncio.wait_for(got, limit)

@@ -560,6 +560,22 @@ def test_free_connections_go_to_downloads_in_turn(ranges, tmp_path):
     assert [(tmp_path / name[1:]).read_bytes() for name in names] == [BODY] * 3
 
 
+def test_a_failure_lets_later_downloads_go_first(ranges, tmp_path):
+    """What a download has not asked for yet when a part of it fails waits behind the others: its server may hang."""
+    gates = [ranges.gate() for _ in range(3 * COUNT)]
+    url, found = ranges.add("/first.tar", BODY, *gates[: COUNT - 1], reset, *gates[COUNT:], whole), []
+    target = shards.write(tmp_path / "first", b"")
+    thread = threading.Thread(target=lambda: found.append(fetch_body(url, target, is_ahead=True)))
+    thread.start()
+    wait_until(lambda: ranges.requests.count("/first.tar") == COUNT)
+    second = fetch_body(ranges.add("/second.tar", BODY), shards.write(tmp_path / "second", b""), is_ahead=True)
+    assert ranges.requests.count("/first.tar") == COUNT
+    for gate in gates:
+        gate.go.set()
+    thread.join(PATIENCE_SECONDS)
+    assert [second, *found] == [BODY, BODY]
+
+
 def test_cancelled_before_it_begins(ranges, target):
     """A transfer that is cancelled already asks for nothing."""
     with pytest.raises(CancelledTransferError):
