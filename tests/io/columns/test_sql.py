@@ -152,6 +152,7 @@ def test_bad_queries(dataset, scratch, query):
 
 def interrupted(ask, sql):
     """What becomes of SQL that never ends when SIGINT comes while DuckDB is at it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script ignore it
     begun = threading.Event()
     make = sql_module._make_view
     sql_module._make_view = lambda *args: (make(*args), begun.set())
