@@ -200,7 +200,7 @@ class Transfer:
             Exception: any that the client raises; the bytes that came before it stay.
         """
         self._fd = os.open(self.path, system.WRITE_FLAGS)
-        precedence = filesystems.new_precedence(is_ahead=self._is_ahead)  # after a failure, that of a later one
+        precedence = filesystems.Precedence(self._is_ahead)  # after a failure, that of a later one
         try:
             with open_source(
                 self.url, self._storage_options, go_on=self._go_on, path=self.path, precedence=precedence

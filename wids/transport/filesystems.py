@@ -16,7 +16,8 @@ import itertools
 import sys
 import weakref
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from wids.index import urls
@@ -116,22 +117,23 @@ def version_of(info: dict[str, Any]) -> Any:
     return tuple(str(info[name]) for name in _VERSION_KEYS if info.get(name) is not None)
 
 
-class Precedence(NamedTuple):
-    """When a download gets a connection: those that a reader waits for first, then in the order in which they began.
-
-    The first of several downloads is then complete as early as it can be, and all of them no later.
-    """
-
-    is_ahead: bool
-    number: int
-
-
 _numbers = itertools.count()
 
 
-def new_precedence(*, is_ahead: bool) -> Precedence:
-    """That of a download that begins now; ``is_ahead``: no reader waits for it."""
-    return Precedence(is_ahead, next(_numbers))
+@dataclass(order=True, slots=True)
+class Precedence:
+    """When a download gets a connection: those that a reader waits for first, then in the order in which they began.
+
+    The first of several downloads is then complete as early as it can be, and all of them no later.
+
+    Attributes:
+        is_ahead: no reader waits for it.
+        has_failed: a part of it did, in this try: what it waits to ask for comes behind other downloads.
+    """
+
+    is_ahead: bool
+    number: int = field(default_factory=_numbers.__next__)
+    has_failed: bool = field(default=False, compare=False)
 
 
 class _Slots:
@@ -140,13 +142,12 @@ class _Slots:
     def __init__(self, count: int) -> None:
         self.free = count
         self._waiting: list[tuple[Precedence, int, asyncio.Future[None]]] = []
-        self._refused: set[Precedence] = set()
 
     async def acquire(self, precedence: Precedence) -> None:
         """Take one, when no other comes before.
 
         Raises:
-            StalledTransferError: see `refuse`.
+            StalledTransferError: the download has failed meanwhile.
         """
         if self.free:
             self.free -= 1
@@ -159,20 +160,9 @@ class _Slots:
             if not given.cancelled():  # it came at the same moment
                 self.release()
             raise
-        if precedence in self._refused:
+        if precedence.has_failed:
             self.release()
             raise StalledTransferError("not asked for: another part of it failed")
-
-    def refuse(self, precedence: Precedence) -> None:
-        """Those of a download that wait for one, or were given one and do not know it yet, get none."""
-        self._refused.add(precedence)
-        for waiting, _, given in self._waiting:
-            if waiting == precedence and not given.done():
-                given.set_exception(StalledTransferError("not asked for: another part of it failed"))
-
-    def forget(self, precedence: Precedence) -> None:
-        """A download has ended, or its try has."""
-        self._refused.discard(precedence)
 
     def release(self) -> None:
         """Give one back: it goes to the first that waits."""

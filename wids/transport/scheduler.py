@@ -15,7 +15,7 @@ from wids.transport.failures import InterruptedTransferError, StalledTransferErr
 from wids.transport.source import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable
 
     from wids.transport.source import ByteSource
     from wids.transport.spans import Span
@@ -48,15 +48,8 @@ def read_spans(source: ByteSource, spans: Iterable[Span], sink: Sink, *, is_for_
         sink.learn(source.stat())
 
 
-async def _work(
-    source: ByteSource,
-    waiting: deque[Span],
-    sink: Sink,
-    *,
-    gives_way: bool = False,
-    on_failure: Callable[[], None] = lambda: None,
-) -> None:
-    """Read one span after the other; ``on_failure`` is called at once where that fails."""
+async def _work(source: ByteSource, waiting: deque[Span], sink: Sink, *, gives_way: bool = False) -> None:
+    """Read one span after the other."""
     while waiting:
         if source.is_blocking:
             source.go_on()
@@ -69,7 +62,8 @@ async def _work(
         try:
             await source.read(span, Sink(sink.learn, written.write))
         except Exception:
-            on_failure()
+            if source.precedence is not None:
+                source.precedence.has_failed = True  # at once: a connection may have been given on already
             raise
         written.check_end()
 
@@ -78,23 +72,13 @@ async def _request_together(source: ByteSource, waiting: deque[Span], sink: Sink
     connections = filesystems.connections()
     count = connections.requests_at_a_time(urls.host_of(source.url))
     with connections.requesting():
-        await _together([_work(source, waiting, sink) for _ in range(min(len(waiting), count))])
+        await _together(_work(source, waiting, sink) for _ in range(min(len(waiting), count)))
 
 
 async def _download_together(source: ByteSource, waiting: deque[Span], sink: Sink) -> None:
     # Twice as many: while some read, the next ones wait, or one of a later download would come in between.
-    connections, precedence = filesystems.connections(), source.precedence
-
-    def leave() -> None:  # to downloads that may be from a better server
-        if precedence is not None:
-            connections.slots.refuse(precedence)
-
-    count = min(len(waiting), 2 * connections.count)
-    try:
-        await _together([_work(source, waiting, sink, gives_way=True, on_failure=leave) for _ in range(count)])
-    finally:
-        if precedence is not None:
-            connections.slots.forget(precedence)
+    count = 2 * filesystems.connections().count
+    await _together(_work(source, waiting, sink, gives_way=True) for _ in range(min(len(waiting), count)))
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
