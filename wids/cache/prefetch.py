@@ -85,7 +85,7 @@ class Prefetcher:
             connections=filesystems.CONNECTIONS,
             mixed=mixed,
         )
-        self._planned, self._passed = -_PLAN_SECONDS, 0
+        self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         with contextlib.suppress(RuntimeError):  # no more threads: shards are downloaded as they are needed
             self._thread.start()
@@ -171,7 +171,7 @@ class Prefetcher:
             file = self._file(key)
             if file.store.cache_size is not None and not file.is_in_place:
                 # Eviction candidates must be judged by the same clock as this shard.
-                self._write_plans(is_due=time.monotonic() - self._planned > _TICK_SECONDS)
+                self._write_plans(is_due=self._is_plan_late())
             use = prefetching.with_margin(self._when(visit, self._position()), time.time())
             file.thread = threading.Thread(
                 target=self._download,
@@ -216,13 +216,18 @@ class Prefetcher:
         """When a visit begins, in seconds since 1970."""
         return time.time() + max(visit.first - position, 0) / (self._pace.rate or prefetching.FIRST_RATE)
 
+    def _is_plan_late(self) -> bool:
+        """Whether the plan is old, or its times are off as the reader is farther than expected."""
+        drawn = (self._position() - self._planned_at) / (self._pace.rate or prefetching.FIRST_RATE)
+        return max(time.monotonic() - self._planned, drawn) > _TICK_SECONDS
+
     def _write_plans(self, *, is_due: bool = False) -> None:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
         now, position = time.monotonic(), self._position()
         passed = sum(visit.last < position for visit in self._window.visits)
         if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
             return
-        self._planned, self._passed = now, passed
+        self._planned, self._planned_at, self._passed = now, position, passed
         uses: dict[str, dict[str, float]] = {}
         busy: dict[str, dict[str, float]] = {}
         for visit in self._window.visits:
