@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from wids.errors import ClusterError, DependencyError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from wids.jobs.runner import OnReport
 
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS, _AGAIN_SECONDS = 10.0, 5.0
 _GRPC_PORT = 443  # where a client goes that is given no other
 _ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
 # Nodes that may die under one task, one after the other, before that is an error.
@@ -123,15 +124,22 @@ class RayRunner:
         return result
 
     def _cancel(self) -> None:
-        left = [*self._under_way]
-        for force, seconds in ((False, END_SECONDS), (True, 1.0)):
-            for reference in left:
-                with contextlib.suppress(Exception):  # it has ended meanwhile
-                    self._ray.cancel(reference, force=force)
-            with contextlib.suppress(Exception):
-                _, left = self._ray.wait(left, num_returns=len(left), timeout=seconds)
-            if not left:
-                return
+        left, until = [*self._under_way], time.monotonic() + END_SECONDS
+        # An interruption can be lost, where Python ignores exceptions: it is repeated.
+        while left and (seconds := until - time.monotonic()) > 0:
+            left = self._cancel_and_wait(left, min(seconds, _AGAIN_SECONDS), force=False)
+        if left:
+            self._cancel_and_wait(left, 1.0, force=True)
+
+    def _cancel_and_wait(self, references: list[Any], seconds: float, *, force: bool) -> list[Any]:
+        """Those that have not ended by then."""
+        for reference in references:
+            with contextlib.suppress(Exception):  # it has ended meanwhile
+                self._ray.cancel(reference, force=force)
+        try:
+            return cast("list[Any]", self._ray.wait(references, num_returns=len(references), timeout=seconds)[1])
+        except Exception:  # noqa: BLE001 - of a cluster that is gone: nothing is left to be waited for
+            return []
 
 
 class _Reports:

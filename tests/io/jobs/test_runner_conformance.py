@@ -178,6 +178,37 @@ def test_closing_cancels_what_runs(engine, tmp_path, monkeypatch):
     with pytest.raises(EnoughError), contextlib.closing(results):
         next(results)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.ended", "1.ended"]
+
+
+def notice_the_second(path, context):
+    """A task whose first interruption is lost."""
+    lost = 0
+    while lost < 2:
+        try:
+            with open(f"{path}.{lost}", "w"):
+                pass
+            for _ in range(PATIENCE_SECONDS * 20):
+                threading.Event().wait(0.05)
+        except KeyboardInterrupt:
+            lost += 1
+    with open(f"{path}.ended", "w"):
+        pass
+
+
+@pytest.mark.e2e
+def test_an_interruption_that_was_lost_is_repeated(cluster, tmp_path, monkeypatch):
+    """A task of Ray has several chances to clean up before its process is killed."""
+    monkeypatch.setattr("wids.jobs.ray_cluster.END_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("wids.jobs.ray_cluster._AGAIN_SECONDS", 0.5)
+
+    def tick():
+        if (tmp_path / "task.0").exists():
+            raise InterruptedError
+
+    results = run(notice_the_second, [str(tmp_path / "task")], options("ray"), tick=tick)
+    with pytest.raises(InterruptedError), contextlib.closing(results):
+        next(results)
+    assert (tmp_path / "task.ended").exists()
     assert multiprocessing.active_children() == []
 
 
