@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -165,6 +167,9 @@ def _call_on_node(function: Callable[..., Any], k: int, task: Any, directory: st
         if reports is not None:
             reports.put.remote(*state)
 
+    # By SIGINT Ray interrupts a task. It stays ignored where Ray was started by a job in a script's background.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):  # a node without that directory needs no relative paths
         os.chdir(directory)
     return portable(call(function, k, task, report=report))

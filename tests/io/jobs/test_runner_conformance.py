@@ -34,10 +34,11 @@ def engine(request):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Ray on this machine, to which runners connect."""
+    """Ray on this machine, to which runners connect; its processes ignore SIGINT, as those of a background job do."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     place = {"PYTHONPATH": str(paths.ROOT)}
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -45,6 +46,7 @@ def cluster():
         runtime_env={"env_vars": place},
         _temp_dir="/tmp/wids-ray",
     )
+    signal.signal(signal.SIGINT, before)
     yield ray
     ray.shutdown()
 
