@@ -124,16 +124,16 @@ def test_demo_from_end_to_end(tmp_path):
     """
     home = tmp_path / ("x" * 100)
     home.mkdir()
-    with Demo("--epochs", "4", home=str(home), sigint="SIG_IGN") as demo:
+    with Demo("--epochs", "3", "--batch-size", "16", home=str(home), sigint="SIG_IGN") as demo:
         code, shown, err = demo.finish()
         assert (code, err) == (0, "")
         rows = read_table(shown)
         assert list(rows) == ["rank 0", "rank 1", "all"]
-        # 3,001 samples for two ranks: 1,501 each, in 47 batches, 4 times.
-        assert [rows[name][:2] for name in rows] == [(6004, 188), (6004, 188), (12008, 376)]
+        # 3,001 samples for two ranks: 1,501 each, in 94 batches, 3 times.
+        assert [rows[name][:2] for name in rows] == [(4503, 282), (4503, 282), (9006, 564)]
         assert rows["all"][3] == 11
         assert rows["all"][4] >= 95
-        assert "epoch 4/4" in shown
+        assert "epoch 3/3" in shown
         assert "11 shards went over HTTP once" in shown
         demo.assert_gone()
 

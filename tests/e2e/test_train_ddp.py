@@ -42,7 +42,7 @@ def order_of(log, world, epoch=0):
 def test_digits_are_learned_by_two_ranks(run):
     """On two ranks the program tells most digits of the test set apart."""
     # Most of a step of the default's model, which its notebook trains, is the exchange of gradients.
-    said = run(2, "--epochs", 3, "--model", "shufflenet_v2_x0_5", "--lr", 1e-2)
+    said = run(2, "--epochs", 3, "--batch-size", 32, "--model", "shufflenet_v2_x0_5", "--lr", 1e-2)
     accuracy, count = re.findall(r"test accuracy ([\d.]+)% of (\d+)", said)[-1]
     assert int(count) == 450
     assert float(accuracy) >= 80
