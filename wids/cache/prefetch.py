@@ -214,12 +214,16 @@ class Prefetcher:
 
     def _when(self, visit: Visit, position: int) -> float:
         """When a visit begins, in seconds since 1970."""
-        return time.time() + max(visit.first - position, 0) / (self._pace.rate or prefetching.FIRST_RATE)
+        return time.time() + self._seconds(max(visit.first - position, 0))
+
+    def _seconds(self, positions: int) -> float:
+        """In which so many are drawn."""
+        return positions / (self._pace.rate or prefetching.FIRST_RATE)
 
     def _is_plan_late(self) -> bool:
         """Whether the plan is old, or its times are off as the reader is farther than expected."""
-        drawn = (self._position() - self._planned_at) / (self._pace.rate or prefetching.FIRST_RATE)
-        return max(time.monotonic() - self._planned, drawn) > _TICK_SECONDS
+        expected = self._seconds(self._position() - self._planned_at)
+        return max(time.monotonic() - self._planned, expected) > _TICK_SECONDS
 
     def _write_plans(self, *, is_due: bool = False) -> None:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
@@ -238,7 +242,7 @@ class Prefetcher:
             if visit.last >= position:
                 uses.setdefault(directory, {}).setdefault(name, self._when(visit, position))
             else:  # counted from when an index was last drawn: a loader that waits has read the samples before
-                left = (visit.last + self._pace.burst - position) / (self._pace.rate or prefetching.FIRST_RATE)
+                left = self._seconds(visit.last + self._pace.burst - position)
                 busy.setdefault(directory, {})[name] = time.time() - (now - self._pace.moved) + left
         for directory in {*uses, *busy}:
             if directory not in self._plans and os.path.isdir(directory):

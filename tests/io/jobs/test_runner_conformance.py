@@ -180,6 +180,7 @@ def test_closing_cancels_what_runs(engine, tmp_path, monkeypatch):
     with pytest.raises(EnoughError), contextlib.closing(results):
         next(results)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.ended", "1.ended"]
+    assert multiprocessing.active_children() == []
 
 
 def notice_the_second(path, context):
@@ -211,7 +212,6 @@ def test_an_interruption_that_was_lost_is_repeated(cluster, tmp_path, monkeypatc
     with pytest.raises(InterruptedError), contextlib.closing(results):
         next(results)
     assert (tmp_path / "task.ended").exists()
-    assert multiprocessing.active_children() == []
 
 
 def test_reports_come_while_a_task_is_under_way(engine, tmp_path):
