@@ -94,6 +94,7 @@ _SINGLE: dict[type[Event], str] = {
     WaitedForRoom: "waits",
     SampleSubstituted: "substitutions",
 }
+_COUNTED = {Fetched, Waited, RangesRead, TableRead, Evicted, *_SINGLE}
 
 
 class Tally:
@@ -114,10 +115,9 @@ class Tally:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        counted = _counted(event)
-        if counted:  # not the events of each shard that is opened or closed
+        if type(event) in _COUNTED:  # not the events of each shard that is opened or closed
             row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
-            for name, value in counted:
+            for name, value in _counts(event):
                 row[_AT[name]] += value
 
     def is_prefetching(self) -> bool:
@@ -135,7 +135,7 @@ def _zeros() -> npt.NDArray[np.float64]:
     return np.frombuffer(mmap.mmap(-1, ROWS * len(COLUMNS) * 8), np.float64).reshape(ROWS, len(COLUMNS))
 
 
-def _counted(event: Event) -> list[tuple[str, float]]:
+def _counts(event: Event) -> list[tuple[str, float]]:
     """(column, how much) of what an event adds."""
     if isinstance(event, Fetched):
         stalled = 0.0 if event.is_ahead else event.seconds
@@ -162,5 +162,4 @@ def _counted(event: Event) -> list[tuple[str, float]]:
         ]
     if isinstance(event, Evicted):
         return [("evictions", 1), ("evicted_bytes", event.size_bytes)]
-    column = _SINGLE.get(type(event))
-    return [] if column is None else [(column, 1)]
+    return [(_SINGLE[type(event)], 1)]

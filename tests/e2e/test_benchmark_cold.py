@@ -72,8 +72,8 @@ def check_quick_run(figures, scratch):
     assert ours["fetched"] >= 1
     assert ours["server"]["requests"] >= told["data"]["shards"]
     assert ours["peak"] > told["data"]["bytes"] / 2  # the epoch may end before its last shard is here
-    assert second["fetched"] < 0.5
-    assert before["fetched"] == 0
+    assert second["fetched"] < 0.5  # nor is that shard in the cache, then
+    assert before["fetched"] < 0.5  # as above
     assert quarter["fetched"] >= 1
     assert quarter["peak"] > 0
     assert mix["fetched"] >= 1

@@ -109,22 +109,6 @@ class Closable:
         return
 
 
-class _ClosingOnError:
-    """See `OpenFile.closing_on_error`; a generator would take four times as long, at each shard that is opened."""
-
-    __slots__ = ("_file",)
-
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._file.close()
-
-
 class OpenFile(Closable):
     """An open regular file.
 
@@ -159,9 +143,9 @@ class OpenFile(Closable):
             file.fd, facts = atomic.open_file(path)  # which an interrupt then leaves to its finalizer
             return file, facts
 
-    def closing_on_error(self) -> _ClosingOnError:
+    def closing_on_error(self) -> atomic.ClosingOnError:
         """Close it if the block fails; otherwise it goes on to its next owner."""
-        return _ClosingOnError(self)
+        return atomic.ClosingOnError(self.close)
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:  # it has one, and was not closed
