@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envs import Entry
+    from forks import ForkServer
 
 REPLY_SECONDS = 300.0
 _DUMP_SECONDS = 2.0
@@ -25,13 +26,30 @@ class ChildError(Exception):
 class Child:
     """One contender's process; the end of the ``with`` block ends it.
 
+    Args:
+        entry: the contender.
+        python: its interpreter.
+        manifest: path of the JSON file that its script is given.
+        scratch: an existing directory, for its own files.
+        reply_seconds: for one request.
+        forks: of a quick run.
+
     Attributes:
         name: the contender's name.
         kinds: the kinds of work that it supports.
         versions: the versions of Python and of its packages.
     """
 
-    def __init__(self, entry: Entry, python: str, manifest: str, scratch: str, *, reply_seconds: float = REPLY_SECONDS):
+    def __init__(
+        self,
+        entry: Entry,
+        python: str,
+        manifest: str,
+        scratch: str,
+        *,
+        reply_seconds: float = REPLY_SECONDS,
+        forks: ForkServer | None = None,
+    ):
         self.name, self.reply_seconds = entry.name, reply_seconds
         self.python = python
         home = os.path.join(scratch, entry.name)
@@ -42,7 +60,8 @@ class Child:
         inherited = {key: value for key, value in os.environ.items() if key not in left_out}
         self._log = os.path.join(home, "stderr.log")
         with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
+            popen = forks.popen if forks else subprocess.Popen
+            self._process = popen(
                 [python, entry.script, manifest, os.path.join(home, "files")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from children import REPLY_SECONDS, Child, ChildError
 from choices import choose
 from cold_cases import Case, list_cases
 from cold_watch import CachePeak, busy_seconds, wait_for_idle
+from forks import ForkServer
 from rich.console import Console
 from slow_server import SlowServer
 
@@ -46,6 +48,7 @@ class Setting:
     reply_seconds: float
     scratch: str
     interpreters: dict[str, str]
+    forks: ForkServer | None
 
 
 def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> list[dict]:
@@ -83,8 +86,8 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     # curl and others would use a proxy for loopback addresses too.
     entry = replace(case.contender, environ={**case.contender.environ, "no_proxy": "127.0.0.1"})
     try:
-        limit = setting.reply_seconds
-        with Child(entry, setting.interpreters[entry.name], job, home, reply_seconds=limit) as child:
+        about = {"reply_seconds": setting.reply_seconds, "forks": setting.forks}
+        with Child(entry, setting.interpreters[entry.name], job, home, **about) as child:
             child.greet()
             versions[entry.name] = child.versions
             return [_run_epoch(setting, child, cache, epoch) for epoch in range(epochs)]
@@ -195,7 +198,10 @@ def main(
     try:
         shape = jpegs.QUICK if quick else replace(jpegs.FULL, shards=shards, samples=samples)
         made = jpegs.make(data or os.path.join(scratch, "data"), shape)
-        with SlowServer(made["directory"], delay_ms=delay_ms, mbps=mbps) as server:
+        with (
+            SlowServer(made["directory"], delay_ms=delay_ms, mbps=mbps) as server,
+            ForkServer() if quick else nullcontext() as forks,
+        ):
             setting = Setting(
                 data=made,
                 server=server,
@@ -208,6 +214,7 @@ def main(
                 reply_seconds=60 if quick else REPLY_SECONDS,
                 scratch=scratch,
                 interpreters=interpreters,
+                forks=forks,
             )
             found, errors, about["versions"] = run_rounds(setting, cases, known, 1 if quick else rounds)
     finally:

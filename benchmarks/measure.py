@@ -31,7 +31,7 @@ def verify(children: list[Child], sets: dict) -> dict[str, str]:
     return agreed
 
 
-def measure(row: Row, children: list[Child], sets: dict, rounds: int) -> dict:
+def measure(row: Row, children: list[Child], sets: dict, rounds: int, *, is_quick: bool) -> dict:
     """Run one row and summarise it. A contender that fails leaves the row; the others go on."""
     print(f"{row.name} ...", file=sys.stderr, flush=True)
     seconds: dict[str, list[float]] = {}
@@ -58,11 +58,11 @@ def measure(row: Row, children: list[Child], sets: dict, rounds: int) -> dict:
             facts[child.name] = prepared["facts"]
     for number in range(1, rounds + 1):
         for child in [child for child in able if child.name in seconds]:
-            done = ask(child, "run", name=row.name, seed=number)
+            done = ask(child, "run", name=row.name, seed=number, is_quick=is_quick)
             if done is not None:
                 seconds[child.name].append(done["seconds"] / done["units"])
     for child in [child for child in able if child.name in seconds]:
-        ask(child, "drop", name=row.name)
+        ask(child, "drop", name=row.name, is_quick=is_quick)
     return report.summarise(row, seconds, facts.get(report.OURS, {}), errors)
 
 

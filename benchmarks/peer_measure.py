@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import envs
+    from forks import ForkServer
     from slow_server import SlowServer
 
-_SAVED_WORLD, _OTHER_WORLD = 2, 4
+_SAVED_WORLD = 2
 # What takes longer to open has one round.
 _SLOW_SECONDS = 15.0
 START = Row(name="start", title="", unit="", kind="")
@@ -41,8 +42,10 @@ class Bench:
         scratch: deleted after the run.
         server: the slow server.
         batch: samples in a batch.
+        other_world: ranks that a job of two ranks is also resumed on.
         entries, interpreters: of the contenders, by name.
         reply_seconds: for one request to a contender.
+        forks: of a quick run.
         figures: by row and contender, of each round, scaled to the row's unit.
         texts: by row and contender, what is not a figure.
         errors: by row and contender.
@@ -54,9 +57,11 @@ class Bench:
     scratch: str
     server: SlowServer
     batch: int
+    other_world: int
     entries: dict[str, envs.Entry]
     interpreters: dict[str, str]
     reply_seconds: float
+    forks: ForkServer | None
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     texts: dict[str, dict[str, str]] = field(default_factory=dict)
     errors: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -80,7 +85,8 @@ class Bench:
         environ = {**own, **entry.environ, **environ}
         entry = replace(entry, environ=environ)
         try:
-            with Child(entry, self.interpreters[name], manifest, directory, reply_seconds=self.reply_seconds) as child:
+            about = {"reply_seconds": self.reply_seconds, "forks": self.forks}
+            with Child(entry, self.interpreters[name], manifest, directory, **about) as child:
                 yield child
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -299,7 +305,7 @@ def run_open(bench: Bench, rows: list[Row], rounds: int) -> None:
 
 
 def run_resume(bench: Bench, row: Row) -> None:
-    """Save two ranks in the middle of an epoch; resume them, and again as four ranks. What is read, and how soon."""
+    """Save two ranks in the middle of an epoch; resume them on as many and on others. What is read, and how soon."""
     for name in bench.able([row], "job"):
         print(f"resume: {name} ...", file=sys.stderr, flush=True)
         half = bench.sets[row.data]["samples"] // bench.batch // _SAVED_WORLD // 2
@@ -310,7 +316,7 @@ def run_resume(bench: Bench, row: Row) -> None:
             continue
         states = [reply["state"] for reply in before]
         seen = [label for reply in before for label in reply["labels"]]
-        for row_name, world in ((f"{row.name}-same", _SAVED_WORLD), (f"{row.name}-other", _OTHER_WORLD)):
+        for row_name, world in ((f"{row.name}-same", _SAVED_WORLD), (f"{row.name}-other", bench.other_world)):
             given = states if world == _SAVED_WORLD else [states[0]] * world
             try:
                 after = _run_ranks(bench, name, row.data, world, given, None)

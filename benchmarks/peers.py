@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from typing import Annotated
 
 import envs
@@ -24,6 +25,7 @@ import peer_report
 import report
 import typer
 from choices import choose
+from forks import ForkServer
 from peer_cases import PEERS, ROWS, Row
 from rich.console import Console
 from slow_server import SlowServer
@@ -58,16 +60,21 @@ def main(
     try:
         root = os.path.abspath(data or os.path.join(scratch, "data"))
         sets = peer_data.make(root, peer_data.QUICK if quick else peer_data.FULL)
-        with SlowServer(root, delay_ms=delay_ms, mbps=mbps) as server:
+        with (
+            SlowServer(root, delay_ms=delay_ms, mbps=mbps) as server,
+            ForkServer() if quick else nullcontext() as forks,
+        ):
             bench = peer_measure.Bench(
                 sets=sets,
                 root=root,
                 scratch=scratch,
                 server=server,
                 batch=about["batch"],
+                other_world=1 if quick else 4,
                 entries=PEERS,
                 interpreters=interpreters,
                 reply_seconds=min(reply_seconds, 60) if quick else reply_seconds,
+                forks=forks,
                 errors={"start": errors},
             )
             _measure(bench, chosen, 1 if quick else rounds)

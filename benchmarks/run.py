@@ -23,6 +23,7 @@ import shards
 import typer
 from children import Child, ChildError
 from choices import choose
+from forks import ForkServer
 from measure import measure, verify
 from rich.console import Console
 from rows import ROWS
@@ -60,17 +61,18 @@ def main(
         about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY)}
         about |= {"argv": sys.argv[1:], "quick": quick}
         with ExitStack() as stack:
+            forks = stack.enter_context(ForkServer()) if quick else None
             children = []
             for name in names:
                 entry = contenders[name]
                 interpreter = given.get(name) or envs.interpreter(entry, environments or envs.default_directory())
-                child = stack.enter_context(Child(entry, interpreter, manifest, scratch))
+                child = stack.enter_context(Child(entry, interpreter, manifest, scratch, forks=forks))
                 child.greet()
                 children.append(child)
             about["versions"] = {child.name: child.versions for child in children}
             about["verified"] = verify(children, sets)
             results = [
-                measure(row, children, sets, min(2 if quick else rounds, row.max_rounds))
+                measure(row, children, sets, min(2 if quick else rounds, row.max_rounds), is_quick=quick)
                 for row in ROWS
                 if row.name in chosen
             ]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.launch import PROGRAMS, environment, run_all
+from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
 from tests.support.shards import write_index
 
 N, BATCHES, EPOCHS = 21, 6, range(3)
@@ -24,10 +24,11 @@ def runs_of(kind, workers):
 
 
 def launch(directory, devices, runs):
-    """The answers of each rank."""
+    """The answers of each rank. Lightning starts the other ranks only where no launcher has done that."""
+    launcher = [sys.executable] if devices == 1 else forked_ranks(devices, "lightning")
     program = [str(PROGRAMS / "with_lightning.py"), str(directory / "data/index.json"), str(directory)]
     run_all(
-        [[sys.executable, *program, str(devices), json.dumps(runs)]],
+        [[*launcher, *program, str(devices), json.dumps(runs)]],
         env=environment(),
         output=directory / f"output-{devices}.txt",
     )

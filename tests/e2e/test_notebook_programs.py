@@ -161,14 +161,17 @@ def test_killed_and_ended_and_resumed(place, tmp_path):
 
 
 def test_ended_with_workers(place, tmp_path):
-    """The same with workers that draw ahead and are signalled too, and iterations that end, from two ranks to one."""
+    """The same with workers that draw ahead and are signalled too, and iterations that end, from two ranks to one.
+
+    Which goes on without workers: the position in the data does not depend on them.
+    """
     log, checkpoint = tmp_path / "samples", tmp_path / "run.pt"
-    options = [*SMALL, "--epoch-size", "84", "--workers", "1"]
-    run_until(place, log, 30, signal.SIGTERM, 2, *options, "--log-samples", log, "--checkpoint", checkpoint, *ENDLESS)
+    options = [*SMALL, "--epoch-size", "84", "--log-samples", log, "--checkpoint", checkpoint]
+    run_until(place, log, 30, signal.SIGTERM, 2, *options, "--workers", "1", *ENDLESS)
     ended = torch.load(checkpoint)["step"]
     assert ended == last_step(log)
     total = ["--steps", ended + 15]
-    run(place, 1, *options, "--log-samples", log, "--checkpoint", checkpoint, "--resume", *total)
+    run(place, 1, *options, "--resume", *total)
     whole = tmp_path / "whole"
     run(place, 2, *SMALL, "--log-samples", whole, *total)  # where nominal epochs end changes no order
     assert sequence(log) == sequence(whole)

@@ -1,4 +1,4 @@
-"""DDP training without join(): 101 samples in uneven shards, in batches of 4, on 2 ranks (under torchrun) and on 3."""
+"""DDP training without join(): 101 samples in uneven shards, in batches of 4, by torchrun, on 2 ranks and on 3."""
 
 import json
 from collections import Counter
@@ -16,10 +16,10 @@ def train(tmp_path):
     """Train on ``world`` ranks; ``results`` of the files they wrote."""
     index = write_index(tmp_path / "data", (40, 1, 0, 23, 37))
 
-    def run(world, *, die_after=0):
+    def run(world, *, die_after=0, launcher=forked_ranks):
         program = [str(PROGRAMS / "with_ddp.py"), index, str(tmp_path), str(tmp_path / "state.json"), str(die_after)]
         run_all(
-            [[*(torchrun(world) if world == 2 else forked_ranks(world)), *program]],
+            [[*launcher(world), *program]],
             env=environment(),
             output=tmp_path / "output.txt",
             code=1 if die_after else 0,
@@ -34,10 +34,10 @@ def flat(steps):
     return [i for step in steps for i in step]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_end_together(train, world):
+@pytest.mark.parametrize(("world", "launcher"), [(2, torchrun), (3, forked_ranks)], ids=["2", "3"])
+def test_ranks_end_together(train, world, launcher):
     """All ranks take the same steps in both epochs; each sample is had once, and the pads make up for the rest."""
-    train(world)
+    train(world, launcher=launcher)
     answers = [train.read(f"{world}-{rank}") for rank in range(world)]
     each = -(-N // world)
     for answer in answers:

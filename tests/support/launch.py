@@ -46,9 +46,12 @@ def torchrun(world):
     ]
 
 
-def forked_ranks(world):
-    """The command that starts a program on ``world`` ranks faster than torchrun, which is for tests of just that."""
-    return [sys.executable, str(PROGRAMS / "forked_ranks.py"), str(world)]
+def forked_ranks(world, *modules):
+    """The command that starts a program on ``world`` ranks faster than torchrun, which is for tests of just that.
+
+    What the program imports is imported once for all ranks: torch, and ``modules``.
+    """
+    return [sys.executable, str(PROGRAMS / "forked_ranks.py"), ",".join([str(world), *modules])]
 
 
 class Program:

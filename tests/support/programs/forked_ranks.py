@@ -1,11 +1,12 @@
 """Starts a program on several ranks of this machine, as torchrun does.
 
-    python forked_ranks.py WORLD PROGRAM [ARGUMENT ...]
+    python forked_ranks.py WORLD[,MODULE ...] PROGRAM [ARGUMENT ...]
 
-Ranks are forks of a process that has imported torch. As with torchrun, SIGTERM is passed on to the ranks, one that
-fails ends the others, and the exit code is then 1.
+Ranks are forks of a process that has imported torch and the modules. As with torchrun, SIGTERM is passed on to the
+ranks, one that fails ends the others, and the exit code is then 1.
 """
 
+import importlib
 import os
 import runpy
 import signal
@@ -81,7 +82,10 @@ def wait(pids):
 
 def main():
     """See the module."""
-    world, *command = sys.argv[1:]
+    first, *command = sys.argv[1:]
+    world, *modules = first.split(",")
+    for module in modules:
+        importlib.import_module(module)
     pids = start(int(world))
     if pids:
         sys.exit(wait(pids))
