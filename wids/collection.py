@@ -319,6 +319,7 @@ class ShardCollection:
             self.provider.reads_early,
             lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
             self.provider.cache.placement.directory,
+            lambda: self.pool.accesses,
         )
 
     def _rows_of_whole(self, k: int) -> tuple[range | np.ndarray[Any, Any], int]:

@@ -86,6 +86,7 @@ class Prefetcher:
             mixed=mixed,
         )
         self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
+        self._read_before = self._reads()
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
         with contextlib.suppress(RuntimeError):  # no more threads: shards are downloaded as they are needed
             self._thread.start()
@@ -140,7 +141,7 @@ class Prefetcher:
         """Tell the window how far the reader is, and which shards are cached."""
         position, now = self._position(), time.monotonic()
         self._pace.note(position, now)
-        self._window.advance(position, rate=self._pace.rate, read_before=position - self._pace.burst)
+        self._window.advance(position, rate=self._pace.rate, read_before=position - self._burst(position))
         while not self._ended.empty():
             key, is_present, is_complete = self._ended.get()
             self._window.end_download(key, is_complete=is_complete)
@@ -220,6 +221,18 @@ class Prefetcher:
         """In which so many are drawn."""
         return positions / (self._pace.rate or prefetching.FIRST_RATE)
 
+    def _reads(self) -> int:
+        """How many samples of the shard lists this process has read."""
+        return sum(source.reads() for source in self._sources if source.reads is not None)
+
+    def _burst(self, position: int) -> int:
+        """How many of the drawn samples may not have been read yet.
+
+        A reader without workers reads what it draws: its first moments tell how fast it is, and not how far ahead.
+        """
+        read = self._reads() - self._read_before
+        return self._pace.burst if read <= 0 else prefetching.own_burst(self._pace.burst, position - read)
+
     def _is_plan_late(self) -> bool:
         """Whether the plan is old, or its times are off as the reader is farther than expected."""
         expected = self._seconds(self._position() - self._planned_at)
@@ -228,6 +241,7 @@ class Prefetcher:
     def _write_plans(self, *, is_due: bool = False) -> None:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
         now, position = time.monotonic(), self._position()
+        burst = self._burst(position)
         passed = sum(visit.last < position for visit in self._window.visits)
         if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
             return
@@ -242,7 +256,7 @@ class Prefetcher:
             if visit.last >= position:
                 uses.setdefault(directory, {}).setdefault(name, self._when(visit, position))
             else:  # counted from when an index was last drawn: a loader that waits has read the samples before
-                left = self._seconds(visit.last + self._pace.burst - position)
+                left = self._seconds(visit.last + burst - position)
                 busy.setdefault(directory, {})[name] = time.time() - (now - self._pace.moved) + left
         for directory in {*uses, *busy}:
             if directory not in self._plans and os.path.isdir(directory):

@@ -44,6 +44,7 @@ class Source:
         reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
         directory: the cache directory; None: not known, or nothing goes there.
+        reads: how many samples of it this process has read; None: not known.
     """
 
     store: Downloads
@@ -53,6 +54,7 @@ class Source:
     reads_early: Callable[[Shard], bool] | None = None
     leaves: Callable[[int], bool] | None = None
     directory: str | None = None
+    reads: Callable[[], int] | None = None
 
     @property
     def cache_size(self) -> int | None:

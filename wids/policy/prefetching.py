@@ -74,6 +74,11 @@ class RateEstimator:
             self.burst = min(max(position, MIN_BURST), MAX_BURST)
 
 
+def own_burst(burst: int, unread: int) -> int:
+    """The burst of a reader whose samples are read in its own process, of which ``unread`` are drawn but not read."""
+    return min(burst, max(unread, MIN_BURST))
+
+
 def range_bytes(
     size: int | None,
     *,

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import string
@@ -21,7 +22,8 @@ from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
 from tests.support.clocks import threads_named, wait_until
 from tests.support.servers import instead, status, whole
-from wids.cache import prefetch, space
+from wids.cache import prefetch, space, usage_hints
+from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
 from wids.events import Evicted, Fetched, NotFetchedAhead
@@ -652,6 +654,31 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch):  # noqa:
     assert len(fetched) == expected
     assert all(event.is_ahead for event in fetched[3:])
     assert len(gone) == len(fetched) - 3 > 8
+
+
+@pytest.mark.parametrize("is_read_here", [True, False])
+def test_only_a_loader_that_draws_ahead_is_busy_with_what_was_drawn(server, tmp_path, monkeypatch, is_read_here):
+    """Who reads each sample as it is drawn does not wait for space that only its own passed shards take."""
+    rows, tags = 200, TAGS[:4]
+    monkeypatch.setattr(prefetching, "BURST_SECONDS", 3600.0)  # all that is drawn is drawn in the first moments
+    monkeypatch.setattr(prefetching, "FIRST_RATE", 0.01)
+    monkeypatch.setattr(prefetching, "_RATE_SECONDS", 3600.0)
+    for tag in tags:
+        server.add(f"/{tag}.tar", shards.shard(tag, rows))
+    cache = tmp_path / "cache"
+    listed = describe(server, tags, rows=rows)
+    dataset = ShardListDataset(listed, cache_dir=cache, transformations=[], early_reads=False)
+    iteration = iter(ChunkedSampler(dataset, chunksize=rows, shuffle=False))
+    for index in itertools.islice(iteration, 2 * rows + prefetching.MIN_BURST + 1):
+        if is_read_here:
+            assert text_of(dataset[index]) == expected_text(index, tags=tags, rows=rows)
+
+    def planned():
+        """The shards that are used soon, or that may be in use now."""
+        home = CacheDirectory(str(cache))
+        return "".join(sorted(name[-5] for name in usage_hints.read(home.own, home.transients().plans)))
+
+    wait_until(lambda: planned() == ("cd" if is_read_here else "abcd"))
 
 
 @pytest.mark.parametrize("share", [0.5, 0.99, 1.02])

@@ -312,6 +312,13 @@ def test_a_first_look_that_comes_late_tells_the_burst():
     assert found.burst == 200
 
 
+def test_the_burst_of_a_reader_that_reads_what_it_draws():
+    """Its first moments tell how fast it is; what is not read yet is at most what it drew and did not read."""
+    assert prefetching.own_burst(300, 1) == prefetching.own_burst(300, -5) == prefetching.MIN_BURST
+    assert prefetching.own_burst(300, 200) == 200
+    assert prefetching.own_burst(300, 1000) == 300
+
+
 def test_the_rate_and_the_burst_of_a_reader():
     """A rate is an average of looks a second apart; the burst is drawn in the first tenth of a second."""
     found = prefetching.RateEstimator(100.0)
