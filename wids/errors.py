@@ -89,6 +89,25 @@ def _cut(word: str) -> str:
     return shown if found is None else shown[: found.start()] + tail
 
 
+_MAX_SHOWN = 100
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: as in a program, and no more than its beginning.
+
+    Args:
+        value: of a file or a caller, of any size.
+    """
+    if isinstance(value, (str, bytes)):  # the whole of a picture takes long to be written out
+        rest = len(value) - _MAX_SHOWN
+        text = repr(value[:_MAX_SHOWN])
+    else:
+        text = repr(value)
+        rest = len(text) - _MAX_SHOWN
+        text = text[:_MAX_SHOWN]
+    return text if rest <= 0 else f"{text}... ({rest:,} more)"
+
+
 class WidsError(Exception):
     """The root of all errors raised by wids.
 

@@ -15,12 +15,14 @@ import io
 import json
 import math
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wids.errors import DecodeError, UnsafeFormatError
+from wids.codecs import tenbin
+from wids.errors import DecodeError, UnsafeFormatError, shown
 from wids.osfiles import forks
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", 
 
 _GZIP = 31  # zlib's wbits for a gzip header and trailer
 _WINDOW_BYTES = 1 << 14  # fed at a time: the rest of the data is copied once for each gzip member
+
+_NUMBER = re.compile(rb"-?[0-9]{1,40}")
 
 _TRUST = "if you trust the writer of these shards, pass allow_pickle=True (to the dataset or to wids.SampleDecoder)"
 
@@ -53,6 +57,8 @@ def find_decoder(name: str, options: Options) -> Decoder | None:
     _import_for(name, options)
     if name in _PLAIN:
         return _PLAIN[name]
+    if name == "pyd" and not options.allow_pickle:  # wids 0.1 left it alone
+        return None
     return functools.partial(_WITH_OPTIONS[name], options) if name in _WITH_OPTIONS else None
 
 
@@ -105,6 +111,19 @@ def _too_large(bound_bytes: int) -> DecodeError:
         f"it inflates to more than max_inflate_bytes={bound_bytes} bytes; give a larger bound "
         "(to the dataset, or to SampleDecoder) if this member is meant to be so large"
     )
+
+
+def _decode_number(data: bytes) -> int:
+    try:
+        return int(data.removeprefix(codecs.BOM_UTF8))
+    except ValueError:
+        raise ValueError(f"{shown(data)} is no whole number") from None
+
+
+def _decode_id(data: bytes) -> int | io.BytesIO:
+    """A number, as webdataset writes it; other identifiers stay bytes, as wids 0.1 left all."""
+    text = data.strip()
+    return int(text) if _NUMBER.fullmatch(text) else io.BytesIO(data)
 
 
 def _decode_text(data: bytes) -> str:
@@ -211,6 +230,13 @@ def _decode_npy(options: Options, data: bytes) -> Any:
     return _to_tensor(array) if options.format == "torch" else array
 
 
+def _decode_tenbin(options: Options, data: bytes) -> list[Any] | io.BytesIO:
+    if not data.startswith(tenbin.MAGIC):  # of some other format, left alone as wids 0.1 did
+        return io.BytesIO(data)
+    arrays = tenbin.decode(data)
+    return [_to_tensor(array) for array in arrays] if options.format == "torch" else list(arrays)
+
+
 def _decode_npz(options: Options, data: bytes) -> dict[str, Any]:
     """Read every array of an .npz; numpy's own reader would inflate all that the archive holds."""
     result = {}
@@ -268,13 +294,14 @@ def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
 
 _PLAIN: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text"), _decode_text),
-    **dict.fromkeys(("cls", "cls2", "index"), int),
+    **dict.fromkeys(("cls", "cls2", "index"), _decode_number),
+    "id": _decode_id,
     **dict.fromkeys(("mp", "msgpack"), _decode_msgpack),
     "json": json.loads,
     "jsonl": _decode_lines,
     "safetensors": _decode_safetensors,
 }
-_ARRAYS = frozenset({*_IMAGE_EXTENSIONS, "npy", "npz"})
+_ARRAYS = frozenset({*_IMAGE_EXTENSIONS, "npy", "npz", "ten"})
 _MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, ("PIL.Image",)),
     **dict.fromkeys(("mp", "msgpack"), ("msgspec.msgpack",)),
@@ -286,7 +313,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
 _WITH_OPTIONS: dict[str, Callable[[Options, bytes], Any]] = {
     **dict.fromkeys(_IMAGE_EXTENSIONS, _decode_image),
     **dict.fromkeys(("pt", "pth"), _decode_checkpoint),
-    **dict.fromkeys(("pkl", "pickle"), _decode_pickle),
+    **dict.fromkeys(("pkl", "pickle", "pyd"), _decode_pickle),
     "npy": _decode_npy,
     "npz": _decode_npz,
+    "ten": _decode_tenbin,
 }

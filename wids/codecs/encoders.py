@@ -1,7 +1,8 @@
 """Turn the values of a sample into the bytes of its members, by their extension: the inverse of `wids.codecs.decode`.
 
 Bytes are written as they are. Any other value must come back equal from the safe decoder of its extension
-(images except for the loss of their format); a value that would not is refused with a `SampleError`. torch, PIL, numpy
+(images except for the loss of their compression; tuples come back as lists); a value that would not is refused with a
+`SampleError`. torch, PIL, numpy
 and msgspec load with the first value that needs them.
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import operator
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wids.errors import SampleError
+from wids.codecs import tenbin
+from wids.errors import SampleError, shown
 
 _QUALITY = 95  # of JPEG and WebP, for images that are not encoded yet
 _FORMATS = {
@@ -27,6 +31,25 @@ _FORMATS = {
     **dict.fromkeys(("tif", "tiff"), "TIFF"),
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
 }
+# What comes back with the values that it had; Pillow writes more, without alpha, or in fewer bits or colours.
+_MODES = {
+    "JPEG": {"1", "L", "RGB", "CMYK", "YCbCr"},
+    "PNG": {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"},
+    "WEBP": {"1", "L", "LA", "P", "PA", "RGB", "RGBA"},
+    "GIF": {"1", "L", "P"},
+    "BMP": {"1", "L", "P", "RGB"},
+    "TIFF": {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F", "I;16", "I;16B"},
+    "PPM": {"1", "L", "RGB", "I", "F", "I;16"},
+}
+_WITH_PROFILE = frozenset({"JPEG", "PNG", "WEBP", "TIFF"})  # and with an orientation
+_ORIENTATION = 0x0112  # the EXIF tag
+# The modes whose pixels a profile of a colour space (bytes 16 to 20 of its header) speaks of.
+_PROFILE_MODES = {
+    b"RGB ": {"P", "PA", "RGB", "RGBA", "YCbCr"},
+    b"GRAY": {"1", "L", "LA", "I", "F", "I;16", "I;16B"},
+    b"CMYK": {"CMYK"},
+    b"Lab ": {"LAB"},
+}
 
 
 def encode_field(extension: str, value: Any) -> bytes:
@@ -34,10 +57,13 @@ def encode_field(extension: str, value: Any) -> bytes:
 
     Args:
         extension: with or without its leading dot; ``.gz`` on top compresses values that are not bytes yet.
-        value: bytes (or a bytearray, memoryview, ``io.BytesIO``) for any extension; text for .txt; an int for .cls and
-            .index; what JSON has for .json, a list of that for .jsonl; what MessagePack has for .mp; numpy arrays (also
-            tensors) for .npy, a dict of them for .npz; tensors, and dicts and lists of them, for .pt and .pth; a dict
-            of tensors for .safetensors; PIL images, or uint8 arrays H W or H W 3, for image extensions.
+        value: bytes (or a bytearray, memoryview, ``io.BytesIO``) for any extension; text for .txt; an int for .cls, .id
+            and .index; what JSON has (no NaN, keys that are text) for .json, a list of that for .jsonl; the same, bytes
+            and keys that are numbers for .mp; numpy arrays (also tensors) for .npy, a dict of them for .npz, a list of
+            them for .ten; tensors, and dicts and lists of them, for .pt and .pth; a dict of tensors for .safetensors;
+            PIL images, or uint8 arrays H W or H W 3, for image extensions. Of a PIL image, pixels, EXIF orientation and
+            colour profile are kept (.gif, .bmp and .ppm have no orientation: the pixels are turned); to keep a file as
+            it is, give its bytes.
 
     Raises:
         SampleError: no member of that extension can hold the value.
@@ -93,8 +119,28 @@ def _encode_number(name: str, value: Any) -> bytes:
         raise _refuse(name, value, "a whole number") from None
 
 
-def _encode_json(_: str, value: Any) -> bytes:
-    return json.dumps(value).encode()
+def _encode_json(name: str, value: Any) -> bytes:
+    _check_plain(name, value, (str,))
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def _check_plain(name: str, value: Any, keys: tuple[type, ...]) -> None:
+    """Refuse what would come back as something else: keys that become text, sets that become lists, NaN in JSON."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, keys) or isinstance(key, bool):
+                raise SampleError(f".{name} cannot hold the key {shown(key)} of a dict; make it text", field=f".{name}")
+            _check_plain(name, item, keys)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(name, item, keys)
+    elif isinstance(value, float):
+        if name in _JSON and not math.isfinite(value):
+            raise SampleError(f".{name} cannot hold {value}, which JSON lacks; give None", field=f".{name}")
+    elif value is not None and not isinstance(value, (str, int) if name in _JSON else (str, int, bytes)):
+        raise SampleError(
+            f".{name} cannot hold a {_kind(value)}; give numbers, text, lists and dicts", field=f".{name}"
+        )
 
 
 def _encode_lines(name: str, value: Any) -> bytes:
@@ -103,9 +149,10 @@ def _encode_lines(name: str, value: Any) -> bytes:
     return b"".join(_encode_json(name, line) + b"\n" for line in value)
 
 
-def _encode_msgpack(_: str, value: Any) -> bytes:
+def _encode_msgpack(name: str, value: Any) -> bytes:
     import msgspec.msgpack
 
+    _check_plain(name, value, (str, int))
     return msgspec.msgpack.encode(value)
 
 
@@ -115,8 +162,8 @@ def _encode_npy(name: str, value: Any) -> bytes:
 
     if _is_tensor(value):
         value = value.detach().cpu().numpy()
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise _refuse(name, value, "a numpy array")
+    if not isinstance(value, (np.ndarray, np.generic)) or isinstance(value, np.ma.MaskedArray):
+        raise _refuse(name, value, "a numpy array, without a mask")
     if value.dtype.hasobject:
         raise _refuse(name, value, "numbers and text; an array of objects would be pickled")
     stream = io.BytesIO()
@@ -129,13 +176,34 @@ def _encode_npz(name: str, value: Any) -> bytes:
 
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a dict of numpy arrays")
-    arrays = {str(key): array.detach().cpu().numpy() if _is_tensor(array) else array for key, array in value.items()}
+    _check_names(name, value)
+    arrays = {key: array.detach().cpu().numpy() if _is_tensor(array) else array for key, array in value.items()}
     for array in arrays.values():
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject:
             raise _refuse(name, array, "numpy arrays of numbers and text")
     stream = io.BytesIO()
     np.savez(stream, **arrays)
     return stream.getvalue()
+
+
+def _check_names(name: str, value: Mapping[Any, Any]) -> None:
+    for key in value:
+        if not isinstance(key, str):
+            raise SampleError(f".{name} names its arrays by text, not by {shown(key)}", field=f".{name}")
+
+
+def _encode_tenbin(name: str, value: Any) -> bytes:
+    import numpy as np
+
+    arrays = [item.detach().cpu().numpy() if _is_tensor(item) else item for item in _listed(value)]
+    for array in arrays:
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+            raise _refuse(name, array, "numpy arrays")
+    return tenbin.encode(arrays)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _encode_checkpoint(name: str, value: Any) -> bytes:
@@ -164,7 +232,8 @@ def _encode_safetensors(name: str, value: Any) -> bytes:
 
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a dict of tensors")
-    return bytes(safetensors.torch.save({str(key): tensor.contiguous() for key, tensor in value.items()}))
+    _check_names(name, value)
+    return bytes(safetensors.torch.save({key: tensor.contiguous() for key, tensor in value.items()}))
 
 
 def _encode_image(name: str, value: Any) -> bytes:
@@ -179,16 +248,89 @@ def _encode_image(name: str, value: Any) -> bytes:
         value = Image.fromarray(value)
     if not isinstance(value, Image.Image):
         raise _refuse(name, value, "an image (PIL, or a uint8 array)")
-    stream = io.BytesIO()
     kind = _FORMATS[name]
-    value.save(stream, kind, **({"quality": _QUALITY} if kind in ("JPEG", "WEBP") else {}))
+    _check_image(name, value, kind)
+    value, how = _with_facts(name, value, kind)
+    stream = io.BytesIO()
+    value.save(stream, kind, **how)
     return stream.getvalue()
 
 
-_PICKLES = frozenset({"pkl", "pickle"})
+def _check_image(name: str, image: Any, kind: str) -> None:
+    """Refuse an image that would come back as another one.
+
+    Raises:
+        SampleError: it is such a one.
+    """
+    trouble = ""
+    if image.mode not in _MODES[kind]:
+        trouble = (
+            f"an image of mode {image.mode} as it is; convert it (image.convert, image.quantize), or store .png or .tif"
+        )
+    elif kind == "PPM" and image.mode == "I" and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
+        trouble = "values beyond 0 to 65535; store .tif or .npy"
+    elif "transparency" in image.info and (
+        kind in ("JPEG", "BMP", "TIFF", "PPM") or (kind, image.mode) == ("WEBP", "RGB")
+    ):
+        trouble = "its transparent colour; convert it (image.convert('RGBA')), or store .png"
+    elif (frames := _count_frames(image)) > 1:
+        trouble = f"its {frames} frames, but one; give the file's bytes, or image.copy() for the frame that it shows"
+    if trouble:
+        raise SampleError(f".{name} cannot hold {trouble}", field=f".{name}")
+
+
+def _count_frames(image: Any) -> int:
+    if image.format == "MPO":  # a photo, and a preview or the other eye's view
+        return 1
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except (OSError, EOFError, ValueError, AttributeError):  # its file is closed
+        return 1
+
+
+def _with_facts(name: str, image: Any, kind: str) -> tuple[Any, dict[str, Any]]:
+    """(the image, arguments for its ``save``), which keep how it is turned, and its colours.
+
+    Raises:
+        SampleError: its format has no place for its profile.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        turned = image.getexif().get(_ORIENTATION, 1)
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        struct.error,
+    ):  # no viewer reads it either
+        turned = 1
+    profile = image.info.get("icc_profile")
+    if profile and image.mode not in _PROFILE_MODES.get(profile[16:20], ()):
+        profile = None  # of the image that this one was converted from
+    how: dict[str, Any] = {"quality": _QUALITY} if kind in ("JPEG", "WEBP") else {}
+    if kind not in _WITH_PROFILE:
+        if profile:
+            raise SampleError(
+                f".{name} cannot hold its colour profile; store .png, or delete image.info['icc_profile'] of sRGB",
+                field=f".{name}",
+            )
+        return ImageOps.exif_transpose(image) if turned in range(2, 9) else image, how
+    if turned in range(2, 9):
+        exif = Image.Exif()
+        exif[_ORIENTATION] = turned
+        how["exif"] = exif.tobytes()
+    return image, {**how, "icc_profile": profile or None}
+
+
+_JSON = frozenset({"json", "jsonl"})
+_PICKLES = frozenset({"pkl", "pickle", "pyd"})
 _ENCODERS: dict[str, Callable[[str, Any], bytes]] = {
     **dict.fromkeys(("txt", "text"), _encode_text),
-    **dict.fromkeys(("cls", "cls2", "index"), _encode_number),
+    **dict.fromkeys(("cls", "cls2", "index", "id"), _encode_number),
     **dict.fromkeys(("mp", "msgpack"), _encode_msgpack),
     **dict.fromkeys(("pt", "pth"), _encode_checkpoint),
     **dict.fromkeys(_FORMATS, _encode_image),
@@ -197,4 +339,5 @@ _ENCODERS: dict[str, Callable[[str, Any], bytes]] = {
     "npy": _encode_npy,
     "npz": _encode_npz,
     "safetensors": _encode_safetensors,
+    "ten": _encode_tenbin,
 }

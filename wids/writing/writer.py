@@ -1,17 +1,21 @@
 """ShardWriter: samples, one after the other -> tar shards with an index and member tables.
 
 A shard appears complete or not at all, and the index last. The bytes of shards and index depend on the samples alone. A
-sample that would not be read back as it was written (a dot in its key, two members of one name) is refused.
+sample that would not be read back as it was written (a dot in its key, two members of one name) is refused. A writer
+that nobody closes publishes neither its last shard nor an index, for it cannot know that all samples came, and says so.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from wids.codecs.encoders import encode_field
-from wids.errors import OutputError, OutputExistsError, SampleError
+from wids.errors import OutputError, OutputExistsError, SampleError, shown, without_secrets
+from wids.events import logger
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
 from wids.index.pattern import index_json, parse_pattern
@@ -26,6 +30,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DEFAULT_SAMPLES = 10_000
+
+_open_writers: weakref.WeakSet[ShardWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _abandon_all() -> None:
+    """At the interpreter's end, writers that something still holds."""
+    for writer in list(_open_writers):
+        writer.abandon()
 
 
 def name_members(key: str, fields: Iterable[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -45,10 +58,10 @@ def name_members(key: str, fields: Iterable[tuple[str, bytes]]) -> list[tuple[by
         check_extension(extension, key)
         name = encode_name(key + extension)
         if name in members:
-            raise SampleError(f"sample {key!r} has two fields {extension!r}", key=key, field=extension)
+            raise SampleError(f"sample {shown(key)} has two fields {shown(extension)}", key=key, field=extension)
         members[name] = data
     if not members:
-        raise SampleError(f"sample {key!r} has no fields; give at least one, like '.txt'", key=key)
+        raise SampleError(f"sample {shown(key)} has no fields; give at least one, like '.txt'", key=key)
     return list(members.items())
 
 
@@ -59,7 +72,7 @@ def check_key(key: Any) -> None:
         SampleError: it is none.
     """
     if not isinstance(key, str):
-        raise SampleError(f"a sample's key is {key!r}; it must be text, under '__key__'")
+        raise SampleError(f"a sample's key is {shown(key)}; it must be text, under '__key__'")
     trouble = ""
     try:
         raw = encode_name(key)
@@ -76,7 +89,7 @@ def check_key(key: Any) -> None:
         elif not folders[0] or ".." in folders:
             trouble = "is no path within an archive (it begins with / or goes up)"
     if trouble:
-        raise SampleError(f"key {key!r} {trouble}; choose another key", key=key)
+        raise SampleError(f"key {shown(key)} {trouble}; choose another key", key=key)
 
 
 def check_extension(extension: str, key: str) -> None:
@@ -91,7 +104,9 @@ def check_extension(extension: str, key: str) -> None:
         is_sound = False
     if not is_sound or len(extension) < 2:
         raise SampleError(
-            f"sample {key!r}: {extension!r} is no field; give an extension like '.jpg'", key=key, field=extension
+            f"sample {shown(key)}: {shown(extension)} is no field; give an extension like '.jpg'",
+            key=key,
+            field=extension,
         )
 
 
@@ -99,7 +114,8 @@ class ShardWriter:
     """Write samples into shards; to be used as ``with ShardWriter("out/train-%06d.tar") as writer: ...``.
 
     At the end of the block the index ``out/train.json`` is written, after all shards; when an exception ends the block,
-    neither the shard under way nor the index appears, and shards that were full stay.
+    neither the shard under way nor the index appears, and shards that were full stay. So it is with a writer that is
+    neither closed nor used in a ``with``: when it is let go, or when the program ends, a warning in the log says so.
 
     Attributes:
         index: URL of the index. shards: its entries of the shards that are complete.
@@ -121,6 +137,8 @@ class ShardWriter:
         ValueError: ``samples`` or ``size`` is not positive.
     """
 
+    _is_closed = True  # until it is made: there is nothing to discard
+
     def __init__(
         self,
         pattern: str | os.PathLike[str],
@@ -135,7 +153,6 @@ class ShardWriter:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._shard: ShardFile | None = None
-        self._is_closed = True  # until it is made: there is nothing to discard
         for bound, what in ((samples, "samples"), (size, "size")):
             if bound is not None and bound < 1:
                 raise ValueError(f"{what} is {bound}; a shard holds at least 1")
@@ -156,7 +173,9 @@ class ShardWriter:
         sweep(self._pattern)
         if not urls.is_local(self.index):
             self._place = self._at_end.enter_context(tempdirs.directory("writer"))
+        self._pid = os.getpid()
         self._is_closed = False
+        _open_writers.add(self)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample. One that is refused leaves no trace, and the next one may be written.
@@ -175,17 +194,22 @@ class ShardWriter:
         if "__key__" not in sample:
             raise SampleError("a sample has no '__key__'; give it one, like '000017'")
         key = sample["__key__"]
+        names: list[Any] = list(sample)
+        if odd := [name for name in names if not isinstance(name, str)]:
+            raise SampleError(
+                f"sample {shown(key)}: {shown(odd[0])} is no field; give an extension like '.jpg'", key=key
+            )
         try:
             fields = [(f, encode_field(f, value)) for f, value in sample.items() if not f.startswith("__")]
         except SampleError as error:
-            raise SampleError(f"sample {key!r}: {error}", key=key, field=error.field) from error
+            raise SampleError(f"sample {shown(key)}: {error}", key=key, field=error.field) from error
         members = name_members(key, fields)
         if self._is_full(members):
             self.finish_shard()
         if key in self._keys:
             raise SampleError(
-                f"sample {key!r} is in this shard already; keys are unique within a shard, and members of a sample are "
-                "written at once",
+                f"sample {shown(key)} is in this shard already; keys are unique within a shard, and members of a "
+                "sample are written at once",
                 key=key,
             )
         try:
@@ -281,9 +305,25 @@ class ShardWriter:
         else:
             self.discard()
 
+    def abandon(self) -> None:
+        """`discard`, of a writer that was forgotten: with a warning, in the process that made it."""
+        if self._is_closed:
+            return
+        lost = self.nsamples - sum(shard["nsamples"] for shard in self.shards)
+        is_ours = self._pid == os.getpid()
+        self.discard()
+        if is_ours:
+            logger.warning(
+                "%s: its ShardWriter was never closed: %d of %d samples, those of the last shard, are lost, and there "
+                "is no index (full shards stay: %d); write in a `with` block, or call close()",
+                without_secrets(self.index, self.index),
+                lost,
+                self.nsamples,
+                len(self.shards),
+            )
+
     def __del__(self) -> None:
-        if not self._is_closed:
-            self.discard()
+        self.abandon()
 
     def __repr__(self) -> str:
         return f"<ShardWriter {self.index}: {self.nsamples} samples, {len(self.shards)} shards done>"

@@ -1,5 +1,6 @@
 """ShardWriter: what it writes, byte by byte; what it refuses; and what is there when something goes wrong."""
 
+import contextlib
 import errno
 import io
 import json
@@ -16,7 +17,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 import wids
 from tests.support import backends
@@ -36,7 +37,7 @@ from wids.osfiles import atomic, system
 from wids.readers.provider import AutoProvider
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -183,6 +184,27 @@ def test_arrays_tensors_and_images_come_back(tmp_path):
         (".png", np.zeros((2, 2)), "8 bits a colour"),
         (".png", torch.zeros(3, 2, 2), "permute"),
         (".png", "path.png", "an image"),
+        (".jpg", Image.new("LA", (2, 2)), "mode LA"),
+        (".jpg", Image.new("I;16", (2, 2)), "mode I;16"),
+        (".webp", Image.new("I;16", (2, 2)), "mode I;16"),
+        (".webp", Image.new("CMYK", (2, 2)), "mode CMYK"),
+        (".gif", Image.new("RGB", (2, 2)), "mode RGB .*quantize"),
+        (".bmp", Image.new("RGBA", (2, 2)), "mode RGBA"),
+        (".ppm", Image.new("RGBA", (2, 2)), "mode RGBA"),
+        (".pgm", Image.fromarray(np.array([[70_000]], np.int32)), "beyond 0 to 65535"),
+        (".png", np.array([[-1]], np.int16), "8 bits a colour, not int16"),
+        (".png", np.zeros((2, 2), bool), "8 bits a colour, not bool"),
+        (".json", {"a": float("nan")}, "which JSON lacks"),
+        (".jsonl", [[float("inf")]], "which JSON lacks"),
+        (".json", {1: "a"}, "the key 1 of a dict"),
+        (".json", {"a": {None: 1}}, "the key None"),
+        (".json", {"k" * 500: {b"b" * 500: 1}}, r"the key b'b{100}'\.\.\. \(400 more\)"),
+        (".mp", {"a": {1, 2}}, "a set"),
+        (".npy", np.ma.masked_equal([1, 2], 2), "without a mask"),
+        (".npz", {1: np.zeros(2)}, "by text, not by 1"),
+        (".ten", ["a"], "numpy arrays"),
+        (".ten", np.array([True]), "the format has no bool"),
+        (".pyd", {}, "pickles run code"),
     ],
 )
 def test_values_that_would_not_come_back_are_refused(field, value, words):
@@ -190,6 +212,95 @@ def test_values_that_would_not_come_back_are_refused(field, value, words):
     with pytest.raises(SampleError, match=words) as caught:
         encode_field(field, value)
     assert field in str(caught.value)
+
+
+def see_through(image, colour):
+    """The image, with a colour that is transparent."""
+    image.info["transparency"] = colour
+    return image
+
+
+@pytest.mark.parametrize(
+    ("field", "image"),
+    [
+        (".jpg", see_through(Image.new("RGB", (2, 2)), (0, 0, 0))),
+        (".webp", see_through(Image.new("RGB", (2, 2)), (0, 0, 0))),
+        (".tif", see_through(Image.new("L", (2, 2)), 0)),
+    ],
+)
+def test_a_transparent_colour_is_not_lost(field, image):
+    """A format that has none refuses it; PNG, and WebP by an alpha channel, keep it."""
+    with pytest.raises(SampleError, match="transparent colour"):
+        encode_field(field, image)
+    assert Image.open(io.BytesIO(encode_field(".png", image))).has_transparency_data
+
+
+def test_frames_are_not_lost():
+    """An animation, of which one frame would be left, is refused; a copy of that is written, and a phone's MPO."""
+    frames = [Image.new("RGB", (2, 2), (80 * k, 0, 0)) for k in range(3)]
+    stream = io.BytesIO()
+    frames[0].save(stream, "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    image = Image.open(stream)
+    with pytest.raises(SampleError, match=r"its 3 frames, but one; .*image.copy\(\)"):
+        encode_field(".png", image)
+    assert Image.open(io.BytesIO(encode_field(".png", image.copy()))).size == (2, 2)
+    stream = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(stream, "MPO", save_all=True, append_images=[Image.new("RGB", (2, 2))])
+    photo = Image.open(stream)
+    assert photo.n_frames == 2
+    assert Image.open(io.BytesIO(encode_field(".jpg", photo))).size == (2, 2)
+
+
+def profile_of(space):
+    """A colour profile, as far as its header goes."""
+    return bytes(16) + space + bytes(108)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("field", [".jpg", ".png", ".webp", ".tif", ".bmp", ".ppm"])
+def test_photos_stay_upright(field, orientation):
+    """The orientation of a photo is kept, or its pixels are turned where the format has none."""
+    pixels = np.arange(2 * 3, dtype=np.uint8).reshape(2, 3) * 40
+    pixels = pixels.repeat(8, axis=0).repeat(8, axis=1)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = orientation, "maker"
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG", exif=exif)
+    photo = Image.open(stream)
+    found = Image.open(io.BytesIO(encode_field(field, photo)))
+    upright = ImageOps.exif_transpose(found).convert("L")
+    expected = ImageOps.exif_transpose(photo)
+    assert upright.size == expected.size
+    assert np.abs(np.asarray(upright).astype(int) - np.asarray(expected)).max() < 12
+    assert photo.getexif()[0x0112] == orientation  # the caller's image is as it was
+
+
+@pytest.mark.parametrize("field", [".jpg", ".png", ".webp", ".tif"])
+def test_colour_profiles_are_kept(field):
+    """A photo keeps its profile, but not that of the image which it was converted from."""
+    image = Image.new("RGB", (4, 4))
+    image.info["icc_profile"] = profile_of(b"RGB ")
+    assert Image.open(io.BytesIO(encode_field(field, image))).info["icc_profile"] == profile_of(b"RGB ")
+    image.info["icc_profile"] = profile_of(b"CMYK")
+    assert "icc_profile" not in Image.open(io.BytesIO(encode_field(field, image))).info
+
+
+def test_a_colour_profile_that_has_no_place():
+    """A format without profiles refuses a photo that has one, and says what helps."""
+    image = Image.new("RGB", (4, 4))
+    image.info["icc_profile"] = profile_of(b"RGB ")
+    with pytest.raises(SampleError, match=r"\.bmp cannot hold its colour profile.*delete image.info"):
+        encode_field(".bmp", image)
+
+
+def test_decoded_fields_of_webdataset_can_be_written_again(tmp_path):
+    """What .ten and .id decode to is encoded to what decodes to the same."""
+    arrays = [np.arange(6, dtype=">f4").reshape(2, 3), torch.zeros(2), np.zeros((0, 2), np.uint8)]
+    index = write(tmp_path, [{"__key__": "a", ".ten": arrays, ".id": 17, ".one.ten": arrays[0].T}])
+    found = wids.ShardListDataset(index)[0]
+    assert found[".id"] == 17
+    assert all(map(np.array_equal, found[".ten"], arrays))
+    assert np.array_equal(found[".one.ten"][0], arrays[0].T)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +324,7 @@ def test_keys_that_would_not_come_back_are_refused(tmp_path, key):
         ({"__key__": "a", ".a/b": b""}, "no field"),
         ({"__key__": "a", "..x": b""}, None),
         ({"__key__": "a", "txt": "x", ".txt": "y"}, "two fields"),
+        ({"__key__": "a", 3: b"x"}, "3 is no field"),
     ],
 )
 def test_samples_that_would_not_come_back_are_refused(tmp_path, sample, words):
@@ -315,6 +427,50 @@ def test_a_writer_that_is_let_go_leaves_nothing(tmp_path):
     assert call_in_child(writer.discard) is None
     assert names_in(tmp_path) == part
     del writer
+    assert names_in(tmp_path) == []
+
+
+def test_a_writer_that_nobody_closed_says_so(tmp_path, caplog):
+    """What is lost is in the log: once, and not where the block ended, by itself or by an exception."""
+    writer = wids.ShardWriter(tmp_path / "t-%d.tar", samples=2)
+    for sample in texts(3):
+        writer.write(sample)
+    del writer
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path}/t.json: its ShardWriter was never closed: 1 of 3 samples, those of the last shard, are lost, and "
+        "there is no index (full shards stay: 1); write in a `with` block, or call close()"
+    )
+    caplog.clear()
+    write(tmp_path / "closed", texts(1))
+    with contextlib.suppress(KeyError), wids.ShardWriter(tmp_path / "u-%d.tar") as writer:
+        writer.write(texts(1)[0])
+        raise KeyError
+    del writer
+    with pytest.raises(TypeError):
+        wids.ShardWriter(tmp_path / "w-%d.tar", wrong=1)
+    assert not caplog.records
+
+
+@pytest.mark.e2e
+def test_a_writer_that_nobody_closed_says_so_at_the_programs_end(tmp_path):
+    """Also where something holds it until then. A forked copy says nothing, nor does one that was not made."""
+    program = (
+        "import os, sys, wids\n"
+        "writer = sys.held = wids.ShardWriter('t-%d.tar')\n"
+        "writer.write({'__key__': 'a', '.txt': 'x'})\n"
+        "child = os.fork()\n"
+        "if not child: sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "wids.ShardWriter('u-%d.tar', wrong=1)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert done.stderr.count("its ShardWriter was never closed: 1 of 1 samples") == 1
+    assert "Exception ignored" not in done.stderr
+    assert "TypeError" in done.stderr
     assert names_in(tmp_path) == []
 
 

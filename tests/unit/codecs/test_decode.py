@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import operator
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -101,6 +102,8 @@ PLAIN = [
     (".msgpack", msgspec.msgpack.encode([1, "x"]), [1, "x"]),
     (".pkl", pickle.dumps({"a": (1, 2)}), {"a": (1, 2)}),
     (".pickle", pickle.dumps([1]), [1]),
+    (".pyd", pickle.dumps([1]), [1]),
+    (".id", b"17", 17),
 ]
 IMAGES = [
     (".jpg", "JPEG", "RGB"),
@@ -163,7 +166,7 @@ def test_images_in_every_format(extension, kind, mode, gz):
 def test_every_built_in_extension_is_tested_here():
     """The tables above and the decoders know the same extensions, so none goes untested."""
     tested = {row[0][1:].lower() for row in PLAIN + IMAGES} - {"seg.png"}
-    elsewhere = {"npy", "npz", "pt", "pth", "safetensors"}
+    elsewhere = {"npy", "npz", "pt", "pth", "safetensors", "ten"}
     assert tested | elsewhere == set(decoders._PLAIN) | set(decoders._WITH_OPTIONS)
 
 
@@ -260,7 +263,7 @@ def test_what_is_not_an_undecoded_member_passes_through():
     stream, array = io.BytesIO(b"abc"), np.zeros(2)
     stream.read(2)
     sample = {
-        **dict.fromkeys((".ten", ".gz", ".", ".txt."), stream),
+        **dict.fromkeys((".xyz", ".pyd", ".gz", ".", ".txt."), stream),
         "__key__": b"17",
         "txt": b"no dot",
         ".json": {"already": "decoded"},
@@ -275,7 +278,7 @@ def test_what_is_not_an_undecoded_member_passes_through():
     assert stream.tell() == 2
 
 
-@pytest.mark.parametrize("extension", [".ten.gz", ".tar.gz", ".txt.gz.gz"])
+@pytest.mark.parametrize("extension", [".ten.gz", ".id.gz", ".tar.gz", ".txt.gz.gz"])
 def test_gz_of_what_nobody_knows_is_inflated(extension):
     """As in the original, such a member is a stream of what was inside; a plain .gz stays as it is."""
     result = decoded(extension, gzip.compress(b"abc"))
@@ -291,6 +294,77 @@ def test_the_sample_given_is_not_changed():
     assert SampleDecoder()(sample) == {".txt": "abc"}
     assert isinstance(sample[".txt"], io.BytesIO)
     assert sample[".txt"].tell() == 2
+
+
+def test_a_label_with_a_byte_order_mark():
+    """A .cls that an editor saved with one is its number."""
+    for extension in (".cls", ".cls2", ".index"):
+        assert decoded(extension, b"\xef\xbb\xbf12\n") == 12
+
+
+@pytest.mark.parametrize("data", [b"cat-17", b"", b"3f", b"\xff\x00", b"9" * 5000])
+def test_an_id_that_is_no_number_stays_bytes(data):
+    """As wids 0.1 left all: a program that never looks at it must not fail by it."""
+    assert decoded(".id", data).getvalue() == data
+
+
+TEN = [np.arange(6, dtype="<f4").reshape(2, 3), np.array(-7, np.int64), np.zeros((0, 4), np.uint8)]
+
+
+def ten_chunk(data, size=None):
+    """A chunk of a .ten file, with a size of its own if one is given."""
+    return b"~TenBin~" + struct.pack("<q", len(data) if size is None else size) + data + bytes(-len(data) % 64)
+
+
+def ten_bytes(*arrays):
+    """Arrays as webdataset writes them: each a chunk of its type, name and shape, and one of its values."""
+    return b"".join(
+        ten_chunk(
+            array.dtype.str[1:].encode().ljust(8, b"\0")
+            + b"name\0\0\0\0"
+            + struct.pack(f"<{1 + array.ndim}q", array.ndim, *array.shape)
+        )
+        + ten_chunk(array.tobytes())
+        for array in arrays
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_webdatasets_arrays(kind):
+    """A .ten is a list of arrays or tensors, writable, without leave to unpickle; what is no such file stays bytes."""
+    found = decoded(".ten", ten_bytes(*TEN), kind)
+    assert [type(array) for array in found] == [torch.Tensor if kind == "torch" else np.ndarray] * 3
+    for array, expected in zip(found, TEN, strict=True):
+        assert np.array_equal(np.asarray(array), expected)
+        assert np.asarray(array).dtype == expected.dtype
+    found[0][0, 0] = 5
+    assert decoded(".ten", b"other", kind).getvalue() == b"other"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (ten_bytes(*TEN)[:-64], "chunk"),
+        (ten_chunk(b"f4".ljust(8, b"\0") + bytes(8) + struct.pack("<2q", 1, 1)), "no values"),
+        (ten_bytes(TEN[0]).replace(struct.pack("<q", 3), struct.pack("<q", 1 << 61)), "an array of shape"),
+        (ten_chunk(bytes(24), size=1 << 60), "begins at byte 16"),
+        (ten_chunk(bytes(24), size=-1), "a chunk of -1 bytes"),
+        (ten_bytes(TEN[0]).replace(b"f4\0", b"O8\0"), "unknown type 'O8'"),
+        (ten_bytes(TEN[0]).replace(struct.pack("<q", 2), struct.pack("<q", 9)), "9 dimensions"),
+        (ten_bytes(TEN[0]).replace(struct.pack("<q", 3), struct.pack("<q", -3)), "dimensions"),
+        (ten_chunk(b"f4") + ten_chunk(b""), "a header of 2 bytes"),
+        (ten_bytes(TEN[0]) + b"rest", "no chunk at byte"),
+    ],
+)
+def test_webdatasets_arrays_that_are_damaged(data, words):
+    """Sizes that are not those of the bytes at hand are told; nothing is allocated by them."""
+    assert words in str(failure(".ten", data))
+
+
+def test_a_pickle_of_webdataset_is_left_alone_without_leave():
+    """A .pyd was bytes in wids 0.1: it stays so, and is unpickled where that is allowed."""
+    assert SampleDecoder()({".pyd": b"x"}) == {".pyd": b"x"}
+    assert "UnpicklingError" in str(failure(".pyd", b"x", allow_pickle=True))
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"1.5", b"0x1", b"\xff"])
