@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import wids
-from tests.support import paths
+from tests.support import paths, tools
 from tests.support.cli import PATIENCE_SECONDS, run, run_apart, run_ok, spawn
 from tests.support.shards import serve, write_index
 from wids import cli
@@ -228,7 +228,7 @@ def program(tmp_path):
 def shell(script, *words, path, **env):
     """Run a script of bash, with ``wids`` in its $PATH; its arguments are words."""
     return subprocess.run(
-        ["bash", "--norc", "-c", script, "bash", *words],
+        [tools.program("bash"), "--norc", "-c", script, "bash", *words],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": ROOT, "PATH": f"{path}:{os.environ['PATH']}", **env},

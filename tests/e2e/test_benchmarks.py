@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support import paths
+from tests.support import paths, tools
 from tests.support.clocks import PATIENCE_SECONDS
 
 HERE = str(paths.ROOT / "benchmarks")
@@ -168,6 +168,7 @@ def test_a_crowded_cache_is_told():
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")
 def test_far_files_are_told():
     """`far.py --quick` mounts a file system, and reads all samples from it in both ways."""
+    tools.program("fusermount3")
     said = run_quick("far.py")
     assert "True" in said
     assert "too small" in said

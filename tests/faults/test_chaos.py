@@ -17,7 +17,7 @@ import time
 
 import pytest
 
-from tests.support import chaos
+from tests.support import chaos, tools
 from tests.support.cache_dirs import files_in, staging_of
 from tests.support.cache_shards import files_open_in, write
 from tests.support.chaos import (
@@ -66,6 +66,13 @@ def rounds(few, many):
 
 
 with_tables = pytest.mark.parametrize("has_tables", [False, True], ids=["whole shards", "early reads"])
+
+
+@pytest.fixture(scope="module")
+def mounts():
+    """The right to mount file systems, for a test that needs one of its own."""
+    if why := in_program(chaos.why_no_mounts):
+        tools.missing(f"no file system may be mounted here: {why}")
 
 
 @pytest.fixture
@@ -212,6 +219,7 @@ def cycle(directory, shards, limit, seed, count, nthreads):
 
 @rounds(1, 20)
 @pytest.mark.parametrize("limit", [None, 100 * ONE], ids=["no bound", "a bound beyond it"])
+@pytest.mark.usefixtures("mounts")
 def test_a_disk_smaller_than_the_shards(server, cache, choose, rounds, limit):
     """Three downloads at a time go round on a disk that holds a third of the shards: none of them runs into its end."""
     serve(server, range(20))
@@ -249,6 +257,7 @@ def fill_and_free(directory, shards, limit):
 
 
 @pytest.mark.parametrize("limit", [None, 100 * ONE], ids=["no bound", "a bound beyond it"])
+@pytest.mark.usefixtures("mounts")
 def test_a_disk_that_others_fill(server, cache, limit):
     """Where others fill the disk, cached shards make room; then it is an error in bytes, until there is room again."""
     serve(server, range(8))
@@ -283,6 +292,7 @@ def fill_while_fetching(directory, shards):
     return caught.value, found
 
 
+@pytest.mark.usefixtures("mounts")
 def test_a_disk_that_fills_up_meanwhile(server, cache):
     """Where others take the room that was made, the error says which file could not be written; nothing is left."""
     serve(server, [0])
@@ -306,6 +316,7 @@ def run_out_of_names(directory, shards):
     raise AssertionError("there was room for all")
 
 
+@pytest.mark.usefixtures("mounts")
 def test_a_disk_without_room_for_another_file(server, cache):
     """Where there are bytes and no inodes, the error says so."""
     serve(server, range(20))
@@ -449,6 +460,7 @@ def read_where_nothing_can_be_written(directory, job):
     return before, meanwhile, chaos.read_all(job)
 
 
+@pytest.mark.usefixtures("mounts")
 def test_a_directory_that_becomes_read_only(server, cache):
     """What is cached is read from a read-only file system, what is not is an error at once, and comes when it can."""
     serve(server, range(4))
@@ -507,6 +519,7 @@ def read_by_two_names(directory, other, is_link, shards, seed):
 @pytest.mark.e2e
 @rounds(1, 20)
 @pytest.mark.parametrize("is_link", [True, False], ids=["a link", "a mount"])
+@pytest.mark.usefixtures("mounts")
 def test_a_directory_with_two_names(server, cache, choose, rounds, is_link):
     """Two jobs that call their directory by different names keep one bound, and have each other's shards."""
     serve(server, range(6))
@@ -569,6 +582,7 @@ def reserve_what_is_promised(directory):
     raise AssertionError("400,000 bytes are promised, and there are 300,000")
 
 
+@pytest.mark.usefixtures("mounts")
 def test_room_is_promised_once(cache):
     """Two downloads under way are not promised the same free bytes of a disk, also where no size bounds the cache."""
     expected, found = in_program(on_small_disk, reserve_what_is_promised, cache)

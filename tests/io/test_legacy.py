@@ -28,6 +28,7 @@ import wids.wids_lru
 import wids.wids_mmtar
 import wids.wids_specs
 import wids.wids_tar
+from tests.support import tools
 from tests.support.cache_dirs import put_shard
 from tests.support.shards import write_shard, write_tar
 from wids.errors import (
@@ -146,7 +147,7 @@ def test_archives_of_a_directory_as_tar_packs_it(tmp_path):
     for name in ("a.cls", "a.txt", "b.cls", "b.txt", ".hidden", "README"):
         (tmp_path / "data" / name).write_text("1")
     shard = str(tmp_path / "s.tar")
-    subprocess.run(["tar", "-C", tmp_path / "data", "--sort=name", "-cf", shard, "."], check=True)
+    subprocess.run([tools.program("tar"), "-C", tmp_path / "data", "--sort=name", "-cf", shard, "."], check=True)
     with tarfile.open(shard) as archive:
         names = archive.getnames()
     assert names[0] == "."

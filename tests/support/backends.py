@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -24,6 +23,7 @@ from gcp_storage_emulator.storage import Storage
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
+from tests.support import tools
 from tests.support.cache_shards import md5
 from tests.support.clocks import PATIENCE_SECONDS
 
@@ -143,9 +143,7 @@ class Nginx:
         Args:
             halts: location ``halting`` sends 256 KiB of each answer, then next to nothing; else it is as any other.
         """
-        binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-        if binary is None:
-            raise FileNotFoundError("nginx is not installed; on Debian and Ubuntu: apt-get install nginx-light")
+        binary = tools.program("nginx")
         self._write("halting", "limit_rate_after 256k; limit_rate 1;" if halts else "")
         output = os.path.join(self._directory, "output")
         with open(output, "ab") as out:

@@ -512,6 +512,15 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_REC, _MS_PRIVATE, _MS_BIND, _MS_REMOUNT, _MS_RDONLY = 0x4000, 0x40000, 0x1000, 0x20, 0x1
 
 
+def why_no_mounts():
+    """Why a process may not mount a file system here; "" if it may."""
+    try:
+        enter_own_mounts()
+    except (AttributeError, OSError, RuntimeError) as error:  # not Linux, or not without more rights
+        return str(error)
+    return ""
+
+
 def enter_own_mounts():
     """Give this process, which has one thread, mounts of its own; they go when it and its children have ended."""
     libc = ctypes.CDLL(None, use_errno=True)

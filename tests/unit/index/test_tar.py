@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import tars
+from tests.support import tars, tools
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import examples
 from tests.support.hostile import make as hostile
@@ -503,10 +503,12 @@ def check_packed(data, contents):
     assert len(found) == len(contents)
 
 
-def run_tool(*command, cwd):
+def run_tool(name, *args, cwd):
     """Run an archiver in a UTF-8 locale, quietly; its warnings (exit 1) are none."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        [tools.program(name), *args], cwd=cwd, env=environment, capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode in (0, 1), done.stderr
 
 
