@@ -72,7 +72,7 @@ with_tables = pytest.mark.parametrize("has_tables", [False, True], ids=["whole s
 def mounts():
     """The right to mount file systems, for a test that needs one of its own."""
     if why := in_program(chaos.why_no_mounts):
-        tools.missing(f"no file system may be mounted here: {why}")
+        tools.missing(why)
 
 
 @pytest.fixture
