@@ -6,12 +6,14 @@ a `TableFacts` as JSON; a file without it was not made by ``wids columns create`
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import posixpath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
 from wids.cache.placement import default_cache_dir
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 SUFFIX = ".columns.parquet"
 METADATA_KEY = b"wids"
 VERSION = 1
-_CREATE = "make it again: wids columns create"
+CREATE = "make it again: wids columns create"
+# Rows whose places are compared at a time.
+_CHECKED_ROWS = 1 << 17
 
 
 class MissingTableError(ColumnsError):
@@ -89,17 +93,18 @@ def place_beside(index: str) -> str | None:
 
 
 def open_table(path: str) -> TableFile:
-    """A table that was made by ``wids columns create``.
+    """A table that was made by ``wids columns create``, whose row i is that of sample i.
 
     Raises:
-        ColumnsError: there is none, it is damaged, or it was made in another way.
+        ColumnsError: there is none, it is damaged, was made in another way, or its rows are in another order.
     """
     pq = import_parquet()
     _check_file(path, path)
+    version = _version_of(path)
     try:
         file = pq.ParquetFile(path, memory_map=False)
     except Exception as error:
-        raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {_CREATE}", path=path) from error
+        raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {CREATE}", path=path) from error
     try:
         data = (file.schema_arrow.metadata or {})[METADATA_KEY]
         facts = msgspec.json.decode(data, type=TableFacts)
@@ -112,11 +117,54 @@ def open_table(path: str) -> TableFile:
         file.close()
         why = "it does not say of which index" if isinstance(error, KeyError) else error
         raise ColumnsError(
-            f"{path}: was not made by `wids columns create`, or is damaged ({why}); {_CREATE}, "
+            f"{path}: was not made by `wids columns create`, or is damaged ({why}); {CREATE}, "
             "or attach any other table by with_table",
             path=path,
         ) from error
+    try:
+        _check_rows(path, version)
+    except BaseException:
+        file.close()
+        raise
     return TableFile(path, file, facts)
+
+
+def _version_of(path: str) -> tuple[int, ...]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=256)
+def _check_rows(path: str, version: tuple[int, ...]) -> None:  # noqa: ARG001 - each version of a file is read once
+    """See that the rows of a table are in the order of the samples, by reading where they say that they are.
+
+    Minima and maxima in the file's footer would not show rows that changed places within a row group.
+
+    Raises:
+        ColumnsError: they are not, or cannot be read.
+    """
+    first, before = 0, (-1, -1)
+    try:
+        with import_parquet().ParquetFile(path) as file:
+            for batch in file.iter_batches(_CHECKED_ROWS, columns=["index", "shard", "row"]):
+                index, shard, row = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+                shards = np.concatenate([[before[0]], shard])
+                rows = np.concatenate([[before[1]], row])
+                is_next = (shards[1:] == shards[:-1]) & (rows[1:] == rows[:-1] + 1)
+                is_first = (shards[1:] > shards[:-1]) & (rows[1:] == 0)
+                wrong = np.flatnonzero((index != np.arange(first, first + len(index))) | ~(is_next | is_first))
+                if len(wrong):
+                    at = int(wrong[0])
+                    says = f"index {index[at]}, shard {shard[at]}, row {row[at]}"
+                    raise ColumnsError(
+                        f"{path}: its rows are not in the order of the samples, as of row {first + at}, which says "
+                        f"{says}: it was sorted or changed after it was made; {CREATE}, or attach a table in any order "
+                        "by with_table",
+                        path=path,
+                    )
+                first, before = first + len(index), (shards[-1], rows[-1])
+    except (OSError, import_arrow().ArrowException) as error:
+        raise ColumnsError(f"{path}: is damaged ({error}); {CREATE}", path=path) from error
 
 
 def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
@@ -176,7 +224,7 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
         what = "is of an index with other shards, or other counts"
     else:
         return
-    raise ColumnsError(f"{table.path}: {what}; {_CREATE}", path=table.path, expected=total, found=facts.samples)
+    raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=facts.samples)
 
 
 def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> str:

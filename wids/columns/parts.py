@@ -5,7 +5,8 @@
     OUTPUT.journal     a line for each shard that was read since, while a run is under way or was killed
     OUTPUT.parts/      their columns
 
-Neither is needed: without them, shards are read again. A state is used if the table names its digest.
+Neither is needed: without them, shards are read again. A state is used if the table names its digest. By it, who reads
+the table finds out that shards were written anew since.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.columns.extract import PartFacts
-from wids.columns.file import open_table
+from wids.columns.file import CREATE, open_table
 from wids.columns.packages import import_arrow
-from wids.errors import ColumnsError
-from wids.index import writing
+from wids.errors import ColumnsError, without_secrets
+from wids.events import logger
+from wids.index import urls, writing
+from wids.jobs.discovery import look_local
 from wids.jobs.journal import JobJournal, format_record, parse_records
 from wids.osfiles import atomic, locks
 from wids.osfiles.index_paths import absolute
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 
     from wids.columns.extract import Part
     from wids.columns.file import TableFacts, TableFile
+    from wids.index.shardlist import ShardList
 
 STATE_SUFFIX, JOURNAL_SUFFIX, PARTS_SUFFIX = ".state", ".journal", ".parts"
+# Of more shards than so many, no file is looked at: on a file system of the network that would take a minute.
+_LOOKED_AT = 20_000
 
 
 class KnownParts:
@@ -134,10 +140,8 @@ class KnownParts:
 
     def _load_before(self) -> _Before | None:
         with contextlib.suppress(OSError, ColumnsError):
-            with open(self._output + STATE_SUFFIX, "rb") as file:
-                lines = file.read()
             table = open_table(self._output)
-            if table.facts.state == digest_state(lines):
+            if (lines := _read_state(table)) is not None:
                 self._learn(parse_records(lines.splitlines(), PartFacts))
                 return _Before(table)
             table.close()
@@ -182,3 +186,49 @@ class _Before:
 def digest_state(lines: bytes) -> str:
     """What a table names its state by."""
     return hashlib.blake2b(lines, digest_size=16).hexdigest()
+
+
+def _read_state(table: TableFile) -> bytes | None:
+    """The state beside a table; None: there is none of this table."""
+    with contextlib.suppress(OSError), open(table.path + STATE_SUFFIX, "rb") as file:
+        lines = file.read()
+        return lines if digest_state(lines) == table.facts.state else None
+    return None
+
+
+def check_versions(table: TableFile, shards: ShardList) -> None:
+    """See that a table was made of the shards as they are now, as far as the state beside it tells.
+
+    Compared are the sizes in the index, and the sizes and times of local shards. Shards of another time alone may have
+    been copied, and are warned of.
+
+    Raises:
+        ColumnsError: a shard has another size now.
+    """
+    records = list(parse_records((_read_state(table) or b"").splitlines(), PartFacts))
+    if len(records) != len(shards):
+        return
+    is_looking = len(shards) <= _LOOKED_AT
+    other, later = [], []
+    for k, record in enumerate(records):
+        url, size, mark = shards.urls[k], shards.filesizes[k], None
+        if is_looking and urls.is_local(url):
+            found = look_local(absolute(url))
+            size, mark = size if found.size is None else found.size, found.mark
+        if record.size is not None and size not in (-1, record.size):
+            other.append(url)
+        elif None not in (mark, record.mark) and mark != record.mark:
+            later.append(url)
+    if other:
+        raise ColumnsError(
+            f"{table.path}: {len(other):,} of {len(shards):,} shards have another size than when it was made, such as "
+            f"{other[0]}; {CREATE}, which reads only those",
+            path=table.path,
+            shard=other[0],
+        )
+    if later:
+        logger.warning(
+            "%s: %d of %d shards have another time than when it was made, such as %s: if they were written anew, their "
+            "values may have changed; make it again (wids columns create), which reads only those",
+            *(table.path, len(later), len(shards), without_secrets(later[0], later[0])),
+        )

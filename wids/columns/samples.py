@@ -17,6 +17,7 @@ from wids.collection import ARCHIVES
 from wids.columns import join, sql
 from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
+from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError
 from wids.index import urls
@@ -46,6 +47,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir, storage_options: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of those that come into the samples.
+        checked: digests of the states of own tables that were compared with the shards; see
+            `wids.columns.parts.check_versions`. All that are made of one have it together.
     """
 
     place: str | None = None
@@ -53,6 +56,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     storage_options: dict[str, Any] | None = None
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
+    checked: set[str] = msgspec.field(default_factory=set)
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
         """Put the values of the shown columns into a sample, by its ``__index__``."""
@@ -88,7 +92,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """The local path of the index's own table, checked; None: it has none.
 
         Raises:
-            ColumnsError: it is damaged, or of another index. FetchError: it cannot be had.
+            ColumnsError: it is damaged, of another index, or of other versions of its shards. FetchError: it cannot be
+                had.
         """
         if self.place is None:
             return None
@@ -99,6 +104,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         table = open_table(path)
         try:
             check_of_index(table, collection.shards, fingerprint(collection.shards))
+            if table.facts.state not in self.checked:
+                check_versions(table, collection.shards)
+                self.checked.add(table.facts.state)
         finally:
             table.close()
         return path

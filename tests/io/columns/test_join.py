@@ -343,6 +343,75 @@ def test_the_wrong_table(index, tmp_path):
         wids.ShardListDataset(str(renamed / "train.json")).find_rows("true")
 
 
+def reordered(table):
+    """The rows of a table as a careless tool leaves them: what was done -> the table; its metadata stays."""
+    half = len(table) // 2
+    swapped = [1, 0, *range(2, len(table))]
+    numbers = pa.array(range(len(table)))
+    yield "sorted", table.sort_by([("label", "ascending"), ("key", "descending")])
+    yield "two rows of one row group swapped", table.take(swapped)
+    yield "halves swapped", pa.concat_tables([table.slice(half), table.slice(0, half)])
+    yield "sorted and numbered anew", table.take(swapped).set_column(0, "index", numbers)
+    yield "an index of zeros", table.set_column(0, "index", pa.array([0] * len(table)))
+    yield "an index with a null", table.set_column(0, "index", pa.array([None, *range(1, len(table))]))
+    yield "a row twice", pa.concat_tables([table.slice(0, 1), table.slice(0, len(table) - 1)])
+    yield "rows numbered through", table.set_column(2, "row", numbers.cast(pa.int32()))
+
+
+@pytest.mark.parametrize("groups", [7, 1000])
+def test_rows_in_another_order(index, groups):
+    """No value of another sample is given: each use refuses a file whose rows were moved, and it is made anew."""
+    path = Path(index.replace(".json", ".columns.parquet"))
+    table = pq.read_table(path)
+    scores = scores_of(range(TOTAL))
+    for what, moved in reordered(table):
+        pq.write_table(moved, path, row_group_size=groups)
+        dataset = wids.ShardListDataset(index, fields=(".cls",))
+        for use in (
+            lambda: dataset.with_columns(["label"]),  # noqa: B023
+            lambda: dataset.with_table(scores, on="key"),  # noqa: B023
+            lambda: dataset.select([1, 2]).query("select label from samples"),  # noqa: B023
+            lambda: dataset.where("label = 1"),  # noqa: B023
+        ):
+            with pytest.raises(ColumnsError, match=r"rows are not in the order of the samples.*make it again"):
+                pytest.fail(f"{what}: {use()}")
+        told = made.make_columns(index)
+        assert (told.surveyed, told.unchanged) == (len(COUNTS), 0), what
+        assert made.read_rows(path) == ROWS, what
+    pq.write_table(table, path, row_group_size=groups, compression="none")  # the same rows are the same columns
+    labels = [sample["label"] for sample in wids.ShardListDataset(index).with_columns(["label"])]
+    assert labels == [row["label"] for row in ROWS]
+
+
+def test_shards_that_were_written_anew(index, tmp_path, caplog):
+    """Columns of shards of another size are refused; those of shards of another time are warned of, once a dataset."""
+    home = Path(index).parent
+    path = index.replace(".json", ".columns.parquet")
+    ask = "select count(*) from samples"
+    status = os.stat(home / "s3.tar")
+    made.write_shard_of(home / "s3.tar", 43, 2)
+    os.utime(home / "s3.tar", ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    dataset = wids.ShardListDataset(index)
+    for _ in range(2):
+        assert dataset.query(ask).column(0).to_pylist() == [TOTAL]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{path}: 1 of 4 shards have another time than when it was made, such as {home}/s3.tar:")
+    assert said.endswith("make it again (wids columns create), which reads only those")
+    assert made.make_columns(index).surveyed == 1
+    caplog.clear()
+    assert wids.ShardListDataset(index).query(ask).column(0).to_pylist() == [TOTAL]
+    assert not caplog.records
+    other = made.write_dataset(tmp_path / "e", COUNTS, payload=600)  # of the same names and counts
+    made.write_shard_of(home / "s3.tar", 43, 2, payload=5000)
+    for use in (
+        lambda: wids.ShardListDataset(index).query(ask),
+        lambda: wids.ShardListDataset(index).select([0]).with_columns(),
+        lambda: wids.ShardListDataset(other).with_columns(place=path),
+    ):
+        with pytest.raises(ColumnsError, match=r"of 4 shards have another size than when it was made, such as .*tar"):
+            use()
+
+
 def test_pages_that_are_damaged(index):
     """What only reading finds out is an error of the query."""
     path = Path(index.replace(".json", ".columns.parquet"))
