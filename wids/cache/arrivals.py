@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -80,8 +81,8 @@ class Arrivals:
         self._begin()
         forks.reset_in_child(self)
 
-    def __del__(self) -> None:
-        if (cancelled := getattr(self, "_cancelled", None)) is not None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.osfiles.open_file`
+        if not is_ending() and (cancelled := getattr(self, "_cancelled", None)) is not None:
             cancelled.set()
 
     def can_arrive(self) -> bool:

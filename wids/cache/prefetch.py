@@ -13,6 +13,7 @@ import contextlib
 import operator
 import os
 import queue
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,9 +93,10 @@ class Prefetcher:
             self._thread.start()
             end_at_exit(self)
 
-    def end(self, *, is_finished: bool) -> None:
+    def end(self, *, is_finished: bool, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """The reader has drawn its last index: finish the downloads under way; or it is gone: abandon them."""
-        if os.getpid() != self._pid:
+        # Finalizers call this: see `OpenFile.__del__`.
+        if is_ending() or os.getpid() != self._pid:
             return
         self._finished = True
         if not is_finished:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from wids.events import logger
 from wids.osfiles import atomic, forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import Self
 
@@ -147,8 +148,9 @@ class OpenFile(Closable):
         """Close it if the block fails; otherwise it goes on to its next owner."""
         return atomic.ClosingOnError(self.close)
 
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:  # it has one, and was not closed
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end a module's names are None, and another thread may have stopped with a lock.
+        if not is_ending() and getattr(self, "fd", -1) >= 0:  # it has one, and was not closed
             self._begin()  # uses that an interrupt kept from ending
             self.close()
 

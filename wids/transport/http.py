@@ -97,8 +97,9 @@ class HttpSource(ByteSource):
         if self._opened is not None:
             filesystems.loop().call_soon_threadsafe(self._drop)
 
-    def __del__(self) -> None:  # an interrupt may come before `close`: an answer that is kept keeps a connection taken
-        if getattr(self, "_opened", None) is not None:
+    # An interrupt may come before `close`: an answer that is kept keeps a connection taken.
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.osfiles.open_file`
+        if not is_ending() and getattr(self, "_opened", None) is not None:
             self.close()
 
     def _drop(self) -> None:
