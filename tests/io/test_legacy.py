@@ -209,8 +209,8 @@ def test_wids_wids_transformations_and_names():
     assert wids.wids.hash_dataset_name("train.json") == "Yhgt8en7etMCAWcj"
 
 
-def test_wids_wids_has_what_it_imported():
-    """Names of its neighbours that programs take from it are the neighbours' own."""
+def test_modules_have_what_they_imported():
+    """Names of a module's neighbours that programs take from it are the neighbours' own."""
     for module, names in {
         wids.wids_decode: ["default_decoder"],
         wids.wids_dl: ["download_and_open"],
@@ -221,6 +221,9 @@ def test_wids_wids_has_what_it_imported():
     }.items():
         for name in names:
             assert getattr(wids.wids, name) is getattr(module, name)
+    assert wids.wids_index.load_remote_dsdesc_raw is wids.wids_specs.load_remote_dsdesc_raw
+    assert wids.wids_index.urldir is wids.wids_specs.urldir
+    assert wids.wids_specs.download_and_open is wids.wids_dl.download_and_open
 
 
 @pytest.mark.parametrize(

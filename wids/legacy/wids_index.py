@@ -17,10 +17,23 @@ from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
 from wids.osfiles.atomic import write_atomically
 from wids.transport.download import read_bytes
+from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = [
+    "AtomicJsonUpdate",
+    "format_with_suffix",
+    "load_remote_dsdesc_raw",
+    "main",
+    "main_create",
+    "main_info",
+    "main_sample",
+    "main_update",
+    "shorten_name",
+    "urldir",
+]
 _OUTPUT = "shardindex.json"
 _RAW = "ShardListDataset(index, transformations='raw') gives bytes"
 __getattr__ = refuse(

@@ -11,9 +11,11 @@ from wids.index.spec import ShardList, list_shards, parse_index, parse_json
 from wids.index.urls import directory_of as urldir
 from wids.index.urls import join as urlmerge
 from wids.transport.download import read_bytes
+from wids.wids_dl import download_and_open  # by the name that it has for users, as in `wids.wids`
 
 __all__ = [
     "check_shards",
+    "download_and_open",
     "load_dsdesc_and_resolve",
     "load_remote_dsdesc_raw",
     "rebase_shardlist",
