@@ -8,8 +8,10 @@ state is one position in the global order: it is the same on every rank, and can
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -253,7 +255,11 @@ class _EpochSampler(Sampler[int]):
         Raises:
             StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
         """
-        self._cursor, self._epoch_rng = cursor.load(self._cursor, self._adopt(state, is_reweighted=reweight)), None
+        loaded = self._adopt(state, is_reweighted=reweight)
+        self._cursor, self._epoch_rng = cursor.load(self._cursor, loaded), None
+        node = _loading_node()
+        if node is not None:
+            node.epoch = cursor.next_place(self._cursor, self._config()).epoch
 
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
         """Change the weights of a mixture's sources, on all ranks alike.
@@ -644,6 +650,19 @@ class ShardListSampler(_EpochSampler):
 
 
 ShardedSampler = ShardListSampler
+
+
+def _loading_node() -> Any:
+    """The SamplerWrapper of torchdata.nodes that loads a state, if one does.
+
+    Its ``epoch`` is the state's by then, and the one after that is what it chooses for the second iteration. So where
+    nothing is left of the state's epoch, and the first iteration is the next one, that would come twice.
+    """
+    wrapper = getattr(sys.modules.get("torchdata.nodes"), "SamplerWrapper", None)
+    frame = None if wrapper is None else inspect.currentframe()
+    while frame is not None and frame.f_code is not wrapper.reset.__code__:  # type: ignore[union-attr]
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,6 +8,7 @@ from itertools import chain, islice
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader
+from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
 
@@ -350,6 +351,45 @@ def test_a_batch_sampler_of_torchs(shards, workers):
     loader.load_state_dict(state)
     assert received + batches_of(loader) == epochs[1]
     close(loader)
+
+
+NODES = {
+    "sampler": nodes.SamplerWrapper,
+    "batches": lambda sampler: nodes.Batcher(nodes.SamplerWrapper(sampler), 4, drop_last=False),
+    "prefetched": lambda sampler: nodes.Prefetcher(nodes.SamplerWrapper(sampler), 3),
+    "no set_epoch": nodes.IterableWrapper,
+}
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("name", NODES)
+def test_nodes_of_torchdata_resume(shards, name, restarts):
+    """From within epochs and from their ends: the rest, and the epochs after it; so from states of a resumed loader."""
+    dataset = wids.ShardListDataset(shards, transformations=index_of)
+
+    def make_nodes():
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=1, chunksize=6, window=2)
+        return nodes.Loader(NODES[name](sampler), restart_on_stop_iteration=restarts)
+
+    loader = make_nodes()
+    epochs = [list(loader) for _ in range(6)]
+    assert len({str(epoch) for epoch in epochs}) == 6
+    loader = make_nodes()
+    for epoch in range(3):
+        states = []
+        for step, item in enumerate(loader, 1):
+            assert item == epochs[epoch][step - 1]
+            if step in (1, len(epochs[epoch]) // 2):
+                states.append((epochs[epoch][step:], pickle.loads(pickle.dumps(loader.state_dict()))))
+        states.append(([], pickle.loads(pickle.dumps(loader.state_dict()))))
+        for rest, state in states:
+            again = make_nodes()
+            again.load_state_dict(state)
+            following = iter(epochs[epoch + 1 :])
+            expected = [rest or next(following), next(following), next(following)]
+            assert [list(again) for _ in range(3)] == expected
+        loader = make_nodes()  # goes on from the epoch's end
+        loader.load_state_dict(states[-1][1])
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (0, 2), (2, 0)])
