@@ -269,7 +269,10 @@ class Reply(BaseHTTPRequestHandler):
         self.end_headers()
 
     def begin(self, body: bytes, **headers: object) -> bytes:
-        """Send the head of a good answer, ``headers`` in place of its own; returns the bytes that are to follow."""
+        """Send the head of a good answer, ``headers`` in place of its own; returns the bytes that are to follow.
+
+        A header that is None is left out.
+        """
         if self._mtime is None:
             self._tag = _tag_of(body)
         lo, hi = self._begin(len(body), headers)
@@ -332,7 +335,8 @@ class Reply(BaseHTTPRequestHandler):
         if lo >= hi and code == 206:
             self.start(416, Content_Length=0, Content_Range=f"bytes */{size}")
             return 0, 0
-        self.start(code, **{**facts, "Content_Length": hi - lo, **headers})
+        facts.update({"Content_Length": hi - lo, **headers})
+        self.start(code, **{name: value for name, value in facts.items() if value is not None})
         return lo, hi
 
     def _send_last(self, stream: BinaryIO, lo: int, hi: int) -> None:

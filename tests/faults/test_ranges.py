@@ -18,7 +18,18 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS
-from tests.support.range_faults import held, marked_anew, short, too_long, unsaid, unsized
+from tests.support.range_faults import (
+    WEAK,
+    held,
+    ignored,
+    marked_anew,
+    replaced,
+    said,
+    short,
+    too_long,
+    unsaid,
+    unsized,
+)
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
 from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
@@ -215,7 +226,110 @@ def test_a_table_with_members_before_the_first_header(web, far, offset, caplog):
     assert "no header fits" in caplog.text
 
 
+def two_members(tag, rows=4, name="{}"):
+    """A shard whose samples have two members far apart, both of which say which version it is."""
+    return shards.pack(
+        [
+            (f"{name.format(row)}.{extension}", tag * size)
+            for row in range(rows)
+            for extension, size in (("a", 900), ("b", 40_000), ("c", 900))
+        ]
+    )
+
+
+def is_of_one_version(sample):
+    """Whether all members of a sample are of the same shard."""
+    return len({bytes(sample[name][:1]) for name in (".a", ".b", ".c") if name in sample}) == 1
+
+
+@pytest.mark.parametrize("fields", [None, (".a", ".c")], ids=["all", "some"])
+@pytest.mark.parametrize("has_table", [True, False], ids=["table", "headers"])
+@pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
+def test_samples_of_versions_that_nothing_tells_apart(web, far, headers, has_table, fields):
+    """Each is of one version, whichever that is: it is one request, with a published table or without."""
+    old, new = two_members(b"o"), two_members(b"n")
+    for place in range(1, 12):
+        url = web.add("/a.tar", old, *[said(whole, **headers)] * place, said(replaced(new), **headers))
+        web.faults["/a.tar"].append(said(whole, **headers))
+        if has_table:
+            publish(web, "/a.tar")
+        dataset = open_dataset(url, rows=4, fields=fields)
+        samples = dataset.__getitems__([2, 0]) + [dataset[k] for k in (1, 3, 0)]
+        assert all(map(is_of_one_version, samples))
+        assert bytes(samples[-1][".a"][:1]) == b"n" or place > 5
+        dataset.close()
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+def test_long_names_of_versions_that_nothing_tells_apart(web, far, form):
+    """They are read with their sample; members of no sample before them, too."""
+    names = [name for k in range(3) for name in (f"{k}README", f"{'n' * 120}{k}.txt")]
+    body = pack(names, form, b"x" * (70 << 10))
+    url = web.add("/a.tar", body, said(whole, **WEAK["none"]))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=3)
+    assert dataset[0]["__key__"][-1] == "0"
+    before = len(web.requests)
+    assert [dataset[row]["__key__"][-1] for row in (1, 2, 0)] == list("120")
+    assert len(web.requests) == before + 3
+
+
+@pytest.mark.parametrize("place", range(1, 8))
+def test_headers_of_two_versions(web, far, place):
+    """A table is never made of them: where nothing tells versions apart, headers are read twice."""
+    old, new = (shards.pack([(f"{key}.txt", b"x" * 70_000) for key in keys]) for keys in ("abcdefgh", "abcdefxy"))
+    faults = [*[whole] * place, replaced(new), whole]
+    url = web.add("/a.tar", old, *(said(fault, **WEAK["time"]) for fault in faults))
+    source = ShardBytes(url)
+    provider = RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=())
+
+    def scan():
+        try:
+            return "".join(provider._scan(source).keys())
+        except ChangedShardError as error:
+            return str(error).partition(": ")[2]
+
+    found = [scan() for _ in range(3)]
+    assert found[-1] == "abcdefxy"
+    assert set(found) <= {"abcdefgh", "it changed while its headers were read; open it again", "abcdefxy"}
+
+
+def test_an_entity_tag_that_turns_weak(web, far):
+    """As of two replicas: samples are read in one request each from then on, and the tag is still the same."""
+    old, new = two_members(b"o"), two_members(b"n")
+    strong, weak = {"ETag": '"1"'}, {"ETag": 'W/"1"'}
+    faults = [said(whole, **strong), said(whole, **strong), said(replaced(new), **weak), said(whole, **weak)]
+    url = web.add("/a.tar", old, *faults)
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=4)
+    assert all(is_of_one_version(dataset[k]) for k in (0, 1, 2, 3, 0))
+    assert dataset.stats().range_requests == len([path for path in web.requests if path == "/a.tar"]) - 1
+
+
 # --- servers
+
+
+@pytest.mark.parametrize("has_table", [True, False], ids=["table", "headers"])
+def test_all_of_it_in_answer_to_a_range(web, far, has_table):
+    """Some servers answer so where the range is the whole object: that is what was asked for."""
+
+    def answer(handler, body):
+        lo, hi = handler.span
+        (ignored if (lo, min(hi, len(body))) == (0, len(body)) else whole)(handler, body)
+
+    body = shards.pack([("a.txt", b"x" * 700)])
+    url = web.add("/a.tar", body, answer)
+    if has_table:
+        publish(web, "/a.tar")
+    for access in ("range", "auto"):
+        dataset = open_dataset(url, access, rows=1)
+        assert dataset[0][".txt"] == b"x" * 700
+        assert dataset.stats().fetches == 0 or access == "auto"
+        dataset.close()
+    with ShardBytes(url) as source:
+        assert source.read_first(1 << 20) == body
+    with ShardBytes(url, size=len(body)) as source:
+        assert source.read(0, 1 << 20) == body
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,29 @@ def marked_anew(handler, body):
     handler.end(handler.begin(body, ETag=f'W/"{handler.number}"'))
 
 
+def said(fault, **headers):
+    """A fault under these headers, in place of the server's own; ``_`` for ``-``, and None leaves one out."""
+
+    def odd(handler, body):
+        begin = handler.begin
+        handler.begin = lambda body, **more: begin(body, **{**headers, **more})
+        try:
+            fault(handler, body)
+        finally:
+            del handler.begin
+
+    return odd
+
+
+# Validators that stay the same whatever the object is, or that there are none.
+WEAK = {
+    "none": {"ETag": None, "Last_Modified": None},
+    "weak tag": {"ETag": 'W/"1"', "Last_Modified": None},
+    "time": {"ETag": None, "Last_Modified": "Wed, 25 Nov 2026 00:00:00 GMT"},
+    "empty tag": {"ETag": '""', "Last_Modified": None},
+}
+
+
 def held(handler, body):
     """The head of a good answer, and no body."""
     handler.begin(body)

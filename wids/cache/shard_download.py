@@ -118,6 +118,7 @@ class ShardDownload:
             reserve=self._reserve,
             is_cancelled=self._is_ended,
             is_ahead=self._after is not None,
+            has_checksum=bool(checksums.promised(self._shard)),
             storage_options=self._options.storage_options,
             allow_pipe=self._options.allow_pipe,
             hooks=self._hooks,

@@ -169,7 +169,8 @@ def find_table(task: TableTask, context: TaskContext = TaskContext()) -> FoundTa
     table = _local_beside(shard) if urls.is_local(shard.url) else _remote_beside(task)
     if table is not None and shard.nsamples in (None, table.nsamples):
         return FoundTable(data=table.to_bytes())
-    facts = scan.read_shard(scan.ScanTask(url=shard.url, storage_options=task.storage_options), context)
+    wanted = scan.ScanTask(url=shard.url, has_table=True, storage_options=task.storage_options)
+    facts = scan.read_shard(wanted, context)
     if facts.error is not None:
         raise facts.error
     data = facts.table.to_bytes()

@@ -144,7 +144,9 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
             known = task.known
             if known is not None and mark and (_size_of(source), mark) == known.version():
                 return msgspec.structs.replace(known, url=task.url, is_unchanged=True)
-            if source.has_ranges:
+            # A checksum or a table of bytes of two versions would be wrong for ever; a count is found out.
+            may_be_mixed = not source.is_strong and (task.checksums or task.has_table)
+            if source.has_ranges and not may_be_mixed:
                 return _scan_ranges(task, source, mark, context.is_cancelled)
     with tempdirs.directory("scan") as directory:
         facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
 from wids.cache.published_tables import PublishedTables
-from wids.errors import FetchError, ShardError, TableError
+from wids.errors import ChangedShardError, FetchError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table as tables
 from wids.index import tar, urls
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
-from wids.readers.remote import RangeReader
+from wids.readers.remote import RangeReader, are_same
 from wids.transport import filesystems, retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import NoRangesError, ShardBytes
@@ -136,7 +136,7 @@ class RangeProvider:
             size=table.identity.size,
             seconds=_SECONDS,
             is_cancelled=is_there,
-            needs_version=True,
+            needs_strong=True,
         )
         reader = RangeReader(
             source,
@@ -257,14 +257,25 @@ class RangeProvider:
         return tables.Identity(size=source.size, etag=None if version is None else str(version))
 
     def _scan(self, source: ShardBytes) -> MemberTable:
-        """From the headers; the bytes between them are read only where that is quicker."""
+        """From the headers; the bytes between them are read only where that is quicker.
+
+        Raises:
+            ChangedShardError: from a store without strong versions they are read twice, and are not the same.
+        """
         before, start = (source.requests, source.read_bytes), time.perf_counter()
-        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
-        identity = self._identity(source)
-        table = tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
+        table = self._scan_once(source)
+        if not source.is_strong and not are_same(table, self._scan_once(source)):
+            raise ChangedShardError(
+                f"{source.url}: it changed while its headers were read; open it again", shard=source.url
+            )
         self._tables.remember(source.url, (table, True))
         self._note_table(source.url, source.requests - before[0], source.read_bytes - before[1], start)
         return table
+
+    def _scan_once(self, source: ShardBytes) -> MemberTable:
+        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
+        identity = self._identity(source)
+        return tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
 
     def _go_on_counting(self, source: ShardBytes) -> None:
         """What a shard cost before it was closed counts, or one that is opened again and again is never downloaded."""

@@ -4,7 +4,8 @@ Rules: each member is read together with its header, which must say what the mem
 with the header behind it, which must not be of one more member; a table that is stale is found out before it gives a
 wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
 that does not decide it either, all headers are. What a call asks for is read in as few requests as pay, all at the same
-time.
+time; from a store without strong versions, each sample in one, from its first byte to its last, so that it is of one
+version whatever happens meanwhile.
 Before each read it asks whether the shard is still to be read in this way; where it is not, the reader closes, and the
 shard is opened in another way the next time.
 """
@@ -148,10 +149,17 @@ class RangeReader(Reader):
         offsets, sizes = table.offsets, table.sizes
         source, start = self._source, time.perf_counter()
         before = source.requests, source.read_bytes
+        is_strong = source.is_strong
         # With the header behind a sample, where the table may be of another version, in which it ended earlier.
-        last = set() if self._is_proven or fields is not None else {mine[-1] for mine in members}
+        is_sure = (self._is_proven and is_strong) or fields is not None
+        last = set() if is_sure else {mine[-1] for mine in members}
         ends = [offsets[m] + (_padded(sizes[m]) + headers.BLOCK if m in last else sizes[m]) for m in flat]
-        data = source.read_many([(offsets[m] - headers.BLOCK, end) for m, end in zip(flat, ends, strict=True)])
+        spans = {m: (offsets[m] - headers.BLOCK, end) for m, end in zip(flat, ends, strict=True)}
+        extended = None
+        if is_strong:
+            pieces = dict(zip(flat, source.read_many([spans[m] for m in flat]), strict=True))
+        else:
+            pieces, extended = self._read_in_one([mine for mine in members if mine], spans)
         event = RangesRead(
             url=self.url,
             requests=source.requests - before[0],
@@ -159,15 +167,34 @@ class RangeReader(Reader):
             seconds=time.perf_counter() - start,
         )
         emit(self._hooks, event)
-        pieces = dict(zip(flat, data, strict=True))
+        if is_strong and not source.is_strong:  # not any more: these may be of several versions
+            return self._read_rows(rows, fields)
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
-        self._check(pieces, names, last)
+        self._check(pieces, names, last, extended)
         samples = []
         for row, mine in zip(rows, members, strict=True):
             sample: Sample = {names[m][1]: BytesIO(pieces[m][headers.BLOCK : headers.BLOCK + sizes[m]]) for m in mine}
             sample["__key__"] = table.key(row)
             samples.append(sample)
         return samples
+
+    def _read_in_one(
+        self, members: Sequence[Sequence[int]], spans: dict[int, tuple[int, int]]
+    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """The bytes of members, each sample in one request, and those before their headers that may be extended ones.
+
+        Args:
+            members: those wanted of each sample.
+            spans: of each member.
+        """
+        starts = self._starts_before([m for mine in members for m in mine])
+        samples = [(min(starts[m] for m in mine), max(spans[m][1] for m in mine)) for mine in members]
+        pieces, extended = {}, {}
+        for mine, (lo, _), data in zip(members, samples, self._source.read_many(samples), strict=True):
+            for m in mine:
+                begin, end = spans[m]
+                pieces[m], extended[m] = data[begin - lo : end - lo], data[starts[m] - lo : begin + headers.BLOCK - lo]
+        return pieces, extended
 
     def _members(self, row: int) -> list[tuple[int, str]]:
         """(number, extension) of each member of a sample."""
@@ -178,8 +205,20 @@ class RangeReader(Reader):
     def _is_wanted(self, member: int, fields: Collection[str] | None) -> bool:
         return fields is None or self.table.extensions[self.table.extension_ids[member]] in fields
 
-    def _check(self, pieces: dict[int, bytes], names: dict[int, tuple[str, str]], last: Collection[int]) -> None:
-        """See that the headers of members say what the table says; ``last``: those that have the next header with them.
+    def _check(
+        self,
+        pieces: dict[int, bytes],
+        names: dict[int, tuple[str, str]],
+        last: Collection[int],
+        extended: dict[int, bytes] | None,
+    ) -> None:
+        """See that the headers of members say what the table says.
+
+        Args:
+            pieces: members with their headers.
+            names: key and extension of each.
+            last: those that have the next header with them.
+            extended: what was read before the headers with them; None: that can be read now, it is of the same version.
 
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
@@ -194,9 +233,11 @@ class RangeReader(Reader):
             if headers.parse_size(header) != size or not self._is_named(found, names[m]):
                 doubtful.append(m)
         longer = [m for m in last if self._is_followed(m, pieces[m], names[m][0])]
-        if not longer and (not doubtful or self._are_extended(doubtful, names)):
+        is_sure = not doubtful or self._are_extended(doubtful, names, extended)
+        if is_sure and not longer:
             return
-        if not _are_same(self._rescan(), self.table):
+        # The headers that are read now may be of another version than what was read before.
+        if (extended is not None and not is_sure) or not are_same(self._rescan(), self.table):
             raise self._changed(names[(longer or doubtful)[0]])
         self._is_proven = True
 
@@ -218,21 +259,29 @@ class RangeReader(Reader):
         except Exception:  # noqa: BLE001 - the caller's rule, on what fits a header of a name: anything may come
             return False
 
-    def _are_extended(self, members: list[int], names: dict[int, tuple[str, str]]) -> bool:
+    def _are_extended(
+        self, members: list[int], names: dict[int, tuple[str, str]], extended: dict[int, bytes] | None
+    ) -> bool:
         """Whether the extended headers before these members say what the table says of them.
 
         Where other members lie before them, of no sample, they are not looked for: then the version of the shard that
-        the table is known to be of has to do, if the store says versions at all.
+        the table is known to be of has to do.
         """
-        offsets, sizes = np.asarray(self.table.offsets), np.asarray(self.table.sizes)
-        ends = np.append(np.uint64(0), np.sort(offsets + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)))
-        last = np.searchsorted(ends, offsets[members] - np.uint64(headers.BLOCK), side="right") - 1
-        before = dict(zip(members, ends[last].tolist(), strict=True))
+        before = self._starts_before(members)
+        if extended is not None:
+            return all(self._is_extended(m, before[m], extended[m], names[m]) for m in members)
         near = [m for m in members if self.table.offsets[m] - before[m] <= _EXTENDED_BYTES]
-        if len(near) < len(members) and not (self._is_proven and self._source.version is not None):
+        if len(near) < len(members) and not self._is_proven:
             return False
         data = self._source.read_many([(before[m], self.table.offsets[m]) for m in near])
         return all(self._is_extended(m, before[m], piece, names[m]) for m, piece in zip(near, data, strict=True))
+
+    def _starts_before(self, members: Sequence[int]) -> dict[int, int]:
+        """Where the member of any sample ends that lies before each of these: what else lies between are headers."""
+        offsets, sizes = np.asarray(self.table.offsets), np.asarray(self.table.sizes)
+        ends = np.append(np.uint64(0), np.sort(offsets + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)))
+        last = np.searchsorted(ends, offsets[list(members)] - np.uint64(headers.BLOCK), side="right") - 1
+        return dict(zip(members, ends[last].tolist(), strict=True))
 
     def _is_extended(self, member: int, begin: int, data: bytes, name: tuple[str, str]) -> bool:
         """Whether headers that begin at ``begin`` in the shard end with one of this member."""
@@ -261,7 +310,7 @@ def _padded(size: int) -> int:
     return -(-size // headers.BLOCK) * headers.BLOCK
 
 
-def _are_same(one: MemberTable, other: MemberTable) -> bool:
+def are_same(one: MemberTable, other: MemberTable) -> bool:
     """Whether two tables put the same members at the same places."""
     return (
         one.nsamples == other.nsamples

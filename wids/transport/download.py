@@ -2,7 +2,8 @@
 
 Many byte ranges at a time where the source has them and says its size, else one stream from the start. Space is asked
 for before bytes are written. All ranges come from one version of the object: if it changes under way, the download
-begins anew.
+begins anew. Where nothing would show that it changed, neither a strong version nor a checksum of the whole, the object
+is one stream, which begins anew after a break.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def download_to(
     reserve: Callable[[int], None] | None = None,
     is_cancelled: Callable[[], bool] | None = None,
     is_ahead: bool = False,
+    has_checksum: bool = False,
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
     hooks: Sequence[Hook] = (),
@@ -55,6 +57,7 @@ def download_to(
         reserve: called with the bytes that the file will have, before they are written.
         is_cancelled: asked now and then; once it says True, the transfer ends.
         is_ahead: no reader waits for it; downloads with one come first.
+        has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
         storage_options: for the fsspec file system.
         allow_pipe: let ``pipe:`` run its command (without a shell).
         hooks: called for each retry.
@@ -79,6 +82,7 @@ def download_to(
         reserve=reserve,
         is_cancelled=is_cancelled,
         is_ahead=is_ahead,
+        has_checksum=has_checksum,
         deadline=time.monotonic() + seconds,
     )
 
@@ -87,7 +91,7 @@ def download_to(
         try:
             check()
         except BaseException:
-            transfer.begin_anew()
+            transfer.note_damage()
             raise
 
     retrying.try_repeatedly(
@@ -133,7 +137,7 @@ def read_bytes(
             with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
                 return file.read()
         with open_source(url, storage_options, go_on=go_on) as source:
-            data = b"".join(source.stream(None if max_bytes is None else max_bytes + 1))
+            data = b"".join(source.stream(None if max_bytes is None else max_bytes + 1, in_one_request=True))
         if max_bytes is not None and len(data) > max_bytes:
             raise SizeMismatchError(
                 f"{url}: it is longer than the {max_bytes} bytes it may have", url=url, expected=max_bytes
@@ -153,7 +157,7 @@ class Transfer:
         storage_options: for the fsspec file system.
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: asked now and then; True ends the transfer.
-        is_ahead: see `download_to`.
+        is_ahead, has_checksum: see `download_to`.
         deadline: when it must have ended, by the monotonic clock.
 
     Attributes:
@@ -170,14 +174,16 @@ class Transfer:
         reserve: Callable[[int], None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
         is_ahead: bool = False,
+        has_checksum: bool = False,
         deadline: float = math.inf,
     ) -> None:
         self.url, self.path = url, path
         self._expected, self._storage_options = size, storage_options
         self._reserve = reserve or (lambda _: None)
         self._is_cancelled = is_cancelled or (lambda: False)
-        self._deadline, self._is_ahead = deadline, is_ahead
+        self._deadline, self._is_ahead, self._has_checksum = deadline, is_ahead, has_checksum
         self.requests = self._interruptions = 0
+        self._is_one_stream = False
         self._fd = -1
         self.begin_anew()
 
@@ -185,6 +191,11 @@ class Transfer:
         """Forget the bytes that came: they are damaged, or of another version."""
         self._stat: Stat | None = None
         self._missing: Sequence[Span] = ()
+
+    def note_damage(self) -> None:
+        """Begin anew; in one stream, if these may have been bytes of two versions."""
+        self._is_one_stream |= self._stat is not None and not self._stat.is_strong
+        self.begin_anew()
 
     @property
     def kept_bytes(self) -> int:
@@ -219,8 +230,15 @@ class Transfer:
         step = source.range_bytes(known)
         first = spans.cut(self._missing or [Span(0, known or step)], step)[0]
         # A source that seems to change all the time is read in one go. For one stream the client's memory will do.
-        stat = source.stat(first if self._interruptions < 2 else None, is_fresh=not source.is_blocking)
+        is_one = self._is_one_stream or self._interruptions >= 2 or self._is_known_as_weak(source)
+        stat = source.stat(None if is_one else first, is_fresh=not source.is_blocking)
         if source.is_blocking or not stat.has_ranges:
+            self._stream(source, stat)
+            return
+        if self._is_one_stream or not self._may_combine(stat):
+            if source.answers_have_stat:
+                self._note_weak()
+                stat = source.stat(None)
             self._stream(source, stat)
             return
         self._learn(stat)
@@ -237,8 +255,24 @@ class Transfer:
             self._reserve(size)
             os.ftruncate(self._fd, size)
             self._stat, self._missing = stat, [Span(0, size)] if size else []
-        elif stat != self._stat:
+        elif not self._may_combine(stat):
+            self._note_weak()
+            raise InterruptedTransferError(f"{self.url}: a part of it came without a strong entity tag")
+        elif not stat.is_same(self._stat):
             raise InterruptedTransferError(f"{self.url}: it changed, or gave no ranges any more, while it was fetched")
+
+    def _is_known_as_weak(self, source: ByteSource) -> bool:
+        """Whether to ask for one stream at once: answers with ranges would be of no use."""
+        if self._has_checksum or not source.answers_have_stat:
+            return False
+        return urls.host_of(self.url) in filesystems.connections().weak_hosts
+
+    def _note_weak(self) -> None:
+        filesystems.connections().weak_hosts.add(urls.host_of(self.url))
+
+    def _may_combine(self, stat: Stat) -> bool:
+        """Whether bytes of several requests can be put together."""
+        return stat.is_strong or self._has_checksum
 
     def _write(self, at: int, data: bytes) -> None:
         system.write_all(self._fd, data, at)
@@ -254,7 +288,7 @@ class Transfer:
         at, reserved = 0, self._expected or 0 if size is None else size
         if size is not None or reserved:
             self._reserve(reserved)
-        for block in source.stream():
+        for block in source.stream(in_one_request=not self._may_combine(stat)):
             self._go_on()
             end = at + len(block)
             if self._expected is not None and end > self._expected:

@@ -34,8 +34,11 @@ CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
 CONNECTIONS = prefetching.CONNECTIONS
 _SLOWEST_BYTES = 128 << 10  # a second
 _POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
-# What tells two versions of an object apart, by the names that file systems give it.
-_VERSION_KEYS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "updated", "mtime")
+# What tells two versions of an object apart, by the names that file systems give it: for certain, and mostly.
+_STRONG_KEYS = ("ETag", "etag", "e_tag", "generation", "md5Hash", "blob_id")
+_WEAK_KEYS = (
+    *("crc32c", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modify", "modificationTime"),
+)
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 _FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
 _MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
@@ -112,9 +115,11 @@ def limit_of(size: int) -> float:
     return CONNECT_SECONDS + READ_SECONDS + size / _SLOWEST_BYTES
 
 
-def version_of(info: dict[str, Any]) -> Any:
-    """What tells two versions of an object apart, of what fsspec's ``info`` says of it."""
-    return tuple(str(info[name]) for name in _VERSION_KEYS if info.get(name) is not None)
+def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
+    """What tells two versions of an object apart, of what fsspec's ``info`` says of it, and whether it is strong."""
+    found = {name: str(info[name]) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
+    is_strong = any(name in found and not found[name].startswith("W/") for name in _STRONG_KEYS)
+    return tuple(text.removeprefix("W/") for text in found.values()) or None, is_strong
 
 
 _numbers = itertools.count()
@@ -181,6 +186,7 @@ class Connections:
 
     Attributes:
         count: ranges of downloads at a time. slots: one is taken for each of them.
+        weak_hosts: those that have given an object without a strong version (`wids.transport.source.Stat`).
     """
 
     def __init__(self) -> None:
@@ -189,6 +195,7 @@ class Connections:
         self._request_slots = asyncio.Semaphore(prefetching.MAX_REQUESTS)
         self._delays: dict[str, float] = {}
         self._rates: dict[str, float] = {}
+        self.weak_hosts: set[str] = set()
         self._requests, self._has_none = 0, asyncio.Event()
         self._has_none.set()
 

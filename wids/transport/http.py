@@ -51,7 +51,9 @@ class HttpSource(ByteSource):
 
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """See `ByteSource`. Without ranges, too, if it is another range that is given, or one of an unknown whole."""
-        answer = filesystems.run(self._keep(first), go_on=self.go_on)
+        answer = self._opened
+        if answer is None or first is not None or answer.is_range:
+            answer = filesystems.run(self._keep(first), go_on=self.go_on)
         has_ranges = answer.stat.has_ranges and (answer.span is None or first is None or answer.span.lo == first.lo)
         return answer.stat._replace(has_ranges=has_ranges)
 
@@ -64,15 +66,16 @@ class HttpSource(ByteSource):
         if answer is None:
             answer = await self._open(span)
         try:
-            sink.learn(answer.stat)
+            # All of it with status 200 is the range that was asked for, if that was all of it.
+            sink.learn(answer.stat._replace(has_ranges=answer.stat.has_ranges or answer.span == span))
             if answer.span != span:
                 raise InterruptedTransferError(f"{self.url}: the server gave another range than was asked for")
             await answer.write_to(sink, span)
         finally:
             answer.close()
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
-        """See `ByteSource`."""
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
+        """See `ByteSource`; it is one request in any case."""
         answer = self._opened
         if answer is None or answer.is_range:
             answer = filesystems.run(self._keep(None), go_on=self.go_on)
@@ -181,7 +184,11 @@ class _Answer:
             lo, last, size = map(int, found.groups())
             self.span = Span(lo, last + 1)
         has_ranges = size == 0 or (self.is_range and size is not None)
-        self.stat = Stat(size, headers.get("ETag") or headers.get("Last-Modified"), has_ranges)
+        # A time alone never tells versions apart for certain: a copy may have that of what it replaces.
+        tag = headers.get("ETag", "")
+        opaque = tag.removeprefix("W/")
+        is_strong = tag == opaque != '""' and bool(tag)
+        self.stat = Stat(size, opaque or headers.get("Last-Modified"), has_ranges, is_strong)
 
     async def read(self, size: int) -> bytes:
         """About ``size`` bytes; none at the end."""

@@ -55,7 +55,7 @@ class PipeSource(ByteSource):
         """Not possible."""
         raise FetchError(f"{self.url}: the output of a program has no positions; fetch it as a whole", url=self.url)
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
         """The program's output; none where it fills the file itself.
 
         Raises:

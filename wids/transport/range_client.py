@@ -1,6 +1,8 @@
 """A shard's bytes where they are, read by position: a local file, or byte ranges of a remote object.
 
-Nothing is written to a disk. All that is read comes from one version of the object; when it changes, the read says so.
+Nothing is written to a disk. When the object changes, the read says so; where the store gives no strong version
+(`is_strong`), a change to another object of that size may go unnoticed, and only the bytes of one piece are of one
+version for certain.
 Pieces that lie so close together that another request would take longer are one request, and requests run at the same
 time. A remote object that gives no ranges is refused, never read as a whole by surprise.
 """
@@ -48,6 +50,7 @@ class ShardBytes:
         seconds: for all tries of one read.
         is_cancelled: asked now and then; once it says True, a read ends.
         needs_version: refuse a store that does not tell versions of the object apart, as one without ranges.
+        needs_strong: likewise, one that does not tell them apart for certain.
 
     Attributes:
         requests: how many were made. read_bytes: how many bytes they brought.
@@ -68,10 +71,12 @@ class ShardBytes:
         seconds: float = retrying.TOTAL_SECONDS,
         is_cancelled: Callable[[], bool] = lambda: False,
         needs_version: bool = False,
+        needs_strong: bool = False,
     ) -> None:
         self.url, self._storage_options, self._hooks, self._seconds = url, storage_options, hooks, seconds
         self.requests = self.read_bytes = 0
-        self._size, self._is_cancelled, self._needs_version = size, is_cancelled, needs_version
+        self._size, self._is_cancelled = size, is_cancelled
+        self._needs_version, self._needs_strong = needs_version, needs_strong
         self._stat = stat
         if stat is not None:
             self._size = stat.size
@@ -122,6 +127,14 @@ class ShardBytes:
         """What tells this version from others (entity tag, generation, times); None where the store says nothing."""
         return self._look().version
 
+    @property
+    def is_strong(self) -> bool:
+        """Whether the answers so far all had a strong version: pieces of several requests are then of one version.
+
+        Once it is False, it stays so.
+        """
+        return self._needs_strong or self._look().is_strong
+
     def read(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset`` on; fewer only at the object's end. Much comes over all connections.
 
@@ -152,9 +165,9 @@ class ShardBytes:
         with open_source(self.url, self._storage_options, go_on=self._go_on) as source:
             self.requests += 1 if source.answers_have_stat else 3  # and asked before and after the read
             stat = source.stat(Span(0, size))
-            if not stat.has_ranges:
+            if not stat.has_ranges and (stat.size is None or stat.size > size):  # all of it is a range, too
                 raise self._no_ranges()
-            self._learn(stat)
+            self._learn(stat._replace(has_ranges=True))
             wanted = spans.clip((0, size), self.size)
             gather = Gather({wanted: [wanted]} if wanted.size else {})
             read_spans(source, gather.missing, Sink(self._learn_range, gather.write), is_for_samples=True)
@@ -163,6 +176,8 @@ class ShardBytes:
 
     def read_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of several pieces (lo, hi), half-open, in their order; each ends at the end of the object at most.
+
+        Each comes in one request, and so is of one version in any case.
 
         Raises:
             FetchError, ChangedShardError: as for `read`.
@@ -227,7 +242,7 @@ class ShardBytes:
         if self._stat is not None and stat.version != self._stat.version:
             raise self._changed(self._stat.version, stat.version)
         self._size = self._size if stat.size is None else stat.size
-        self._stat = stat
+        self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 
     def _learn_range(self, stat: Stat) -> None:
         """Likewise, with a range that was asked for; it may come another time if it did not now."""
@@ -235,8 +250,8 @@ class ShardBytes:
             self._learn(stat._replace(has_ranges=True))
         if not stat.has_ranges:
             raise self._no_ranges()
-        if self._needs_version and stat.version is None:
-            raise NoRangesError(f"{self.url}: the store does not say which version it gives", url=self.url)
+        if (self._needs_version and stat.version is None) or (self._needs_strong and not stat.is_strong):
+            raise NoRangesError(f"{self.url}: the store does not say for certain which version it gives", url=self.url)
 
     def _no_ranges(self) -> NoRangesError:
         return NoRangesError(

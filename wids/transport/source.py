@@ -26,11 +26,19 @@ class Stat(NamedTuple):
         size: bytes of the whole; None: not said.
         version: what tells this version from others (entity tag, generation, times); None: not said.
         has_ranges: whether spans of it can be read.
+        is_strong: whether objects of the same version have the same bytes: a strong entity tag, a generation, an md5.
+            Else a version may be replaced by another of the same name, as within a second, and without one always:
+            what several requests brought may be of two.
     """
 
     size: int | None
     version: Any
     has_ranges: bool
+    is_strong: bool = False
+
+    def is_same(self, other: Stat) -> bool:
+        """Whether nothing says that it is another version; only if both are strong, the bytes are known to be equal."""
+        return self[:3] == other[:3]
 
 
 class Sink(NamedTuple):
@@ -80,8 +88,13 @@ class ByteSource(Protocol):
         """Write the bytes of a span, which is not empty, to a sink, from its beginning on."""
         ...
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
-        """The object's bytes in blocks, from its beginning on; no more than ``end``."""
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
+        """The object's bytes in blocks, from its beginning on; no more than ``end``.
+
+        Args:
+            end: of how many bytes.
+            in_one_request: also where a client would make several: nothing tells whether those are of one version.
+        """
         ...
 
     def range_bytes(self, size: int | None) -> int:

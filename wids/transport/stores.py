@@ -74,7 +74,7 @@ class LocalSource(ByteSource):
     def stat(self, first: Span | None = HEAD, *, is_fresh: bool = True) -> Stat:
         """Those of the file that was opened, which may be written to."""
         facts = os.fstat(self._fd)
-        return Stat(facts.st_size, (facts.st_mtime_ns, facts.st_ino), has_ranges=True)
+        return Stat(facts.st_size, (facts.st_mtime_ns, facts.st_ino), has_ranges=True, is_strong=True)
 
     async def read(self, span: Span, sink: Sink) -> None:
         """See `ByteSource`."""
@@ -85,8 +85,8 @@ class LocalSource(ByteSource):
         if at < span.hi:  # shorter than it was, which no other try mends
             sink.learn(self.stat())
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
-        """See `ByteSource`."""
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
+        """See `ByteSource`; of one open file in any case."""
         at = 0
         while data := system.pread(self._fd, _step(at, end), at):
             yield data
@@ -116,8 +116,9 @@ class _FilesystemSource(ByteSource):
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{self._name} is a directory")
         size = info.get("size")
-        version = filesystems.version_of(info) or None
-        return Stat(None if size is None else int(size), version, has_ranges=size is not None)
+        version, is_strong = filesystems.version_of(info)
+        size = None if size is None else int(size)
+        return Stat(size, version, has_ranges=size is not None, is_strong=is_strong)
 
     def _info(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -155,7 +156,7 @@ class AsyncSource(_FilesystemSource):
             release()
         sink.write(span.lo, data)
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
         """In one block: these clients have no other way. Without an end, gcsfs asks three times."""
         size = self.stat(is_fresh=False).size if end is None else end
         options = {} if size is None else {"start": 0, "end": size}
@@ -192,10 +193,15 @@ class SyncSource(_FilesystemSource):
         options = {"cache_type": "none"} if is_general else {}
         sink.write(span.lo, self._filesystem.cat_file(self._name, start=span.lo, end=span.hi, **options))
 
-    def stream(self, end: int | None = None) -> Iterator[bytes]:
+    def stream(self, end: int | None = None, *, in_one_request: bool = False) -> Iterator[bytes]:
         """Through one open file: to open it for each range could be to unpack it, or to log in, each time."""
+        from fsspec.spec import AbstractBufferedFile
+
         at = 0
         with self._filesystem.open(self._name, "rb") as file:
+            if in_one_request and isinstance(file, AbstractBufferedFile):  # each read of it is a request
+                yield file.read(-1 if end is None else end)
+                return
             while data := file.read(_step(at, end)):
                 yield data
                 at += len(data)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
+from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import publish, publish_pack
 from wids import batches
@@ -405,10 +406,11 @@ def test_a_hook_sees_the_download(web, make, held):
     assert [event.is_ahead for event in events if isinstance(event, Fetched)] == [True]
 
 
-def test_a_server_that_tells_no_versions(web, make, held):
+@pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
+def test_a_server_that_tells_no_versions(web, make, held, headers):
     """Two ranges of a sample might be of two versions: nothing is read early from one."""
     held.go.set()
-    web.validators = ()
+    web.faults["/a.tar"] = [said(whole, **headers)]
     dataset = make("a")
     assert [dataset[row][".txt"] for row in range(ROWS)] == [text_of(row) for row in range(ROWS)]
     assert (dataset.stats().fetches, dataset.stats().range_bytes) == (1, 0)

@@ -396,6 +396,10 @@ def test_spans(store, tmp_path):
                 assert written.holds(spans)
                 assert set(written.stats) <= {stat}
                 assert written.stats or (source.answers_have_stat and not spans)
+            elif store.has_size and spans == [Span(0, len(DATA))]:  # all of it is a range, too
+                written = Written(refuse)
+                read_spans(source, spans, written.sink)
+                assert written.holds(spans)
             elif spans:
                 written = Written(refuse)
                 with pytest.raises(FetchError, match=r"no ranges|no positions"):

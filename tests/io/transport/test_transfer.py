@@ -15,16 +15,19 @@ import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.registry import _registry
+from fsspec.spec import AbstractBufferedFile
 
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.range_faults import (
+    WEAK,
     held,
     ignored,
     marked_anew,
     part,
     replaced,
+    said,
     short,
     too_long,
     unsaid,
@@ -34,6 +37,7 @@ from tests.support.range_faults import (
 from tests.support.servers import Server, cut, mute, reset, stall, status, whole, whole_unannounced
 from wids.errors import (
     CacheFull,
+    DigestMismatchError,
     FetchDeniedError,
     FetchError,
     ShardNotFoundError,
@@ -294,10 +298,60 @@ def test_damage_is_fetched_anew(ranges, target):
     ids=["etag", "time", "both", "longer", "shorter", "one range", "half a range", "empty"],
 )
 def test_versions_are_never_mixed(ranges, target, marks, new, place):
-    """A file that is replaced under way, in whichever range, arrives in its new version, and no byte of the old one."""
+    """A file that is replaced under way, in whichever range, arrives in its new version, and no byte of the old one.
+
+    From a server without strong validators it is one stream, which had ended before, or is the new one.
+    """
     ranges.validators = marks
     url = ranges.add(PATH, BODY, *[whole] * place, replaced(new), whole)
-    assert fetch_body(url, target) == new
+    assert fetch_body(url, target) == (new if "ETag" in marks or place < 2 else BODY)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 9], ids=lambda place: f"answer {place}")
+@pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
+def test_versions_that_nothing_tells_apart_are_never_mixed(ranges, target, headers, place):
+    """Without a strong validator and a checksum, a file is one stream, begun anew after a break; nothing is kept."""
+    faults = [whole, cut, reset, replaced(OTHER), reset, *[whole] * 10]
+    url = ranges.add(PATH, BODY, *(said(fault, **headers) for fault in [*[whole] * (place - 1), *faults]))
+    assert fetch_body(url, target) in (BODY, OTHER)
+    assert len(ranges.ranges) == 1
+    before = len(ranges.requests)
+    assert fetch_body(ranges.add("/b.tar", OTHER, said(whole, **headers)), target) == OTHER
+    assert len(ranges.requests) == before + 1  # it is known of the server, and one request is all
+
+
+@pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
+def test_a_checksum_lets_versions_that_nothing_tells_apart_come_in_ranges(ranges, target, headers):
+    """All at the same time, and resumed; bytes of two versions do not pass, and then it is one stream."""
+    url = ranges.add(PATH, BODY, *[said(whole, **headers)] * 3, said(reset, **headers), said(whole, **headers))
+    assert fetch_body(url, target, has_checksum=True) == BODY
+    assert len(BODY) < asked_bytes(ranges) <= len(BODY) + RANGE
+    assert len(ranges.requests) == len(ranges.ranges)
+    before, tries = len(ranges.ranges), []
+
+    def check():
+        with open(target, "rb") as file:
+            tries.append(file.read())
+        if tries[-1] != OTHER:
+            raise DigestMismatchError("mixed")
+
+    faults = [*[whole] * 5, replaced(OTHER), whole]
+    url = ranges.add(PATH, BODY, *(said(fault, **headers) for fault in faults))
+    assert fetch_body(url, target, check=check, has_checksum=True) == OTHER
+    assert [len(body) for body in tries] == [len(BODY)] * 2
+    assert len(ranges.ranges) - before == -(-len(BODY) // RANGE)
+
+
+def test_entity_tags_that_differ_in_their_strength_alone(ranges, target):
+    """Of two replicas, or through a proxy: with a checksum nothing comes twice; without, one stream at a time."""
+    tags = [said(whole, ETag=tag) for tag in ('"1"', 'W/"1"', '"1"', '"1"', 'W/"1"') * 10]
+    url = ranges.add(PATH, BODY, *tags)
+    assert fetch_body(url, target, has_checksum=True) == BODY
+    assert asked_bytes(ranges) == len(BODY)
+    assert fetch_body(ranges.add(PATH, BODY, *tags), target) == BODY
+    before = len(ranges.requests)
+    assert fetch_body(ranges.add(PATH, BODY, *tags), target) == BODY
+    assert len(ranges.requests) == before + 1
 
 
 def test_versions_are_never_mixed_over_tries(ranges, target):
@@ -777,6 +831,46 @@ def test_a_bucket_whose_object_is_replaced(bucket, target):
     for place in (0, 5, 20):
         bucket.body, bucket.tag, bucket.faults = BODY, "1", [*[None] * place, replace]
         assert fetch_body(URL, target) == OTHER
+
+
+def test_a_bucket_without_strong_versions(bucket, target):
+    """One request brings the whole; with a checksum there are ranges."""
+    bucket.tag = None
+    assert fetch_body(URL, target) == BODY
+    assert bucket.asked == [(0, len(BODY))]
+    assert fetch_body(URL, target, has_checksum=True) == BODY
+    assert len(bucket.asked) == 1 + -(-len(BODY) // RANGE)
+
+
+class Blocks(AbstractBufferedFile):
+    """A file each of whose blocks is a request, as of FTP; the object is replaced after the first."""
+
+    def _fetch_range(self, start, end):
+        data = self.fs.body[start:end]
+        type(self.fs).body = OTHER
+        return data
+
+
+class Blocking(fsspec.AbstractFileSystem):
+    """A store of one object, which blocks, and tells no versions."""
+
+    protocol = "blocking"
+    cachable = False
+    body = BODY
+
+    def info(self, path, **_):
+        """As fsspec asks for."""
+        return {"name": path, "size": len(self.body), "type": "file"}
+
+    def _open(self, path, mode="rb", **options):
+        return Blocks(self, path, mode, block_size=RANGE, size=len(self.body))
+
+
+def test_a_store_that_blocks_without_versions(target, monkeypatch):
+    """One request brings the whole: its client would make one for each block."""
+    monkeypatch.setattr(stores, "BLOCK_BYTES", RANGE)
+    monkeypatch.setitem(_registry, "blocking", type("OneBlocking", (Blocking,), {}))
+    assert fetch_body("blocking://b/a.tar", target) == BODY
 
 
 def test_a_bucket_and_its_index_disagree(bucket, target):
