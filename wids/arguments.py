@@ -18,7 +18,7 @@ from wids import error_log
 from wids.cache.placement import default_cache_dir
 from wids.collection import ARCHIVES
 from wids.errors import without_secrets
-from wids.events import logger
+from wids.events import fallback, format_size, logger
 from wids.index import urls
 from wids.index.table import find_groupings
 from wids.osfiles.index_paths import absolute
@@ -124,24 +124,17 @@ def announce(shards: Any, found: ShardList, *, base: str | None, name: str, cach
     if os.environ.get("WIDS_VERBOSE", "0") not in ("", "0"):
         _log_to_stderr()
     if logger.isEnabledFor(logging.INFO):
-        logger.info(
-            "%s: base %s, name %s, %d shards, %d bytes, %d samples, cache %s",
-            without_secrets(str(shards))[:50],  # in this order: half a password is not seen to be one
-            base,
-            name,
-            len(found),
-            sum(size for size in found.filesizes if size > 0),
-            sum(found.lengths),
-            cache_dir,
-        )
+        size = sum(size for size in found.filesizes if size > 0)
+        facts = [f"{len(found):,} shards", f"{sum(found.lengths):,} samples", *([format_size(size)] if size else [])]
+        more = {"name": name, "base": base, "cache": cache_dir}
+        facts += [f"{what} {value}" for what, value in more.items() if value]
+        # In this order: half a password is not seen to be one.
+        logger.info("%s: %s", without_secrets(str(shards))[:50], ", ".join(facts))
 
 
 def _log_to_stderr() -> None:
     """Let the ``wids`` logger speak without the program having set up logging."""
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.addHandler(handler)
+    fallback.setLevel(logging.INFO)
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
 

@@ -3,12 +3,13 @@
 An event is a frozen value that pickles. A hook is called in the process and thread where the event happened (also in
 DataLoader workers, so a hook must pickle too). It must be quick; an exception that it raises is logged and has no other
 effect. An event's ``url`` is whole, for programs; its text, and all that the ``wids`` logger writes, have no queries
-and passwords of URLs.
+and passwords of URLs. Where a program has not set up logging, warnings go to stderr with "wids: " before them.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,8 +33,30 @@ class _WithoutSecrets(logging.Filter):
         return True
 
 
+class _Fallback(logging.Handler):
+    """Writes to stderr where the program has not set up logging; Python itself would not say whose the lines are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logging.lastResort is None or self._has_others() or sys.stderr is None:
+            return
+        try:
+            sys.stderr.write(f"wids: {self.format(record)}\n")
+        except Exception:  # noqa: BLE001 - as all handlers do: a log line stops no program
+            self.handleError(record)
+
+    def _has_others(self) -> bool:
+        above: logging.Logger | None = logger
+        while above is not None:
+            if any(handler is not self for handler in above.handlers):
+                return True
+            above = above.parent if above.propagate else None
+        return False
+
+
 logger = logging.getLogger("wids")
 logger.addFilter(_WithoutSecrets())
+fallback = _Fallback(logging.WARNING)
+logger.addHandler(fallback)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,30 +224,61 @@ _LEVELS: dict[type[Event], int] = {
     NotFetchedAhead: logging.INFO,
 }
 
+# Shorter waits are no news: another process downloads the shard, or closes one.
+_LONG_SECONDS = 3.0
 # A cache that is too small for its jobs makes one wait for each shard: a warning each time would bury all others.
 _QUIET_SECONDS = 300.0
-# Directory -> (when its waits were last warned of, how many there were since).
-_waits: dict[str, tuple[float, int]] = {}
+# Directory -> of its waits since a time: (when that was, how many, their seconds).
+_waits: dict[str, tuple[float, int, float]] = {}
+
+
+def format_size(count: float) -> str:
+    """``512 B``, ``1.23 GB``."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:,.3g} PB"
 
 
 def log_event(event: Event) -> None:
     """The hook that is always there: events go to the ``wids`` logger, most at DEBUG.
 
-    Waits for space in one directory are a warning once, and every five minutes with their number; others are DEBUG.
+    Waits for space in one directory are a warning when they come to three seconds within five minutes, once in that
+    time and with their number; others are DEBUG, as are shorter waits for another process.
     """
     level, more = _LEVELS.get(type(event), logging.DEBUG), ""
     if isinstance(event, WaitedForRoom):
-        now = time.monotonic()
-        then, count = _waits.get(event.path, (-_QUIET_SECONDS, 0))
-        if now - then < _QUIET_SECONDS:
+        count, seconds = _add_wait(event)
+        if not seconds - event.seconds < _LONG_SECONDS <= seconds:
             level = logging.DEBUG
-            _waits[event.path] = then, count + 1
-        else:
-            more = f"; {count} more since the last warning" if count else ""
-            _waits[event.path] = now, 0
+        elif count > 1:
+            more = f"; {count} such waits in the last minutes, {seconds:.3g} s together"
+    elif isinstance(event, Waited) and event.seconds < _LONG_SECONDS:
+        level = logging.DEBUG
     if logger.isEnabledFor(level):
-        facts = ", ".join(f"{name}={value!r}" for name, value in event.__rich_repr__())
+        facts = ", ".join(f"{name}={text}" for name, text in map(_fact, event.__rich_repr__()))
         logger.log(level, "%s: %s%s", type(event).__name__, facts, more)
+
+
+def _add_wait(event: WaitedForRoom) -> tuple[int, float]:
+    """Number and seconds of the waits in a directory, this one included, in the five minutes that it falls into."""
+    now = time.monotonic()
+    begin, count, seconds = _waits.get(event.path, (now, 0, 0.0))
+    if now - begin >= _QUIET_SECONDS:
+        begin, count, seconds = now, 0, 0.0
+    _waits[event.path] = begin, count + 1, seconds + event.seconds
+    return count + 1, seconds + event.seconds
+
+
+def _fact(field: tuple[str, Any]) -> tuple[str, str]:
+    """A field of an event for the log: its name, and its value, rounded and with its unit."""
+    name, value = field
+    if name in ("size_bytes", "cache_size") and value is not None:
+        return name.removesuffix("_bytes"), format_size(value)
+    return ("time", f"{value:.3g} s") if name == "seconds" else (name, repr(value))
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:

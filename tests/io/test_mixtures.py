@@ -16,7 +16,7 @@ import wids
 from tests.support.shards import write_index, write_json, write_mixture, write_shards, write_tar
 from wids.cache.space import table_allowance
 from wids.errors import SpecError, StateError
-from wids.events import Fetched
+from wids.events import Fetched, format_size
 from wids.testing import Server
 
 
@@ -440,9 +440,9 @@ def test_the_limit_is_held_against_all_sources_of_its_directory(remote, tmp_path
     _, size, footprint = remote
     mixture = remote_mixture(remote, lambda _: tmp_path, lambda _: 8)
     [said] = warnings_of(caplog, mixture)
-    assert f"cache_size={8 * footprint} has space for {8 * footprint // size} shards" in said
+    assert f"cache_size ({format_size(8 * footprint)}) has space for {8 * footprint // size} shards" in said
     assert "read 8 at a time, out of 4 sources" in said
-    assert f"cache_size={12 * size} would do, or a window of 1 shards" in said
+    assert f"cache_size={12 * size:_} would do, or a window of 1 shards" in said
     assert warnings_of(caplog, mixture) == []
     assert warnings_of(caplog, remote_mixture(remote, lambda _: tmp_path, lambda _: 12)) == []
     two = remote_mixture(remote, lambda _: tmp_path, lambda _: 6)
@@ -466,7 +466,7 @@ def test_sources_with_directories_of_their_own_have_limits_of_their_own(remote, 
         caplog, remote_mixture(remote, tmp_path.__truediv__, {**enough, "talks": 2}.__getitem__), lanes=9
     )[-1:]
     assert "read 3 at a time" in said  # of nine lanes with windows of two, three shards
-    assert f"cache_size={4 * remote[1]} would do" in said
+    assert f"cache_size={4 * remote[1]:_} would do" in said
 
 
 def test_an_index_with_weights_needs_a_window_of_each_source(remote, tmp_path, caplog):

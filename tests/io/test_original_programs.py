@@ -29,6 +29,7 @@ from wids.errors import (
     NotAllowedError,
     UnsafeFormatError,
 )
+from wids.events import fallback, format_size
 
 COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
@@ -801,21 +802,19 @@ def test_wids_verbose_speaks_where_nobody_set_up_logging(index, capsys, monkeypa
     """$WIDS_VERBOSE=1 says on stderr what was opened; once for each dataset, however many there are."""
     logger = logging.getLogger("wids")
     monkeypatch.setattr(logger, "propagate", False)  # pytest's own handlers hang above
-    monkeypatch.setattr(logger, "handlers", [])  # whatever another test's libraries have hung there
+    monkeypatch.setattr(logger, "handlers", [fallback])  # and what another test's libraries have hung there
+    monkeypatch.setattr(fallback, "level", fallback.level)
     monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setenv("WIDS_VERBOSE", "1")
     try:
-        for _ in range(2):
-            wids.ShardListDataset(index)
+        names = [wids.ShardListDataset(index).dataset_name for _ in range(2)]
     finally:
-        logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.startswith("wids: ") and "3 shards" in line and "9 samples" in line for line in err.splitlines()] == [
-        True,
-        True,
-    ]
+    size = format_size(sum(shard["filesize"] for shard in json.loads(Path(index).read_text())["shardlist"]))
+    said = f"wids: {index[:50]}: 3 shards, 9 samples, {size}, name {names[0]}, base {os.path.dirname(index)}, cache "
+    assert [line.startswith(said) for line in err.splitlines()] == [True, True]
 
 
 def test_log_records_are_under_the_wids_logger(index, caplog, monkeypatch):

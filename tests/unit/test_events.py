@@ -1,5 +1,7 @@
 import logging
 import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -69,15 +71,43 @@ def test_events_are_logged(event, caplog, monkeypatch):
     emit((), event)
     [record] = caplog.records
     assert record.getMessage().startswith(type(event).__name__ + ": ")
-    for name in event.__struct_fields__:
-        assert f"{name}={getattr(event, name)!r}" in record.getMessage()
-    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys, WaitedForRoom], "WARNING")
-    loud |= dict.fromkeys([Fetched, Waited, NotFetchedAhead], "INFO")
+    shown = {name: repr(getattr(event, name)) for name in event.__struct_fields__}
+    if shown.pop("seconds", None):
+        shown["time"] = "0.5 s"
+    for name in {"size_bytes", "cache_size"} & set(shown):
+        shown[name.removesuffix("_bytes")] = f"{shown.pop(name)} B"
+    for name, text in shown.items():
+        assert f" {name}={text}" in record.getMessage()
+    loud = dict.fromkeys([Retried, Rejected, RepeatedKeys], "WARNING")
+    loud |= dict.fromkeys([Fetched, NotFetchedAhead], "INFO")
     assert record.levelname == loud.get(type(event), "DEBUG")
 
 
+def test_figures_are_rounded_and_have_units(caplog):
+    """Bytes and seconds are for people; the event itself has them exactly."""
+    caplog.set_level(logging.DEBUG, logger="wids")
+    event = Fetched(url="u", path="p", size_bytes=123_456_789, seconds=0.123456, requests=16)
+    emit((), event)
+    assert caplog.messages == [
+        "Fetched: url='u', path='p', size=123 MB, time=0.123 s, is_ahead=False, requests=16",
+    ]
+    assert "seconds=0.123456" in repr(event)
+    emit((), PrefetchBegun(cache_size=None))
+    assert caplog.messages[1] == "PrefetchBegun: cache_size=None"
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(0.02, "DEBUG"), (2.9, "DEBUG"), (3.0, "WARNING"), (90.0, "WARNING")])
+def test_short_waits_are_no_warnings(seconds, level, caplog, monkeypatch):
+    """Some seconds are worth one; a wait for another process's lock is news from there on, and never trouble."""
+    monkeypatch.setattr("wids.events._waits", {})
+    caplog.set_level(logging.DEBUG, logger="wids")
+    emit((), WaitedForRoom(url="u", path="p", seconds=seconds))
+    emit((), Waited(path="p", seconds=seconds))
+    assert [record.levelname for record in caplog.records] == [level, level.replace("WARNING", "INFO")]
+
+
 def test_waits_for_space_are_warned_of_rarely(caplog, events, monkeypatch):
-    """Of the waits in one directory the first is a warning, then one in five minutes with the number of the others.
+    """Waits in one directory are a warning when they come to three seconds, once in five minutes, with their number.
 
     Hooks are told of each, and at DEBUG each is logged.
     """
@@ -89,12 +119,47 @@ def test_waits_for_space_are_warned_of_rarely(caplog, events, monkeypatch):
     for wait in waits:
         emit([events], wait)
         now += 1.0
-    emit([events], WaitedForRoom(url="u", path="q", seconds=0.5))
+    emit([events], WaitedForRoom(url="u", path="q", seconds=5))
     assert events[:-1] == waits
     assert len(caplog.records) == 401
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text.split(", ")[0] for text in warned] == [f"WaitedForRoom: url={url!r}" for url in ("u0", "u300", "u")]
-    assert ["299 more" in text for text in warned] == [False, True, False]
+    assert [text.split(", ")[0] for text in warned] == [f"WaitedForRoom: url={url!r}" for url in ("u5", "u305", "u")]
+    assert [text.endswith("; 6 such waits in the last minutes, 3 s together") for text in warned] == [True, True, False]
+
+
+UNCONFIGURED = """
+import logging, sys
+from wids.events import fallback, logger
+{}
+logger.info("of no matter")
+logger.warning("%s: is full", "s3://bucket/x?signature=secret")
+try:
+    raise KeyError("mine")
+except KeyError:
+    logger.exception("it failed")
+"""
+SHOWN = ["wids: s3://bucket/x: is full", "wids: it failed", "Traceback (most recent call last):"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "shown"),
+    [
+        ("", SHOWN),
+        ("logging.getLogger('other').addHandler(logging.StreamHandler())", SHOWN),
+        ("fallback.setLevel(logging.INFO); logger.setLevel(logging.INFO)", ["wids: of no matter", *SHOWN]),
+        ("logging.basicConfig()", ["WARNING:wids:s3://bucket/x: is full", "ERROR:wids:it failed", SHOWN[2]]),
+        ("logger.addHandler(logging.NullHandler())", []),
+        ("logger.propagate = False; logging.basicConfig()", SHOWN),
+        ("logging.lastResort = None", []),
+        ("logging.raiseExceptions = False; sys.stderr.close()", []),
+        ("sys.stderr = None", []),
+    ],
+)
+def test_without_logging_set_up_lines_say_whose_they_are(setup, shown):
+    """Warnings go to stderr with "wids: " before them, until the program sets up logging in whatever way."""
+    done = subprocess.run([sys.executable, "-c", UNCONFIGURED.format(setup)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [line for line in done.stderr.splitlines() if not line.startswith((" ", "KeyError"))] == shown
 
 
 def test_a_level_that_nobody_wants_costs_nothing(caplog):

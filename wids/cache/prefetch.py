@@ -23,7 +23,7 @@ import numpy as np
 from wids.cache import usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
-from wids.events import NotFetchedAhead, emit, logger
+from wids.events import NotFetchedAhead, emit, format_size, logger
 from wids.index import urls
 from wids.order.layout import Shards
 from wids.policy import prefetching
@@ -394,12 +394,13 @@ def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
     window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
     if _environ_int("LOCAL_RANK") == 0:
         logger.warning(
-            "cache_size=%d has space for %d shards of about %d bytes, and %d rank(s) of this node read %d at a time%s. "
+            "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
             "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
-            "index create --members), else shards are downloaded again and again. cache_size=%d would do%s",
-            *(limit, limit // size, size, ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
+            "index create --members), else shards are downloaded again and again. cache_size=%s would do%s",
+            *(format_size(limit), limit // size, format_size(size)),
+            *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
             f", out of {len(needs)} sources" if len(needs) > 1 else "",
-            needed,
+            f"{needed:_}",
             f", or a window of {window} shards" if window >= 1 else "",
         )
     return True

@@ -22,7 +22,7 @@ from wids.cache import usage_hints
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
-from wids.events import Evicted, Swept, WaitedForRoom, emit, logger
+from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 from wids.osfiles import atomic, locks, system
 from wids.policy.eviction import victims
 from wids.policy.reservation import Grant, Refuse, Request, settle
@@ -261,10 +261,9 @@ class Space:
     def _warn_once(self, total: int) -> None:
         if not self._has_warned:
             self._has_warned = True
-            limit = "the disk is nearly full" if self.limit is None else f"cache_size is {self.limit}"
-            logger.warning(
-                "%s: %s, and a shard needs %d bytes; it is admitted over the limit", self.directory.path, limit, total
-            )
+            limit = "the disk is nearly full" if self.limit is None else f"cache_size is {format_size(self.limit)}"
+            words = "%s: %s, and a shard needs %s; it is admitted over the limit"
+            logger.warning(words, self.directory.path, limit, format_size(total))
 
     def _raise_full(self, url: str, wanted: int, missing: int) -> None:
         path = self.directory.path

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from wids import events
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _PREFIXES = "kmgtp"
 # Errors that a command prints one by one; the others are counted.
 _MAX_ERRORS = 10
 _MIN_COLUMNS = 40
+format_size = events.format_size
 # (ages from so many seconds on, seconds of the unit, the unit)
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 
@@ -62,17 +64,6 @@ def parse_range(text: str, option: str, noun: str) -> slice:
     except ValueError:
         pass
     raise typer.BadParameter(f"{option} {text!r} is no range of {noun}; write it like 0:100, 100: or :-1")
-
-
-def format_size(count: float) -> str:
-    """``512 B``, ``1.23 GB``."""
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        count /= 1000
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1000:,.3g} PB"
 
 
 def format_rate(count: float, seconds: float) -> str:

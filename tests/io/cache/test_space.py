@@ -198,7 +198,7 @@ def test_a_bound_below_one_shard_lets_it_in(home, clock, caplog):
         space = Space(home, limit=limit)
         assert [reserve(space, 12) for _ in range(3)] == [12] * 3
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert f"cache_size is {limit}, and a shard needs 12 bytes" in caplog.text
+        assert f"cache_size is {limit} B, and a shard needs 12 B" in caplog.text
     assert left(home) == ""
     assert clock.sleeps == 0
 

@@ -484,7 +484,7 @@ def test_a_limit_below_the_window_is_told_once(web, make, held, caplog, places, 
         assert sorted(dataset[index]["__index__"] for index in sampler) == list(range(len(dataset)))
     told = [record.getMessage() for record in caplog.records if "at a time" in record.getMessage()]
     assert len(told) == 1
-    assert f"cache_size={5 * size} would do" in told[0]
+    assert f"cache_size={5 * size:_} would do" in told[0]
     assert (f"a window of {window} shards" in told[0]) == (window > 0)
 
 
