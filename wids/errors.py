@@ -98,14 +98,15 @@ def shown(value: Any) -> str:
     Args:
         value: of a file or a caller, of any size.
     """
-    if isinstance(value, (str, bytes)):  # the whole of a picture takes long to be written out
-        rest = len(value) - _MAX_SHOWN
-        text = repr(value[:_MAX_SHOWN])
-    else:
-        text = repr(value)
-        rest = len(text) - _MAX_SHOWN
-        text = text[:_MAX_SHOWN]
-    return text if rest <= 0 else f"{text}... ({rest:,} more)"
+    if not isinstance(value, (str, bytes)):
+        return shorten(repr(value))
+    rest = len(value) - _MAX_SHOWN  # the whole of a picture takes long to be written out
+    return repr(value[:_MAX_SHOWN]) + (f"... ({rest:,} more)" if rest > 0 else "")
+
+
+def shorten(text: str, *, most: int = _MAX_SHOWN) -> str:
+    """A text of which no more than ``most`` letters stand in a message."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more)"
 
 
 class WidsError(Exception):

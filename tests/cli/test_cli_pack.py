@@ -111,7 +111,10 @@ def test_folder_of_images(tmp_path):
     code, out, err = run_pack(tmp_path / "photos", "-o", tmp_path / "out/p-%03d.tar", "--samples", 4)
     assert (code, err) == (0, "")
     assert out.startswith(f"{tmp_path}/photos, taken as images by class: 10 samples in 3 shards, ")
-    assert out.endswith(f"; 1 file ignored: {tmp_path}/out/p.json\n")
+    assert out.endswith(
+        f"; 2 classes, numbered in sorted order from 0 (cat, dog); 1 file ignored ({tmp_path}/photos/cat/readme.txt): "
+        f"{tmp_path}/out/p.json\n"
+    )
     found = shown(tmp_path / "out/p.json")
     assert [key for key, _ in found[:7]] == [f"cat/v.1/{k:03d}" for k in (1, 2, 4, 5, 7, 8)] + ["dog/v.1/000"]
     assert found[0][1] == {".jpg": b"photo 1" * 90, ".cls": b"0"}
@@ -201,8 +204,8 @@ def test_manifest_without_keys_from_the_command_line(tmp_path):
     ("name", "text", "words"),
     [
         ("r.csv", "path,label\na.jpg,1\n", "there is no column 'nope'; it has label, path"),
-        ("r.jsonl", '{"path": 1}\n{"path"', "line 2 is not JSON"),
-        ("r.jsonl", "[1]", "line 1 is a JSON list"),
+        ("r.jsonl", '{"path": "r.jsonl", "nope": 1}\n{"path"', "line 2: is not JSON"),
+        ("r.jsonl", "[1]", "line 1: is a JSON list"),
         ("r.csv", "path,nope\n", "has no rows"),
         ("r.csv", b"path,nope\n\xff,1\n", "is no csv that can be read"),
         ("r.csv", "path,nope\n,1\n", "line 2: column 'path' is empty"),
@@ -910,3 +913,451 @@ def test_closing_ends_the_processes(tmp_path):
         )
     assert told[-1]
     assert [name for name in os.listdir(tmp_path / "out") if name.endswith((".part", ".json"))] == []
+
+
+# --- labels, and rows that do not fit
+
+
+def labels_of(index):
+    """The .cls of all samples of a dataset."""
+    return [sample[".cls"] for sample in wids.ShardListDataset(str(index), fields=(".cls",))]
+
+
+def pack_labels(directory, labels, *, kind="csv", **settings):
+    """Pack rows of texts with these labels; in this process."""
+    path = directory / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": ["x"] * len(labels), "label": labels}), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"text": "x", "label": label}) for label in labels))
+    else:
+        path.write_text("\n".join(["text,label", *(f"x,{label}" for label in labels)]))
+    return pack_rows(path, directory / "out/x-%d.tar", ".txt=text", ".cls=label", **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "expected"),
+    [
+        ("csv", [f"{k}.0" for k in range(12)], [*range(12)]),
+        ("csv", ["0", " 2", "10 ", "02", "-1", "+3", "1e1", "4."], [0, 2, 10, 2, -1, 3, 10, 4]),
+        ("csv", [*range(12)], [*range(12)]),
+        ("jsonl", [0, 1.0, "2", "10", True], [0, 1, 2, 10, 1]),
+        ("parquet", [0.0, 10.0, 2.0], [0, 10, 2]),
+        ("parquet", [b"10", b"2"], [10, 2]),
+        ("csv", ["b", " a", "b ", "10a"], [2, 1, 2, 0]),
+    ],
+)
+def test_labels_are_the_numbers_that_they_say(tmp_path, kind, labels, expected):
+    """Whole floats and padded numbers are numbers; only a column of words alone is numbered, in sorted order."""
+    outcome = pack_labels(tmp_path, labels, kind=kind)
+    assert labels_of(outcome.index) == expected
+    assert outcome.facts == (
+        ["label: 3 classes, numbered in sorted order from 0 (10a, a, b)"] if " a" in labels else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "row", "words"),
+    [
+        ([*range(7), "unknown", *range(8, 12)], 7, "'unknown' is a word, and most labels are numbers"),
+        ([0, "2.5", 1], 1, "'2.5' is no whole number"),
+        ([0, "", 1], 1, "column 'label' is empty"),
+        (["a", "NaN", "b"], 1, "column 'label' is empty"),
+        (["cat", "dog", "7", "cat"], 2, "'7' is a number, and most labels are words"),
+        ([0, 1, "x" * 5000], 2, f"'{'x' * 100}'... (4,900 more) is a word"),
+    ],
+)
+def test_a_label_that_does_not_fit(tmp_path, labels, row, words):
+    """It is an error that names its row, and the others keep their numbers where it is left out."""
+    with pytest.raises(SampleError) as caught:
+        pack_labels(tmp_path, labels)
+    assert f"rows.csv, line {row + 2}: " in str(caught.value)
+    assert words in str(caught.value)
+    assert not os.path.exists(tmp_path / "out")
+    outcome = pack_labels(tmp_path, labels, skips_errors=True)
+    assert [problem.place for problem in outcome.skipped] == [f"line {row + 2}"]
+    rest = [label for k, label in enumerate(labels) if k != row]
+    words = sorted(label for label in {*rest} if isinstance(label, str))
+    assert labels_of(outcome.index) == [words.index(label) if label in words else label for label in rest]
+
+
+def test_labels_that_differ_in_case_alone(tmp_path):
+    """One of them is hardly meant, so they are no two classes, unless a list says so."""
+    with pytest.raises(InputError, match="the classes 'Cat' and 'cat' differ in case alone"):
+        pack_labels(tmp_path, ["cat", "Cat", "dog"])
+    put(tmp_path, {"h/cat/1.jpg": "x", "h/Cat/1.jpg": "x"})
+    with pytest.raises(InputError, match="the classes 'Cat' and 'cat' differ in case alone"):
+        folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None)
+
+
+LISTS = {
+    "names.txt": "\ufeffeel\r\ncat\ndog\n\n",
+    "names.json": '["eel", "cat", "dog"]',
+    "index.json": '{"info": {"classes": ["eel", "cat", "dog"]}, "shardlist": []}',
+    "top.json": '{"classes": ["eel", "cat", "dog"]}',
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_classes_by_a_list(tmp_path, name):
+    """Folders and words have the numbers that a list, or another index, gives; those that are not there count."""
+    put(tmp_path, {**LISTS, "in/dog/0.jpg": "x", "in/cat/1.jpg": "x", "rows.csv": "text,label\nx, dog\ny,eel\n"})
+    code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "a/x-%d.tar", "--classes", tmp_path / name)
+    assert (code, err) == (0, "")
+    assert "; 3 classes, numbered as given from 0 (eel, cat, dog): " in out
+    assert labels_of(tmp_path / "a/x.json") == [1, 2]
+    options = ("--field", ".txt=text", "--field", ".cls=label", "--classes", tmp_path / name)
+    code, out, err = run_pack(tmp_path / "rows.csv", "-o", tmp_path / "b/x-%d.tar", *options)
+    assert (code, err) == (0, "")
+    assert labels_of(tmp_path / "b/x.json") == [2, 0]
+    for each in "ab":
+        assert json.loads((tmp_path / f"{each}/x.json").read_text())["info"] == {"classes": ["eel", "cat", "dog"]}
+
+
+def test_two_folders_number_their_classes_alike(tmp_path):
+    """What val lacks does not shift the rest: by train's index, and by an empty folder."""
+    put(tmp_path, {"train/cat/0.jpg": "x", "train/dog/0.jpg": "x", "train/eel/0.jpg": "x"})
+    put(tmp_path, {"val/cat/1.jpg": "x", "val/eel/1.jpg": "x"})
+    run_ok("pack", tmp_path / "train", "-o", tmp_path / "t/train-%d.tar")
+    run_ok("pack", tmp_path / "val", "-o", tmp_path / "v/val-%d.tar", "--classes", tmp_path / "t/train.json")
+    assert labels_of(tmp_path / "v/val.json") == [0, 2]
+    (tmp_path / "val/dog").mkdir()
+    listing = folders.list_images(str(tmp_path / "val"), numbers_keys=False, tell=lambda _: None)
+    assert listing.info == {"classes": ["cat", "dog", "eel"]}
+    assert listing.notes == [f"{tmp_path}/val: no images of 1 classes (dog), which are counted"]
+
+
+@pytest.mark.parametrize(
+    ("names", "args", "code", "words"),
+    [
+        ("cat\n", ("h",), 1, "h/dog: is none of the 1 classes (cat)"),
+        ("cat\nunknown\n", ("rows.csv", "--field", ".cls=label"), 1, "line 3: column 'label': 'dog' is none of the 2"),
+        ("cat\ndog\ncat\n", ("h",), 1, "'cat' is class 0 and class 2"),
+        ("cat\n\ndog\n", ("h",), 1, "class 1 is ''; each is a name"),
+        ('["cat", 3]', ("h",), 1, "class 1 is 3; each is a name"),
+        ('{"shardlist": []}', ("h",), 1, "has no classes"),
+        ("", ("h",), 1, "has no classes"),
+        ("[", ("h",), 1, "is no list of classes that can be read"),
+        ("cat\ndog", ("h", "--format", "files"), 2, "--classes is for class folders and manifests"),
+        ("cat\ndog", ("rows.csv", "--field", ".txt=label"), 1, "for one field like .cls=label, and there are 0"),
+        ("a\nb", ("numbers.csv", "--field", ".cls=label"), 1, "line 4: column 'label': '2' is none of the 2 classes"),
+    ],
+)
+def test_classes_that_do_not_fit(tmp_path, monkeypatch, names, args, code, words):
+    """A list that is none, and what it lacks, is told, and nothing is written."""
+    put(tmp_path, {"h/cat/0.jpg": "x", "h/dog/0.jpg": "x", "names": names, "rows.csv": "label\ncat\ndog\n"})
+    put(tmp_path, {"numbers.csv": "label\n0\n1\n2\n"})
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run_pack(*args, "-o", "out/x-%d.tar", "--classes", "names")
+    assert (found, out) == (code, "")
+    assert words in in_one_line(err)
+    assert not os.path.exists("out")
+
+
+def test_classes_of_two_fields(tmp_path):
+    """Both are in the index, by their fields."""
+    put(tmp_path, {"r.csv": "a,b\nx,red\ny,blue\n"})
+    outcome = pack_rows(tmp_path / "r.csv", tmp_path / "out/x-%d.tar", ".cls=a", ".hue.cls=b")
+    assert json.loads(Path(outcome.index).read_text())["info"] == {
+        "classes": ["x", "y"],
+        "classes_of": {".cls": ["x", "y"], ".hue.cls": ["blue", "red"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "words"),
+    [
+        ("r.csv", "key,text\na,b\nc,a cat, on a mat\n", 3, "has 3 fields, and the header has 2; is there a separator"),
+        ("r.csv", "key,text\na,b\nc\n", 3, "has 1 fields, and the header has 2"),
+        ("r.csv", 'key,text\na,"b\nb"\nc,d,e\n', 4, "has 3 fields"),
+        ("r.csv", "key,text\na,b\n\ufeffkey,text\n", 3, "repeats the header"),
+        ("r.tsv", "key\ttext\na\tb\tc\n", 2, "has 3 fields"),
+        (
+            "r.jsonl",
+            '{"key": "a", "text": "b"}\n\n{"key": "c", "text": "d", "key": "e"}',
+            3,
+            "the key 'key' is there twice",
+        ),
+        ("r.jsonl", '{"key": "a", "text": "b"}\n{"key": "c", "text": true}', 2, "column 'text' holds a bool"),
+        ("r.jsonl", '{"key": "a", "text": ["b"]}', 1, "column 'text' holds a list"),
+        ("r.jsonl", '{"key": {"a": 1}, "text": "b"}', 1, "column 'key' holds a dict"),
+        ("r.jsonl", '{"key": "a", "text": NaN}', 1, "column 'text' is empty"),
+        ("r.jsonl", '{"key": "a"}\n{"key": "b", "text": "c"}', 1, "there is no column 'text' in this row"),
+        ("r.jsonl", '{"key": "' + "a." * 500 + '", "text": "b"}', 1, "... (900 more) has a dot"),
+        ("r.jsonl", "[" * 100_000 + "\n" + '{"key": "a", "text": "b"}', 1, "is not JSON (maximum recursion"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path, name, text, line, words):
+    """Such a row is a problem of its line: an error, or left out and named; it is never cut to fit."""
+    put(tmp_path, {name: text})
+    with pytest.raises(WidsError) as caught:
+        pack_rows(tmp_path / name, tmp_path / "out/x-%d.tar", ".txt=text", key="key")
+    assert str(caught.value).startswith(f"{tmp_path}/{name}, line {line}: ")
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("r.csv", "a,b,a\n1,2,3\n", "two columns are called 'a'"),
+        ("r.tsv", "a\ta\n1\t2\n", "two columns are called 'a'"),
+        ("r.csv", "a,b\n1,2\n3,4\0\n", "line 3 has a NUL byte"),
+        ("r.csv", "a,b\n1,2\n".encode("utf-16"), "store it as UTF-8"),
+        ("r.csv", 'a,b\n1,2\n3,"x\n4,5\n', "the row that begins in line 3 is no csv"),
+        ("r.csv", "", "is empty"),
+        ("r.csv", "b, a\n1,2\n", "there is no column 'a'; it has ' a', b"),
+        ("r.jsonl", '{"b": 1}\n', "there is no column 'a'; it has b"),
+        ("r.csv", ",".join(f"c{k}" for k in range(500)) + "\n", "c124 and 470 more"),
+    ],
+)
+def test_manifests_that_are_none(tmp_path, name, text, words):
+    """What is wrong with a whole file is told with its name, and a place in it where there is one."""
+    put(tmp_path, {name: text})
+    with pytest.raises(InputError) as caught:
+        pack_rows(tmp_path / name, tmp_path / "out/x-%d.tar", ".txt=a")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/{name}: ")
+
+
+def test_quotes_in_a_tsv(tmp_path):
+    """A quote that is closed within its field quotes it; any other one is a letter, and swallows no rows."""
+    rows = ['"open quote', "a cat", '6" nails', '"so" he said', '"a ""b"" c"', '"tab\there"', '""', "last"]
+    put(tmp_path, {"r.tsv": "\ufeffn\ttext\r\n" + "".join(f"{k}\t{row}\r\n" for k, row in enumerate(rows))})
+    outcome = pack_rows(tmp_path / "r.tsv", tmp_path / "out/x-%d.tar", ".txt=text")
+    texts = [fields[".txt"].decode() for _, fields in shown(outcome.index)]
+    assert texts == ['"open quote', "a cat", '6" nails', '"so" he said', 'a "b" c', "tab\there", "", "last"]
+
+
+def test_rows_of_several_lines_are_counted(tmp_path):
+    """A quoted text may have line breaks; that there are such rows is said, for an open quote looks the same."""
+    put(tmp_path, {"r.csv": 'a,b\n1,x\n\n2,"y\nz"\n3,"6"\n'})
+    outcome = pack_rows(tmp_path / "r.csv", tmp_path / "out/x-%d.tar", ".txt=b")
+    assert [fields[".txt"] for _, fields in shown(outcome.index)] == [b"x", b"y\nz", b"6"]
+    assert outcome.notes == [
+        f"{tmp_path}/r.csv: 1 rows are of several lines (the first is in line 4); if none should be, a quote is open"
+    ]
+
+
+# --- several sources, and pictures in Parquet
+
+
+def test_several_manifests_are_one(tmp_path, monkeypatch):
+    """Their rows follow each other in the order given, of globs in natural order; keys are unique over all of them."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, {f"p/part-{k}.csv": f"key,label\nk{k}a,b\nk{k}b,{'a' if k == 10 else 'b'}\n" for k in (0, 2, 10)})
+    put(tmp_path, {"z.csv": "label,key\nb,z\n", "odd[1].csv": "key,label\no,b\n", "dup.csv": "key,label\nk2a,b\n"})
+    options = ("--field", ".cls=label", "--key", "key")
+    code, out, err = run_pack("z.csv", "p/part-*.csv", "odd[1].csv", "-o", "out/x-%d.tar", *options)
+    assert (code, err) == (0, "")
+    assert out.startswith("5 sources, z.csv to odd[1].csv, taken as a manifest: 8 samples in 1 shard")
+    expected = [("z", 1), ("k0a", 1), ("k0b", 1), ("k2a", 1), ("k2b", 1), ("k10a", 1), ("k10b", 0), ("o", 1)]
+    assert [(key, int(fields[".cls"])) for key, fields in shown("out/x.json")] == expected
+    code, _, err = run_pack("p/part-{0,2}.csv", "dup.csv", "-o", "b/x-%d.tar", *options)
+    assert code == 1
+    assert f"dup.csv, line 2: key 'k2a' is that of {tmp_path}/p/part-2.csv, line 2, too" in in_one_line(err)
+    code, _, err = run_pack("z.csv", "p/part-0.csv", "-o", "c/x-%d.tar", "--field", ".cls=label")
+    assert code == 0
+    assert [key for key, _ in shown("c/x.json")] == ["000000000", "000000001", "000000002"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("a.csv", "b.csv"), "b.csv: has other columns than a.csv (only b.csv has 'more'); make them agree"),
+        (("a.csv", "c.csv"), "c.csv: there is no column 'x'; it has y"),
+        (("a.csv", "./a.csv"), "a.csv: is named twice"),
+        (("*.tsv",), "*.tsv: there are no files with such names"),
+        (("a.csv", "gone.csv"), "gone.csv: there is nothing there"),
+        (("a.csv", "d"), "d: is taken as files key.ext, and a.csv as a manifest; pack one kind"),
+        (("d", "e"), "e: several folders are not packed at once"),
+        (("i.json", "j.json"), "j.json: several indexes are one by `wids index merge`"),
+        (("f.csv", "f2.csv"), "f.csv: has no rows"),
+    ],
+)
+def test_sources_that_do_not_go_together(tmp_path, monkeypatch, args, words):
+    """They are refused by name."""
+    put(tmp_path, {"a.csv": "x\n1\n", "b.csv": "x,more\n1,2\n", "c.csv": "y\n1\n", "d/1.txt": "", "e/1.txt": ""})
+    put(tmp_path, {"i.json": "{}", "j.json": "{}", "f.csv": "x\n", "f2.csv": "x\n"})
+    monkeypatch.chdir(tmp_path)
+    fields = () if args[0] in ("d", "i.json") else ("--field", ".txt=x")
+    code, out, err = run_pack(*args, "-o", "out/x-%d.tar", *fields)
+    assert (code, out) == (1, "")
+    assert words in in_one_line(err)
+
+
+def test_several_tars_from_a_shell(tmp_path):
+    """What a shell makes of ``in/*.tar`` is one dataset."""
+    write_index(tmp_path / "in", (3, 4))
+    code, _, err = run_pack(tmp_path / "in/s0.tar", tmp_path / "in/s1.tar", "-o", tmp_path / "a/s-%d.tar")
+    assert (code, err) == (0, "")
+    assert shown(tmp_path / "a/s.json") == shown(tmp_path / "in/index.json")
+
+
+def test_remote_manifests_by_a_glob(tmp_path):
+    """Of a bucket, too; files that they name are beside them."""
+    place = backends.memory("many-rows")
+    for k in (2, 10, 1):
+        place.add(f"in/part-{k}.csv", f"t\n{k}.txt\n".encode())
+        place.add(f"in/{k}.txt", b"text %d" % k)
+    sources = manifest.expand_sources([f"{place.url}/in/part-*.csv"])
+    outcome = pack_rows_of(sources, tmp_path / "out/x-%d.tar", ".txt=@t")
+    assert [fields[".txt"] for _, fields in shown(outcome.index)] == [b"text 1", b"text 2", b"text 10"]
+
+
+def pack_rows_of(sources, output, *fields, **settings):
+    """Pack several manifests in this process."""
+    listing = manifest.list_rows(
+        sources,
+        fields=[manifest.parse_field(field) for field in fields],
+        key=None,
+        base=None,
+        numbers_keys=False,
+        storage_options=None,
+        tell=lambda _: None,
+    )
+    return pack(listing, PackSettings(output=str(output), **settings))
+
+
+PICTURES = [b"\x89PNG picture %d" % k * 300 for k in range(7)]
+
+
+def write_pictures(path, *, kind="struct", files=False):
+    """A Parquet of seven pictures in row groups of three, as bytes or as the Hub's struct; or one that names files."""
+    if kind == "struct":
+        cells = [{"bytes": data, "path": f"{k}.png"} for k, data in enumerate(PICTURES)]
+        if files:
+            cells[4] = {"bytes": None, "path": "four.png"}
+        column = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    else:
+        column = pa.array(PICTURES, {"binary": pa.binary(), "large": pa.large_binary()}[kind])
+    table = pa.table({"image": column, "label": [f"{'ab'[k % 2]}" for k in range(7)]})
+    pq.write_table(table, path, row_group_size=3)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["struct", "binary", "large"])
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+def test_pictures_in_parquet(tmp_path, kind, is_remote):
+    """Bytes in a column are a field's bytes, whatever writes them and in which order."""
+    path = write_pictures(tmp_path / "rows.parquet", kind=kind)
+    if is_remote:
+        path = backends.memory(f"pictures-{kind}").add("rows.parquet", Path(path).read_bytes())
+    fields = (".png=image", ".cls=label")
+    outcome = pack_rows(path, tmp_path / "a/x-%d.tar", *fields, samples=2)
+    assert shown(outcome.index) == [
+        (f"{k:09d}", {".png": data, ".cls": b"%d" % (k % 2)}) for k, data in enumerate(PICTURES)
+    ]
+    assert outcome.notes == []
+    outcome = pack_rows(path, tmp_path / "b/x-%d.tar", *fields, size=1 << 14, seed=1)
+    assert sorted(fields[".png"] for _, fields in shown(outcome.index)) == sorted(PICTURES)
+    assert max(os.path.getsize(tmp_path / f"b/x-{k}.tar") for k in range(outcome.shards)) <= 1 << 14
+
+
+def test_pictures_in_several_parquets_from_processes(tmp_path):
+    """Several files by a glob, from two processes, and a name that says another kind is told."""
+    for k in range(3):
+        write_pictures(tmp_path / f"part-{k}.parquet")
+    options = ("--field", ".jpg=image", "--field", ".cls=label", "--samples", 4, "--jobs", 2)
+    code, _, err = run_pack(tmp_path / "part-*.parquet", "-o", tmp_path / "out/x-%d.tar", *options)
+    assert code == 0
+    assert "column 'image' begins with a .png, which is called .jpg as you said" in in_one_line(err)
+    assert [fields[".jpg"] for _, fields in shown(tmp_path / "out/x.json")] == PICTURES * 3
+
+
+def test_pictures_that_parquet_names_or_lacks(tmp_path):
+    """A struct without bytes names a file; a row with neither is a problem of that row, and shows no picture."""
+    put(tmp_path, {"four.png": "from the file"})
+    path = write_pictures(tmp_path / "rows.parquet", files=True)
+    outcome = pack_rows(path, tmp_path / "a/x-%d.tar", ".png=image")
+    assert [fields[".png"] for _, fields in shown(outcome.index)] == [*PICTURES[:4], b"from the file", *PICTURES[5:]]
+    pq.write_table(pa.table({"image": [PICTURES[0], None, PICTURES[2]]}), path)
+    with pytest.raises(SampleError, match=r"rows.parquet, row 1: column 'image' is empty"):
+        pack_rows(path, tmp_path / "b/x-%d.tar", ".png=image")
+    with pytest.raises(SampleError, match=r"rows.parquet, row 0: column 'image' holds 4,200 bytes that are no text"):
+        pack_rows(path, tmp_path / "b/x-%d.tar", ".txt=image")
+    put(tmp_path, {"long.csv": f"image\n{'x' * 9000}\n"})
+    with pytest.raises(SampleError, match=r"File name too long") as caught:
+        pack_rows(tmp_path / "long.csv", tmp_path / "b/x-%d.tar", ".png=image")
+    assert len(str(caught.value)) < 800
+
+
+def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
+    """Its pictures are refused then, and a run after that writes what is there."""
+    path = write_pictures(tmp_path / "rows.parquet")
+    listing = manifest.list_rows(
+        path,
+        fields=[manifest.parse_field(".png=image")],
+        key=None,
+        base=None,
+        numbers_keys=False,
+        storage_options=None,
+        tell=lambda _: None,
+    )
+    pq.write_table(pa.table({"image": [b"other"]}), path)
+    with pytest.raises(SampleError, match="was written to since it was listed"):
+        pack(listing, PackSettings(output=str(tmp_path / "out/x-%d.tar")))
+    outcome = pack_rows(path, tmp_path / "out/x-%d.tar", ".png=image")
+    assert shown(outcome.index) == [("000000000", {".png": b"other"})]
+
+
+def test_a_killed_run_of_several_manifests_goes_on(tmp_path):
+    """Shards whose rows are the same are kept, whichever file they came from."""
+    for k in range(2):
+        write_pictures(tmp_path / f"{k}.parquet")
+    put(tmp_path, {"bad.csv": "image,label\ngone.png,a\n"})
+    sources = [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet"), str(tmp_path / "late.csv")]
+    put(tmp_path, {"late.csv": "image,label\nlate.png,a\n", "late.png": "late"})
+    listing = manifest.list_rows(
+        sources,
+        fields=[manifest.parse_field(".png=image")],
+        key=None,
+        base=None,
+        numbers_keys=False,
+        storage_options=None,
+        tell=lambda _: None,
+    )
+    os.rename(tmp_path / "late.png", tmp_path / "away.png")
+    with pytest.raises(SampleError, match=r"late.png: cannot be read"):
+        pack(listing, PackSettings(output=str(tmp_path / "out/x-%d.tar"), samples=5))
+    os.rename(tmp_path / "away.png", tmp_path / "late.png")
+    outcome = pack_rows_of(sources, tmp_path / "out/x-%d.tar", ".png=image", samples=5)
+    assert outcome.kept == 2
+    assert [fields[".png"] for _, fields in shown(outcome.index)] == [*PICTURES, *PICTURES, b"late"]
+
+
+# --- what else is told
+
+
+def test_what_only_some_samples_have_is_counted(tmp_path):
+    """Fields that samples lack, and fields to keep that none has, are in the report."""
+    put(tmp_path / "in", {"a.JPG": "x", "b.jpg": "x", "a.txt": "1", "b.txt": "", "c.txt": "3"})
+    options = ("--keep-fields", ".jpg,txt,.jepg", "--samples", 2)
+    code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", *options)
+    assert code == 0
+    assert "; not all samples have all fields: .JPG in 1, .jpg in 1: " in out
+    assert err == "wids: note: no sample has the field .jepg that is to be kept\n"
+    code, _, err = run_pack(tmp_path / "out/f.json", "-o", tmp_path / "b/f-%d.tar", "--keep-fields", ".tiff")
+    assert code == 1
+    assert "sample 'a' has none of the fields to keep" in in_one_line(err)
+
+
+def test_files_of_no_bytes_are_told(tmp_path):
+    """An image or a label of no bytes cannot be meant; an empty text can."""
+    put(tmp_path / "in", {"a/1.jpg": "", "a/2.jpg": "x", "a/2.txt": ""})
+    with pytest.raises(SampleError, match=r"a/1.jpg: is empty, which no .jpg is"):
+        pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar")
+    assert pack_files(tmp_path / "in", tmp_path / "out/f-%d.tar", skips_errors=True).samples == 1
+    put(tmp_path, {"r.csv": "p\nin/a/1.jpg\n"})
+    with pytest.raises(SampleError, match=r"r.csv, line 2: .*a/1.jpg: is empty, which no .jpg is"):
+        pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".jpg=p")
+
+
+def test_rows_that_name_one_file_are_counted(tmp_path):
+    """That may be meant (several captions of a picture), and is said."""
+    put(tmp_path, {"a.jpg": "x", "b.jpg": "y", "r.csv": "p,t\na.jpg,1\nb.jpg,2\na.jpg,3\n"})
+    outcome = pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".jpg=p", ".txt=t")
+    assert outcome.samples == 3
+    assert outcome.notes == [
+        f"1 rows name a file that an earlier row names (line 4 names {tmp_path}/a.jpg, as line 2 does)"
+    ]

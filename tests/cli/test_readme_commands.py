@@ -6,6 +6,8 @@ import shlex
 import sys
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from PIL import Image
@@ -84,9 +86,11 @@ def bucket(scene):
 
 
 def to_pack(scene):
-    """Photos, a table of files, and a dataset with a sample that the conditions choose."""
+    """Photos, a table of files, one with pictures, and a dataset with a sample that the conditions choose."""
     photos(scene)
     (scene / "rows.csv").write_text("image,caption,label\nphotos/cat/0.jpg,a cat,3\nphotos/dog/1.jpg,a dog,4\n")
+    table = pa.table({"image": [jpeg((k, 0, 0)) for k in range(4)], "label": ["dog", "cat", "cat", "dog"]})
+    pq.write_table(table, scene / "part-0.parquet")
     members = {"n01_7.cls": b"3", "n01_7.json": b'{"caption": "a cat"}', "n02_7.cls": b"3", "n02_7.json": b"{}"}
     write_tar(scene / "t.tar", members)
     run("index", "create", "t.tar", "-o", "train.json")

@@ -17,6 +17,7 @@ _ADVICE = {
     "format_files_too": "or say --format files",
     "samples": "cut shards by --samples",
     "missing": "with --missing null, what cannot be parsed is null",
+    "classes": "--classes FILE is such a list",
     "jobs": "--jobs says how many",
     "fetch": "--fetch allows that, --cache-dir says where they are or go",
     "cache_dir": "--cache-dir says which",

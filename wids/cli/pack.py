@@ -17,6 +17,8 @@ from wids.cli.format import (
     parse_size,
     print_errors,
     print_json,
+    printable,
+    shown_path,
     shown_url,
 )
 from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
@@ -34,6 +36,9 @@ _NAMES = {
     "manifest": "a manifest",
     "dataset": "a dataset",
 }
+
+
+_NAMED = 3  # files in a line
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,13 @@ class SourceFlags:
     ] = None
     key: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of a manifest: the keys. Default: rows are numbered.")
+    ] = None
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="All classes by number, for labels and class folders: a name a line, a JSON list, or an index.",
+        ),
     ] = None
     base: Annotated[str | None, typer.Option(metavar="DIR", help="Of a manifest: what its paths are relative to.")] = (
         None
@@ -89,6 +101,8 @@ class SourceFlags:
             raise typer.BadParameter(f"--field, --key and --base are for manifests, and SOURCE is taken as {kind}")
         if self.keep_fields is not None and kind not in ("files", "dataset"):
             raise typer.BadParameter(f"--keep-fields is for files and datasets, and SOURCE is taken as {kind}")
+        if self.classes is not None and kind not in ("folder", "manifest"):
+            raise typer.BadParameter(f"--classes is for class folders and manifests, and SOURCE is taken as {kind}")
 
     @property
     def kept(self) -> frozenset[str] | None:
@@ -169,9 +183,12 @@ class PackRunFlags(RunFlags):
 
 @with_option_groups
 def run_pack(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="A folder, a manifest (.csv .tsv .jsonl .parquet), an index, or tars."),
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder, manifests (.csv .tsv .jsonl .parquet), an index, or tars; several are one dataset.",
+        ),
     ],
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="PATTERN", help="Path or URL: 'out/train-%06d.tar'.")
@@ -190,6 +207,8 @@ def run_pack(
 
     `wids pack rows.csv --field .jpg=path --field .cls=label -o 's3://bucket/train-%06d.tar' --size 500MB`
 
+    `wids pack 'part-*.parquet' --field .jpg=image --field .cls=label --classes names.txt -o 'out/train-%06d.tar'`
+
     `wids pack train.json --where "cls = 3 and json->>'caption' ilike '%cat%'" -o 'cats/train-%06d.tar'`
 
     `wids pack out/train.json --shuffle 1 --samples 5000 -o 'mixed/train-%06d.tar'`
@@ -204,15 +223,17 @@ def run_pack(
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
     options = run.options()
-    kind = _find_format(source) if flags.form == "auto" else flags.form
-    flags.check(kind)
-    source = os.path.expanduser(source)
     with Signals():
-        listing = _list(kind, source, flags, how, rules, is_shown=not is_json)
+        sources, kind = _find_sources(sources, flags)
+        flags.check(kind)
+        listing = _list(kind, sources, flags, how, rules, is_shown=not is_json)
         if flags.where:
             _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)
     with job_bar("packing", is_shown=not is_json) as show:
         outcome = pack(listing, settings, options=options, show=show)
+    source = shown_url(sources[0])
+    if len(sources) > 1:
+        source = f"{len(sources):,} sources, {source} to {shown_url(sources[-1])}"
     _report(outcome, source=f"{source}, taken as {_NAMES[kind]}" if flags.form == "auto" else source, is_json=is_json)
 
 
@@ -223,6 +244,33 @@ def _parse_fields(flags: SourceFlags) -> list[Any]:
     if len({rule.extension for rule in rules}) < len(rules):
         raise typer.BadParameter("two --field give the same extension; one would hide the other")
     return rules
+
+
+def _find_sources(given: list[str], flags: SourceFlags) -> tuple[list[str], str]:
+    """(the sources, what they are).
+
+    Raises:
+        InputError: there are none, they are of several kinds, or they cannot be packed together.
+    """
+    from wids.writing.pack.datasets import is_dataset
+    from wids.writing.pack.manifest import expand_sources
+
+    if flags.form in ("auto", "manifest") and (len(given) > 1 or not is_dataset(given[0])):
+        sources = expand_sources(given, flags.storage_options)
+    else:  # its own reader takes brace patterns of tars
+        sources = [os.path.expanduser(source) for source in given]
+    kinds = {source: _find_format(source) if flags.form == "auto" else flags.form for source in sources}
+    kind = kinds[sources[0]]
+    for source, other in kinds.items():
+        if other != kind:
+            raise InputError(
+                f"{source}: is taken as {_NAMES[other]}, and {sources[0]} as {_NAMES[kind]}; pack one kind"
+            )
+    if len(sources) > 1 and (kind in ("folder", "files") or any(os.path.isdir(source) for source in sources)):
+        raise InputError(f"{sources[1]}: several folders are not packed at once; name the folder that they are in")
+    if len(sources) > 1 and kind == "dataset" and not all(source.endswith(".tar") for source in sources):
+        raise InputError(f"{sources[1]}: several indexes are one by `wids index merge`; then pack that")
+    return sources, kind
 
 
 def _find_format(source: str) -> str:
@@ -250,12 +298,16 @@ def _find_format(source: str) -> str:
 
 
 def _list(
-    kind: str, source: str, flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
+    kind: str, sources: list[str], flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
 ) -> SourceListing:
     from wids.cache.placement import default_cache_dir
     from wids.cli.progress import progress
-    from wids.writing.pack import datasets, folders, manifest
+    from wids.writing.pack import datasets, folders, labels, manifest
 
+    source = sources[0]
+    classes = None
+    if flags.classes is not None:
+        classes = labels.read_classes(os.path.expanduser(flags.classes), storage_options=flags.storage_options)
     is_folder = os.path.isdir(source)
     if kind in ("folder", "files") and not is_folder:
         what = "is no folder" if os.path.exists(source) else "there is no such folder"
@@ -267,19 +319,20 @@ def _list(
 
         if kind == "manifest":
             return manifest.list_rows(
-                source,
+                sources,
                 fields=rules,
                 key=flags.key,
                 base=flags.base,
                 numbers_keys=how.numbers_keys,
                 storage_options=flags.storage_options,
                 tell=tell,
+                classes=classes,
             )
         if kind == "folder":
-            return folders.list_images(source, numbers_keys=how.numbers_keys, tell=tell)
+            return folders.list_images(source, numbers_keys=how.numbers_keys, tell=tell, classes=classes)
         if kind == "files":
             return folders.list_files(source, numbers_keys=how.numbers_keys, keep_fields=flags.kept, tell=tell)
-        shards: Any = source
+        shards: Any = sources if len(sources) > 1 else source
         if is_folder:
             shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
         return datasets.list_dataset(
@@ -318,13 +371,17 @@ def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
         parts.append(f"{count_of(outcome.kept, 'shard')} of an earlier run kept")
     if outcome.removed:
         parts.append(f"{count_of(outcome.removed, 'older shard')} removed")
+    parts += outcome.facts
     if outcome.ignored:
-        parts.append(f"{count_of(outcome.ignored, 'file')} ignored")
+        named = ", ".join(shown_path(path) for path in outcome.ignored_files[:_NAMED])
+        more = ", ..." if outcome.ignored > _NAMED else ""
+        parts.append(f"{count_of(outcome.ignored, 'file')} ignored ({named}{more})")
     if outcome.unmatched:
         parts.append(f"{count_of(outcome.unmatched, 'sample')} not wanted")
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
-    print(f"{shown_url(source)}: {'; '.join(parts)}: {shown_url(outcome.index)}")
+    print(f"{printable(source)}: {printable('; '.join(parts))}: {shown_url(outcome.index)}")
+    print_errors([f"note: {note}" for note in outcome.notes])
     print_errors([f"left out: {problem.why}" for problem in outcome.skipped])
 
 

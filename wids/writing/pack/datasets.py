@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.collection import ARCHIVES, ShardCollection, load_shards
 from wids.columns.samples import beside
-from wids.errors import SampleError
+from wids.errors import SampleError, shown
 from wids.index import compiled, urls, ustar
 from wids.index.keys import encode_name
 from wids.readers.pool import default_capacity
@@ -51,7 +51,7 @@ class DatasetReader:
             sample = reader.read(row, self._fields)
         key = sample.pop("__key__")
         if not sample:
-            raise SampleError(f"{reader.url}: sample {key!r} has none of the fields to keep", key=key)
+            raise SampleError(f"{reader.url}: sample {shown(key)} has none of the fields to keep", key=key)
         return key, [(extension, value.getvalue()) for extension, value in sample.items()]
 
     def look(self, item: int, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
@@ -133,6 +133,7 @@ def list_dataset(
         info=info if isinstance(info, dict) else None,
         columns=partial(beside(source, collection, cache_dir=cache_dir).find_table, collection),
         places=places,
+        keep_fields=keep_fields,
     )
 
 

@@ -12,38 +12,49 @@ from typing import TYPE_CHECKING
 
 from wids.errors import InputError, SampleError
 from wids.index.keys import decode_name, encode_name, first_dot
-from wids.writing.pack.listing import FileReader, Given, InFile, Sample, SampleProblem, SourceListing
+from wids.writing.pack.labels import check_case, describe_classes, name_some
+from wids.writing.pack.listing import (
+    IMAGES,
+    FileReader,
+    Given,
+    InFile,
+    Sample,
+    SampleProblem,
+    SourceListing,
+    check_not_empty,
+)
 from wids.writing.writer import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _LOOKED_AT = 10_000  # files, for a guess
-IMAGES = frozenset(
-    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
-)
 
 
-def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], None]) -> SourceListing:
+def list_images(
+    directory: str, *, numbers_keys: bool, tell: Callable[[int], None], classes: Sequence[str] | None = None
+) -> SourceListing:
     """Images by class, ``cat/x.jpg``: its key is ``cat/x``, with fields ``.jpg`` and ``.cls``.
 
-    The class is the first folder's name; its number counts the sorted names of all folders with images in them, and the
-    index's info has them as ``classes``.
+    The class is the first folder's name; its number counts the sorted names of all these folders, also of those without
+    images, and the index's info has them as ``classes``.
 
     Args:
         directory: holds a folder for each class.
         numbers_keys: keys do not matter, for samples are numbered.
         tell: called with the number of files found now and then.
+        classes: names by number, instead of those that there are.
 
     Raises:
-        InputError: it cannot be listed, or has no images by class.
+        InputError: it cannot be listed, has no images by class or images of a class that is not among the given ones,
+            or classes differ in case alone.
     """
     listing = SourceListing(items=[], reader=FileReader(), places=[directory])
     found: list[tuple[bytes, str, InFile | None, str]] = []
     for name, path, field, trouble in _files(directory, tell):
         stem, dot, extension = name.rpartition(".")
         if not dot or extension.lower() not in IMAGES:
-            listing.ignored += 1
+            listing.ignored.append(path)
         elif "/" not in name:
             why = "is in no class folder; put it into one, or pack all files by their names"
             listing.problems.append(SampleProblem(path, f"{path}: {why}"))
@@ -57,8 +68,7 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
             hint="format_files",
         )
     found.sort(key=lambda item: (item[0], item[1]))
-    classes = sorted({decode_name(stem).partition("/")[0] for stem, *_ in found}, key=encode_name)
-    labels = {name: Given(".cls", b"%d" % k) for k, name in enumerate(classes)}
+    labels = _number_folders(directory, {decode_name(stem).partition("/")[0] for stem, *_ in found}, classes, listing)
     items: list[Sample] = []
     before = "", ""
     for raw, path, image, trouble in found:
@@ -71,8 +81,37 @@ def list_images(directory: str, *, numbers_keys: bool, tell: Callable[[int], Non
         else:
             before = key, path
             items.append(Sample(key, (image, labels[key.partition("/")[0]])))
-    listing.items, listing.info = items, {"classes": classes}
+    listing.items = items
     return listing
+
+
+def _number_folders(
+    directory: str, used: set[str], classes: Sequence[str] | None, listing: SourceListing
+) -> dict[str, Given]:
+    """The fields of class folders, by name; the listing is told what the index says of them."""
+    if classes is None:
+        names = sorted(used | _folders(directory), key=encode_name)
+        check_case(names, directory)
+    else:
+        names = list(classes)
+        if unknown := sorted(used - set(names), key=encode_name):
+            raise InputError(
+                f"{os.path.join(directory, unknown[0])}: is none of the {len(names):,} classes ({name_some(names)})"
+                + (f", and {len(unknown) - 1:,} more folders are not" if len(unknown) > 1 else ""),
+                path=os.path.join(directory, unknown[0]),
+            )
+    if classes is None and (empty := [name for name in names if name not in used]):
+        listing.notes.append(
+            f"{directory}: no images of {len(empty):,} classes ({name_some(empty)}), which are counted"
+        )
+    listing.facts.append(describe_classes(names, are_given=classes is not None))
+    listing.info = {"classes": names}
+    return {name: Given(".cls", b"%d" % k) for k, name in enumerate(names)}
+
+
+def _folders(directory: str) -> set[str]:
+    with os.scandir(directory) as entries:
+        return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
 
 
 def list_files(
@@ -83,19 +122,20 @@ def list_files(
     Args:
         directory: is listed to all its depth.
         numbers_keys: keys do not matter, for samples are numbered.
-        keep_fields: extensions to pack; None: all.
+        keep_fields: extensions to pack, in any case; None: all.
         tell: called with the number of files found now and then.
 
     Raises:
         InputError: it cannot be listed, or has no such files.
     """
-    listing = SourceListing(items=[], reader=FileReader(), places=[directory])
+    listing = SourceListing(items=[], reader=FileReader(), places=[directory], keep_fields=keep_fields)
+    wanted = None if keep_fields is None else frozenset(map(str.lower, keep_fields))
     samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
     broken: dict[bytes, SampleProblem] = {}
     for name, path, field, trouble in _files(directory, tell):
         parts = first_dot(encode_name(name))
-        if parts is None or (keep_fields is not None and decode_name(parts[1]) not in keep_fields):
-            listing.ignored += 1
+        if parts is None or (wanted is not None and decode_name(parts[1]).lower() not in wanted):
+            listing.ignored.append(path)
         elif field is None:
             broken.setdefault(parts[0], SampleProblem(path, trouble))
         else:
@@ -166,7 +206,10 @@ def _files(directory: str, tell: Callable[[int], None]) -> Iterator[tuple[str, s
             if not entry.is_file():
                 yield name, path, None, f"{path}: is neither a file nor a folder"
                 continue
+            check_not_empty(os.path.splitext(name)[1], path, status.st_size)
             yield name, path, InFile("", path, status.st_size, status.st_mtime_ns), ""
+        except SampleError as error:
+            yield name, path, None, str(error)
         except OSError as error:
             yield name, path, None, f"{path}: cannot be read ({error.strerror or error})"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
-from wids.errors import InputError, SampleError
+from wids.errors import InputError, SampleError, shorten, shown
 from wids.index import urls, ustar
 from wids.index.keys import encode_name
 from wids.osfiles import atomic
@@ -24,6 +24,23 @@ if TYPE_CHECKING:
     Fields: TypeAlias = list[tuple[str, bytes]]
 
 UNKNOWN = -1
+IMAGES = frozenset(
+    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
+)
+_NEVER_EMPTY = IMAGES | {
+    "cls",
+    "cls2",
+    "index",
+    "json",
+    "npy",
+    "npz",
+    "mp",
+    "msgpack",
+    "pt",
+    "pth",
+    "pkl",
+    "safetensors",
+}
 
 
 class InFile(NamedTuple):
@@ -42,11 +59,27 @@ class Given(NamedTuple):
     data: bytes
 
 
+class InRow(NamedTuple):
+    """A field that a row of a Parquet file has in a column of bytes.
+
+    Attributes:
+        extension: of the field. manifest: path or URL of the file. mark: what tells its versions apart.
+        column: its name. group: number of the row group. row: number in that.
+    """
+
+    extension: str
+    manifest: str
+    mark: str
+    column: str
+    group: int
+    row: int
+
+
 class Sample(NamedTuple):
     """A sample of files and values."""
 
     key: str
-    fields: tuple[InFile | Given, ...]
+    fields: tuple[InFile | Given | InRow, ...]
 
 
 class SampleProblem(NamedTuple):
@@ -79,21 +112,26 @@ class SourceListing(msgspec.Struct, kw_only=True):
         items: what the reader takes, one for each sample.
         reader: of the items.
         problems: of samples that are not among the items.
-        ignored: files that are not part of any sample.
+        ignored: paths of files that are not part of any sample.
         unmatched: samples that are not among the items, for they are not wanted.
         info: for the index.
         columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
+        keep_fields: extensions to pack; None: all.
+        facts: what a report says of it. notes: what is odd about it, a sentence each.
     """
 
     items: Sequence[Any]
     reader: SourceReader
     problems: list[SampleProblem] = msgspec.field(default_factory=list)
-    ignored: int = 0
+    ignored: list[str] = msgspec.field(default_factory=list)
     unmatched: int = 0
     info: dict[str, Any] | None = None
     columns: Callable[[], SampleTable | None] | None = None
     places: Sequence[str] = ()
+    keep_fields: frozenset[str] | None = None
+    facts: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 class FileReader(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,9 +146,15 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
             WidsError: one of its files cannot be read, or is another one by now.
         """
         return item.key, [
-            (field.extension, field.data if isinstance(field, Given) else self._read_file(field))
-            for field in item.fields
+            (field.extension, field.data if isinstance(field, Given) else self._read(field)) for field in item.fields
         ]
+
+    def _read(self, field: InFile | InRow) -> bytes:
+        if isinstance(field, InFile):
+            return self._read_file(field)
+        from wids.writing.pack.parquet import read_content
+
+        return read_content(field, self.storage_options)
 
     def look(self, item: Sample, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
         """(key, extensions of all fields, bytes of those asked for) of a sample.
@@ -148,12 +192,15 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
         """
         total = 0
         for field in item.fields:
-            size = len(field.data) if isinstance(field, Given) else field.size
-            if size == UNKNOWN:
-                name = field.path if isinstance(field, InFile) else item.key
+            if isinstance(field, InFile) and field.size == UNKNOWN:
+                name = field.path
                 raise InputError(
                     f"{name}: the size of a remote file is not known before it is read", url=name, hint="samples"
                 )
+            if isinstance(field, InFile):
+                size = field.size
+            else:
+                size = len(field.data if isinstance(field, Given) else self._read(field))
             total += ustar.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
         return total
 
@@ -173,12 +220,24 @@ def describe_file(extension: str, path: str) -> InFile:
     """
     if not urls.is_local(path):
         return InFile(extension, path, UNKNOWN, UNKNOWN)
+    name = shorten(path, most=500)  # of a manifest, where anything may stand
     try:
         status = os.stat(path)
     except OSError as error:
-        raise SampleError(f"{path}: cannot be read ({error.strerror or error})", path=path) from error
+        raise SampleError(f"{name}: cannot be read ({error.strerror or error})", path=name) from error
     except ValueError as error:  # a NUL in it
-        raise SampleError(f"{path!r}: is no path ({error})", path=path) from error
+        raise SampleError(f"{shown(path)}: is no path ({error})", path=name) from error
     if not os.path.isfile(path):
-        raise SampleError(f"{path}: is not a file", path=path)
+        raise SampleError(f"{name}: is not a file", path=name)
+    check_not_empty(extension, name, status.st_size)
     return InFile(extension, path, status.st_size, status.st_mtime_ns)
+
+
+def check_not_empty(extension: str, path: str, size: int) -> None:
+    """Refuse a file of no bytes where no value has none.
+
+    Raises:
+        SampleError: it is such a one.
+    """
+    if not size and extension.rpartition(".")[2].lower() in _NEVER_EMPTY:
+        raise SampleError(f"{path}: is empty, which no {extension} is", path=path)

@@ -1,35 +1,60 @@
 """Manifests as sources: one sample a row, of CSV, TSV, JSON lines or Parquet.
 
 Rules: a column is named by the user, and is there in each row, or an error names the row. Rows are read
-once; what a field of text or numbers holds is taken from them, what any other field holds is the file that they name.
+once; what a field of text or numbers holds is taken from them, what any other field holds is the file that they name,
+or the bytes that a Parquet file has in its place. Several manifests are one, in the order given; their columns agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import glob
 import io
-import itertools
 import json
+import math
 import os
 import posixpath
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from wids.codecs.encoders import encode_field
-from wids.errors import DependencyError, InputError, SampleError
+from wids.errors import InputError, SampleError, SpecError, WidsError, shorten, shown
 from wids.index import urls
+from wids.jobs.discovery import find_shards
 from wids.transport.download import read_bytes
-from wids.writing.pack.listing import FileReader, Given, InFile, Sample, SampleProblem, SourceListing, describe_file
+from wids.writing.pack.labels import Labels, describe_classes, number_labels
+from wids.writing.pack.listing import (
+    IMAGES,
+    FileReader,
+    Given,
+    InFile,
+    InRow,
+    Sample,
+    SampleProblem,
+    SourceListing,
+    describe_file,
+)
 from wids.writing.writer import check_extension, check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 # Fields that hold what the column says; all others hold the file that it names.
 _VALUES = frozenset({"cls", "cls2", "index", "txt", "text", "json"})
-_BATCH = 10_000
+_LABELS = frozenset({"cls", "cls2"})
+_TSV_FIELD = re.compile(r'(?:"((?:[^"]|"")*)"|([^\t]*))(?:\t|\Z)')
+_NAMED = 30  # columns that an error lists
+_MAGIC = {
+    b"\xff\xd8\xff": ("jpg", "jpeg"),
+    b"\x89PNG": ("png",),
+    b"GIF8": ("gif",),
+    b"RIFF": ("webp",),
+    b"BM": ("bmp",),
+}
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +63,17 @@ class FieldRule(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         extension: with its leading dot.
         columns: their names.
-        is_file: the column names a file, whose bytes the field gets.
+        is_file: the column names a file, whose bytes the field gets, or holds such bytes.
     """
 
     extension: str
     columns: tuple[str, ...]
     is_file: bool
+
+    @property
+    def kind(self) -> str:
+        """The extension's last part, in lower case."""
+        return self.extension.rpartition(".")[2].lower()
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +81,24 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
     base: str
     is_guarded: bool
+
+
+class _Row(NamedTuple):
+    """A row: what errors call it, its values by column, contents by column (of Parquet), and its fault, or ""."""
+
+    place: str
+    values: dict[str, Any]
+    contents: dict[str, InRow | str | None]
+    fault: str
+
+
+class _Manifest(NamedTuple):
+    """One that is read: path or URL, columns (None: each row has its own), rows, and what is odd about it."""
+
+    place: str
+    columns: list[str] | None
+    rows: list[_Row]
+    notes: list[str]
 
 
 def parse_field(text: str) -> FieldRule:
@@ -65,18 +113,40 @@ def parse_field(text: str) -> FieldRule:
     kind = extension.rpartition(".")[2].lower()
     is_file = names.startswith("@") or kind not in _VALUES
     if not equals or not all(columns):
-        raise InputError(f"field {text!r} does not say which column it comes from; write it like .jpg=path")
+        raise InputError(f"field {shown(text)} does not say which column it comes from; write it like .jpg=path")
     try:
         check_extension(extension, "")
     except SampleError as error:
-        raise InputError(f"field {text!r}: {extension!r} is no extension; write it like .jpg=path") from error
+        raise InputError(f"field {shown(text)}: {shown(extension)} is no extension; write it like .jpg=path") from error
     if len(columns) > 1 and kind != "json":
-        raise InputError(f"field {text!r}: only .json holds several columns; give one")
+        raise InputError(f"field {shown(text)}: only .json holds several columns; give one")
     return FieldRule(extension=extension, columns=columns, is_file=is_file)
 
 
+def expand_sources(sources: Iterable[str], storage_options: dict[str, Any] | None = None) -> list[str]:
+    """The files that globs and brace patterns stand for, in natural order, and other names as they are.
+
+    Raises:
+        InputError: there are none, or one is named twice. FetchError: a remote place cannot be listed.
+    """
+    found: dict[str, str] = {}
+    for source in sources:
+        names = [source]
+        if not os.path.lexists(os.path.expanduser(source)) and (glob.has_magic(source) or "{" in source):
+            try:
+                names = [shard.url for shard in find_shards([source], storage_options=storage_options)]
+            except SpecError as error:
+                raise InputError(f"{source}: there are no files with such names", url=source) from error
+        for name in names:
+            path = os.path.realpath(os.path.expanduser(urls.local_path(name))) if urls.is_local(name) else name
+            if path in found:
+                raise InputError(f"{name}: is named twice; give each source once", url=name)
+            found[path] = name
+    return list(found.values())
+
+
 def list_rows(
-    manifest: str,
+    manifest: str | Sequence[str],
     *,
     fields: list[FieldRule],
     key: str | None,
@@ -84,179 +154,348 @@ def list_rows(
     numbers_keys: bool,
     storage_options: dict[str, Any] | None,
     tell: Callable[[int], None],
+    classes: Sequence[str] | None = None,
 ) -> SourceListing:
-    """The rows of a manifest.
+    """The rows of a manifest, or of several, one after the other.
 
     Args:
-        manifest: path or URL, ending in one of `SUFFIXES`.
+        manifest: path or URL, ending in one of `SUFFIXES`, or several.
         fields: what samples hold.
         key: the column of keys; None: samples are numbered by row, from 000000000.
-        base: what relative paths are relative to; None: the manifest's own place.
+        base: what relative paths are relative to; None: each manifest's own place.
         numbers_keys: keys do not matter, for samples are numbered.
         storage_options: for fsspec.
         tell: called with the number of rows now and then.
+        classes: names by number, for the labels of the only ``.cls`` field; None: words are numbered in sorted order.
 
     Raises:
-        InputError: it cannot be read, or lacks a column.
+        InputError: one cannot be read, lacks a column or has others than the first one; or labels differ in case alone.
     """
-    listing = SourceListing(items=[], reader=FileReader(storage_options=_options(manifest, base, storage_options)))
+    places = [manifest] if isinstance(manifest, str) else list(manifest)
+    narrowed = _narrow(places, base, storage_options)
+    listing = SourceListing(items=[], reader=FileReader(storage_options=narrowed), places=places)
     names = {name for rule in fields for name in rule.columns} | ({key} if key else set())
-    rows = _open_rows(manifest, sorted(names), storage_options)
-    _check_columns(manifest, rows, names)
-    home = _Place(
-        base=urls.directory_of(manifest) if base is None else base,
-        is_guarded=base is None and not urls.reaches_local(manifest),
-    )
-    numbers, listing.info = _number_classes(rows, fields)
-    items, seen = [], dict[str, str]()
-    for count, (place, row) in enumerate(rows):
-        if count % 1000 == 0:
-            tell(count)
-        try:
-            name = f"{count:09d}" if key is None else _text(row.get(key), key)
-            if not numbers_keys:
-                _check_new(name, seen)
-                seen[name] = place
-            items.append(Sample(name, tuple(_make_field(rule, row, home, numbers) for rule in fields)))
-        except SampleError as error:
-            listing.problems.append(SampleProblem(place, f"{manifest}, {place}: {error}"))
-    if not rows:
-        raise InputError(f"{manifest}: has no rows", url=manifest)
-    listing.items = items
+    contents = {rule.columns[0] for rule in fields if rule.is_file}
+    values = {name for rule in fields if not rule.is_file for name in rule.columns} | ({key} if key else set())
+    manifests = [_open(place, values, contents, storage_options) for place in places]
+    for each in manifests:
+        _check_columns(each, names, manifests[0])
+        listing.notes += [f"{each.place}: {note}" for note in each.notes]
+        if not each.rows:
+            if len(places) == 1 or not any(other.rows for other in manifests):
+                raise InputError(f"{each.place}: has no rows", url=each.place)
+            listing.notes.append(f"{each.place}: has no rows")
+    labels = _number_classes(manifests, fields, classes, listing)
+    _fill(listing, manifests, _Filling(fields, key, base, labels, numbers_keys=numbers_keys), tell)
     return listing
+
+
+class _Filling(NamedTuple):
+    """How rows become samples."""
+
+    fields: list[FieldRule]
+    key: str | None
+    base: str | None
+    labels: dict[str, Labels]
+    numbers_keys: bool
+
+
+def _fill(listing: SourceListing, manifests: list[_Manifest], filling: _Filling, tell: Callable[[int], None]) -> None:
+    items, seen, files = [], dict[str, str](), dict[tuple[str, str], str]()
+    again, first_again, count = 0, "", 0
+    for each in manifests:
+        home = _Place(
+            base=urls.directory_of(each.place) if filling.base is None else filling.base,
+            is_guarded=filling.base is None and not urls.reaches_local(each.place),
+        )
+        for row in each.rows:
+            if count % 1000 == 0:
+                tell(count)
+            count += 1
+            place = row.place if len(manifests) == 1 else f"{each.place}, {row.place}"
+            try:
+                _check_sound(row)
+                name = f"{count - 1:09d}" if filling.key is None else _text(row.values, filling.key)
+                if not filling.numbers_keys:
+                    _check_new(name, seen)
+                fields = tuple(_make_field(rule, row, home, filling.labels) for rule in filling.fields)
+            except SampleError as error:
+                listing.problems.append(SampleProblem(place, f"{each.place}, {row.place}: {error}"))
+                continue
+            seen[name] = place
+            items.append(Sample(name, fields))
+            for field in fields:
+                if isinstance(field, InFile) and files.setdefault((field.extension, field.path), place) != place:
+                    again += 1
+                    first_again = first_again or (
+                        f"{place} names {shorten(field.path)}, as {files[field.extension, field.path]} does"
+                    )
+    if again:
+        listing.notes.append(f"{again:,} rows name a file that an earlier row names ({first_again})")
+    listing.items = items
+    _note_kind(listing)
+
+
+def _note_kind(listing: SourceListing) -> None:
+    """Tell of the first pictures that are of another kind than their extension says; they are decoded by content."""
+    first = listing.items[0].fields if listing.items else ()
+    for field in first:
+        extension = field.extension.rpartition(".")[2].lower()
+        if isinstance(field, InRow) and extension in IMAGES:
+            data = b""
+            with contextlib.suppress(WidsError):  # reading it again says so
+                data = listing.reader.look(listing.items[0], frozenset((field.extension,)))[2][field.extension]
+            kinds = next((kinds for magic, kinds in _MAGIC.items() if data.startswith(magic)), (extension,))
+            if extension not in kinds:
+                listing.notes.append(
+                    f"{field.manifest}: column {field.column!r} begins with a .{kinds[0]}, which is called "
+                    f"{field.extension} as you said; it is decoded by its content"
+                )
+
+
+def _check_sound(row: _Row) -> None:
+    if row.fault:
+        raise SampleError(row.fault)
 
 
 def _check_new(key: str, seen: dict[str, str]) -> None:
     check_key(key)
     if key in seen:
-        raise SampleError(f"key {key!r} is that of {seen[key]}, too; keys are unique, or samples are numbered", key=key)
+        raise SampleError(
+            f"key {shown(key)} is that of {seen[key]}, too; keys are unique, or samples are numbered", key=key
+        )
 
 
-def _make_field(
-    rule: FieldRule, row: dict[str, Any], home: _Place, numbers: dict[str, dict[str, int]]
-) -> InFile | Given:
-    kind = rule.extension.rpartition(".")[2].lower()
-    missing = [name for name in rule.columns if name not in row]
-    if missing:
-        raise SampleError(f"there is no column {missing[0]!r} in this row")
-    if kind == "json" and not rule.is_file:
-        try:
-            return Given(rule.extension, json.dumps({name: row[name] for name in rule.columns}).encode())
-        except (TypeError, ValueError) as error:
-            raise SampleError(f"{rule.extension} cannot hold {', '.join(rule.columns)}: {error}") from error
-    value = row[rule.columns[0]]
+def _make_field(rule: FieldRule, row: _Row, home: _Place, labels: dict[str, Labels]) -> InFile | Given | InRow:
+    name = rule.columns[0]
+    for column in rule.columns:
+        if column not in row.values and column not in row.contents:
+            raise SampleError(f"there is no column {shown(column)} in this row")
     if rule.is_file:
-        path = urls.join(home.base, _text(value, rule.columns[0]))
-        if home.is_guarded and urls.reaches_local(path):
-            raise SampleError(
-                f"{path}: a manifest from a remote place may not name local files, unless a base says where they are"
-            )
-        return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
-    if rule.extension in numbers:
-        value = numbers[rule.extension].get(_text(value, rule.columns[0]))
-    elif isinstance(value, (int, float)) and kind in ("txt", "text"):
-        value = str(value)
-    if value is None or (value == "" and kind not in ("txt", "text")):
-        raise SampleError(f"column {rule.columns[0]!r} is empty")
+        return _make_file(rule, row, home)
+    if rule.kind == "json":
+        return Given(rule.extension, encode_field(rule.extension, {each: row.values[each] for each in rule.columns}))
+    value = row.values[name]
+    if rule.extension in labels:
+        value = labels[rule.extension].number(value)
+    elif rule.kind in ("txt", "text"):
+        value = "" if value == "" else _text(row.values, name, allows_numbers=True)
+    elif value is None or value == "":
+        raise SampleError(f"column {shown(name)} is empty")
     return Given(rule.extension, encode_field(rule.extension, value))
 
 
-def _text(value: Any, column: str) -> str:
-    if value is None or value == "":
-        raise SampleError(f"column {column!r} is empty")
+def _make_file(rule: FieldRule, row: _Row, home: _Place) -> InFile | InRow:
+    name = rule.columns[0]
+    if name in row.contents:
+        found = row.contents[name]
+        if isinstance(found, InRow):
+            return found._replace(extension=rule.extension)
+        text = _text({name: found}, name)
+    else:
+        text = _text(row.values, name)
+    path = urls.join(home.base, text)
+    if home.is_guarded and urls.reaches_local(path):
+        raise SampleError(
+            f"{shorten(path)}: a manifest from a remote place may not name local files, unless a base says where they "
+            "are"
+        )
+    return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
+
+
+def _text(values: dict[str, Any], column: str, *, allows_numbers: bool = False) -> str:
+    """A value that is text, or a number that stands for one.
+
+    Raises:
+        SampleError: it is neither, or empty.
+    """
+    value = values.get(column)
+    if isinstance(value, bytes):
+        try:
+            value = value.decode("utf-8")
+        except ValueError:
+            raise SampleError(f"column {shown(column)} holds {len(value):,} bytes that are no text") from None
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        raise SampleError(f"column {shown(column)} is empty")
+    kinds = (str, int, float) if allows_numbers else (str, int)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise SampleError(f"column {shown(column)} holds a {type(value).__name__}, and not text")
     return str(value)
 
 
 def _number_classes(
-    rows: list[tuple[str, dict[str, Any]]], fields: list[FieldRule]
-) -> tuple[dict[str, dict[str, int]], dict[str, Any] | None]:
-    """Numbers for .cls fields whose labels are words, by extension, and what the index says of them."""
-    numbers: dict[str, dict[str, int]] = {}
-    for rule in fields:
-        if rule.is_file or rule.extension.rpartition(".")[2].lower() != "cls":
-            continue
-        values = {row.get(rule.columns[0]) for _, row in rows} - {None, ""}
-        if all(isinstance(value, int) or str(value).lstrip("-").isdecimal() for value in values):
-            continue
-        numbers[rule.extension] = {name: k for k, name in enumerate(sorted({str(value) for value in values}))}
-    classes = [*numbers.values()]
-    return numbers, {"classes": list(classes[0])} if len(classes) == 1 else None
+    manifests: list[_Manifest], fields: list[FieldRule], classes: Sequence[str] | None, listing: SourceListing
+) -> dict[str, Labels]:
+    """What labels stand for, by extension; the listing is told what the index says of them."""
+    rules = [rule for rule in fields if not rule.is_file and rule.kind in _LABELS]
+    if classes is not None and len(rules) != 1:
+        raise InputError(f"a list of classes is for one field like .cls=label, and there are {len(rules)}")
+    labels, named = dict[str, Labels](), dict[str, list[str]]()
+    for rule in rules:
+        column = rule.columns[0]
+        found = number_labels(
+            column, (row.values.get(column) for each in manifests for row in each.rows if not row.fault), classes
+        )
+        labels[rule.extension] = found
+        names = found.classes if found.classes is not None else list(found.numbers or ())
+        if names:
+            named[rule.extension] = names
+            listing.facts.append(f"{column}: {describe_classes(names, are_given=classes is not None)}")
+    if named:
+        first = named.get(".cls", next(iter(named.values())))
+        listing.info = {"classes": first, **({"classes_of": named} if len(named) > 1 else {})}
+    return labels
 
 
-def _check_columns(manifest: str, rows: list[tuple[str, dict[str, Any]]], names: set[str]) -> None:
-    if not rows:
-        return
-    there = set(rows[0][1])
-    for _, row in rows[:100]:
-        there |= set(row)
-    missing = sorted(names - there)
+def _check_columns(each: _Manifest, names: Collection[str], first: _Manifest) -> None:
+    there = set(each.columns or ())
+    if each.columns == []:
+        raise InputError(f"{each.place}: is empty", url=each.place)
+    if each.columns is None:
+        if not each.rows:
+            return
+        for row in each.rows[:100]:
+            there |= set(row.values)
+        if not there and all(row.fault for row in each.rows[:100]):  # as each of them says
+            return
+    missing = sorted(set(names) - there)
     if missing:
+        listed = [name if name == name.strip() else repr(name) for name in map(shorten, sorted(there))]
+        rest = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
         raise InputError(
-            f"{manifest}: there is no column {missing[0]!r}; it has {', '.join(map(str, sorted(there, key=str)))}",
-            url=manifest,
+            f"{each.place}: there is no column {shown(missing[0])}; it has {', '.join(listed[:_NAMED])}{rest}",
+            url=each.place,
+        )
+    if each.columns is not None and first.columns is not None and there != set(first.columns):
+        odd = min(there ^ set(first.columns))
+        which = each.place if odd in there else first.place
+        raise InputError(
+            f"{each.place}: has other columns than {first.place} (only {which} has {shown(odd)}); make them agree",
+            url=each.place,
         )
 
 
-def _options(manifest: str, base: str | None, storage_options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the files that a manifest names are read with: nothing goes to servers of a remote one's choice."""
-    if urls.is_local(manifest):
+def _narrow(places: list[str], base: str | None, storage_options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the files that manifests name are read with: nothing goes to servers of a remote one's choice."""
+    remote = [place for place in places if not urls.is_local(place)]
+    if not remote:
         return storage_options
-    return urls.narrow_options(storage_options, [*urls.origins_of(manifest), *urls.origins_of(base or "")])
+    origins = [origin for place in remote for origin in urls.origins_of(place)]
+    return urls.narrow_options(storage_options, [*origins, *urls.origins_of(base or "")])
 
 
-def _open_rows(
-    manifest: str, names: list[str], storage_options: dict[str, Any] | None
-) -> list[tuple[str, dict[str, Any]]]:
-    """(what errors call it, row) of each row."""
-    suffix = posixpath.splitext(urls.basename_of(manifest))[1].lower()
-    data = read_bytes(manifest, storage_options=storage_options)
+def _open(
+    place: str, values: Collection[str], contents: Collection[str], storage_options: dict[str, Any] | None
+) -> _Manifest:
+    suffix = posixpath.splitext(urls.basename_of(place))[1].lower()
+    notes: list[str] = []
+    if suffix == ".parquet":
+        from wids.writing.pack.parquet import ParquetRows
+
+        parquet = ParquetRows(place, storage_options)
+        _check_names(parquet.columns, place)
+        if not {*values, *contents} <= set(parquet.columns):  # which is told with the columns that there are
+            return _Manifest(place, parquet.columns, [_Row("row 0", {}, {}, "")], notes)
+        found = parquet.read(values, contents)
+        return _Manifest(
+            place, parquet.columns, [_Row(f"row {row.number}", row.values, row.contents, "") for row in found], notes
+        )
+    data = read_bytes(place, storage_options=storage_options)
     try:
-        if suffix == ".parquet":
-            return list(_parquet_rows(data, names))
         text = data.decode("utf-8-sig")
-        if suffix in (".jsonl", ".ndjson"):
-            return list(_json_rows(text))
-        return list(_csv_rows(text, "\t" if suffix == ".tsv" else ","))
-    except InputError as error:
-        raise InputError(f"{manifest}: {error}", url=manifest) from error
-    except (ValueError, csv.Error) as error:  # also of UTF-8
-        raise InputError(f"{manifest}: is no {suffix[1:]} that can be read ({error})", url=manifest) from error
+    except ValueError as error:
+        raise InputError(
+            f"{place}: is no {suffix[1:]} that can be read ({error}); store it as UTF-8", url=place
+        ) from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise InputError(f"{place}: line {line} has a NUL byte in it; store it as UTF-8 text", url=place)
+    if suffix in (".jsonl", ".ndjson"):
+        return _Manifest(place, None, list(_json_rows(text)), notes)
+    lines = _tsv_lines(text) if suffix == ".tsv" else _csv_lines(text, place, notes)
+    _, header = next(lines, (1, []))
+    _check_names(header, place)
+    return _Manifest(place, header, list(_rows_of(lines, header)), notes)
 
 
-def _csv_rows(text: str, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    for row in reader:
-        yield f"line {reader.line_num}", {name: value for name, value in row.items() if name is not None}
+def _check_names(columns: list[str], place: str) -> None:
+    twice = sorted({name for name in columns if name and columns.count(name) > 1})
+    if twice:
+        raise InputError(f"{place}: two columns are called {shown(twice[0])}; rename one", url=place)
 
 
-def _json_rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of(lines: Iterator[tuple[int, list[str]]], header: list[str]) -> Iterator[_Row]:
+    for number, cells in lines:
+        fault = ""
+        if len(cells) != len(header):
+            fault = f"has {len(cells)} fields, and the header has {len(header)}" + (
+                "; is there a separator in a text without quotes?" if len(cells) > len(header) else ""
+            )
+        elif [cell.lstrip("\ufeff") for cell in cells] == header:
+            fault = "repeats the header"
+        yield _Row(f"line {number}", dict(zip(header, cells, strict=False)), {}, fault)
+
+
+def _csv_lines(text: str, place: str, notes: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, fields) of each row."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    start, spanning, first = 1, 0, 0
+    try:
+        for cells in reader:
+            if cells:
+                yield start, cells
+            if reader.line_num > start:
+                spanning, first = spanning + 1, first or start
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{place}: the row that begins in line {start} is no csv that can be read ({error}); is a quote open?",
+            url=place,
+        ) from error
+    if spanning:
+        notes.append(
+            f"{spanning:,} rows are of several lines (the first is in line {first}); if none should be, a quote is open"
+        )
+
+
+def _tsv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Likewise; a quote that is not closed within its field is a letter, as many programs write TSVs unquoted."""
+    for number, whole in enumerate(text.split("\n"), 1):
+        line = whole.removesuffix("\r")
+        cells, at = [], 0
+        while line and at <= len(line):
+            found = _TSV_FIELD.match(line, at)
+            if found is None:  # cannot be: the second way takes anything
+                break
+            cells.append(found[2] if found[1] is None else found[1].replace('""', '"'))
+            if not found[0].endswith("\t"):
+                break
+            at = found.end()
+        if cells:
+            yield number, cells
+
+
+def _json_rows(text: str) -> Iterator[_Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        row, fault = {}, ""
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"line {number} is not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"line {number} is a JSON {type(row).__name__}; it is an object")
-        yield f"line {number}", row
+            found = json.loads(line.lstrip("\ufeff"), object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            fault = f"is not JSON ({error})"
+        else:
+            if isinstance(found, dict):
+                row = found
+            else:
+                fault = f"is a JSON {type(found).__name__}; it is an object"
+        yield _Row(f"line {number}", row, {}, fault)
 
 
-def _parquet_rows(data: bytes, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DependencyError("reading Parquet takes pyarrow; install it: pip install 'wids[parquet]'") from error
-    try:
-        file = pq.ParquetFile(io.BytesIO(data))
-    except pa.ArrowException as error:
-        raise InputError(f"is no Parquet that can be read ({error})") from error
-    there = [name for name in file.schema_arrow.names if name in names]
-    if len(there) < len(names):  # one row that shows what there is
-        yield "row 0", dict.fromkeys(file.schema_arrow.names)
-        return
-    numbers = itertools.count()
-    for batch in file.iter_batches(_BATCH, columns=there):
-        for row in batch.to_pylist():
-            yield f"row {next(numbers)}", row
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {shown(twice)} is there twice")
+    return found

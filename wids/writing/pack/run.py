@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, OutputError, SampleError, WidsError, WorkerError
+from wids.errors import InputError, JobError, OutputError, SampleError, WidsError, WorkerError, shorten
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
 from wids.index.table import SUFFIX as TABLE_SUFFIX
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _STREAM = 4  # of permutations; 1 to 3 are those of `wids.order.permutation`
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
 _MAX_JOBS, _RAY_JOBS = 8, 64
+_NAMED = 5  # fields in a line
 SUFFIX = ".packing"
 _HEADER = b'{"what": "shards that wids pack has finished; run it again to go on"}'
 
@@ -51,9 +52,10 @@ class PackOutcome(JobOutcome, kw_only=True):
         samples, bytes: in the ``shards`` that are there now.
         kept: of the shards, those that an earlier run had finished.
         removed: shards of an earlier dataset that were in the way.
-        ignored: files that are no part of any sample.
+        ignored: how many files are no part of any sample; ``ignored_files``: their paths.
         unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
+        facts: what else is to be said of the dataset, such as its classes. notes: what is odd, a sentence each.
     """
 
     index: str
@@ -64,6 +66,9 @@ class PackOutcome(JobOutcome, kw_only=True):
     ignored: int = 0
     unmatched: int = 0
     skipped: list[SampleProblem] = msgspec.field(default_factory=list)
+    ignored_files: list[str] = msgspec.field(default_factory=list)
+    facts: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 def pack(
@@ -270,10 +275,14 @@ class _Packing:
             samples=sum(entry["nsamples"] for entry in entries),
             bytes=sum(entry["filesize"] for entry in entries),
             kept=self.kept,
-            ignored=self.listing.ignored,
+            ignored=len(self.listing.ignored),
+            ignored_files=self.listing.ignored,
             unmatched=self.listing.unmatched,
             skipped=[*self.listing.problems, *skipped],
+            facts=self.listing.facts,
+            notes=self.listing.notes,
         )
+        self.note_fields(outcome, shards)
         if self.settings.overwrite or self.journal.was_there:
             there = frozenset(packed.k for packed in shards if packed.entry is not None)
             outcome.removed = self.target.remove_others(self.pattern, there)
@@ -281,6 +290,24 @@ class _Packing:
         text = index_json(entries, name=name, info=self.listing.info)
         self.target.put_bytes(text.encode(), self.pattern.index_url)
         return outcome
+
+    def note_fields(self, outcome: PackOutcome, shards: Sequence[PackedShard]) -> None:
+        """Tell of fields that only some samples have, and of those that were asked for and none has."""
+        if any(packed.fields is None for packed in shards):  # of a run before there were such counts
+            return
+        counts: dict[str, int] = {}
+        for packed in shards:
+            for extension, count in (packed.fields or {}).items():
+                counts[extension] = counts.get(extension, 0) + count
+        few = [(extension, count) for extension, count in sorted(counts.items()) if count < outcome.samples]
+        if few:
+            listed = ", ".join(f"{shorten(extension)} in {count:,}" for extension, count in few[:_NAMED])
+            rest = f", and {len(few) - _NAMED:,} more such fields" if len(few) > _NAMED else ""
+            outcome.facts = [*outcome.facts, f"not all samples have all fields: {listed}{rest}"]
+        there = {extension.lower() for extension in counts}
+        for extension in sorted(self.listing.keep_fields or ()):
+            if extension.lower() not in there:
+                outcome.notes = [*outcome.notes, f"no sample has the field {shorten(extension)} that is to be kept"]
 
     def resolve(self, options: RunOptions) -> RunOptions:
         """What runs it: a remote place that is this process's own memory is written by this process."""

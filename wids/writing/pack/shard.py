@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from wids.errors import SampleError, WidsError
+from wids.errors import SampleError, WidsError, shown
 from wids.index import urls
 from wids.osfiles import tempdirs
 from wids.transport.failures import CancelledTransferError
@@ -77,6 +77,7 @@ class PackedShard(msgspec.Struct, kw_only=True):
         entry: what the index says of it; None: all its samples were left out, and it was not written.
         mtime_ns: of the file; 0 where that is not known.
         skipped: samples that were left out.
+        fields: how many samples have a field, by extension; None: not known, of an earlier version's journal.
     """
 
     k: int
@@ -84,6 +85,7 @@ class PackedShard(msgspec.Struct, kw_only=True):
     entry: dict[str, Any] | None
     mtime_ns: int = 0
     skipped: list[SampleProblem] = msgspec.field(default_factory=list)
+    fields: dict[str, int] | None = None
 
 
 def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedShard:
@@ -120,6 +122,7 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
 def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, context: TaskContext) -> None:
     reported = time.monotonic()
     keys = set()
+    packed.fields = counts = dict[str, int]()
     for done, item in enumerate(task.items):
         position = task.first + done
         try:
@@ -129,7 +132,7 @@ def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, c
             members = name_members(key, fields)
             if key in keys:
                 raise SampleError(
-                    f"{shard.part.rpartition('.tar.')[0]}.tar: two samples have the key {key!r}",
+                    f"{shard.part.rpartition('.tar.')[0]}.tar: two samples have the key {shown(key)}",
                     key=key,
                     hint="number_keys",
                 )
@@ -140,6 +143,8 @@ def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, c
         else:
             keys.add(key)
             shard.add(members)
+            for extension, _ in fields:
+                counts[extension] = counts.get(extension, 0) + 1
         if time.monotonic() - reported > _REPORT_SECONDS:
             if context.is_cancelled():
                 raise CancelledTransferError

@@ -19,7 +19,7 @@ from wids.columns import kinds, sql
 from wids.columns.extract import decode_value
 from wids.columns.packages import import_arrow
 from wids.columns.spec import stem_of
-from wids.errors import InputError, SampleError, WidsError
+from wids.errors import InputError, SampleError, WidsError, shorten, shown
 from wids.writing.pack.listing import SampleProblem
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class _Looked:
                 return data.decode("utf-8").strip()
             except ValueError as error:
                 raise SampleError(
-                    f"{extension} of {key!r} is no value that a predicate could compare ({error})", key=key
+                    f"{shorten(extension)} of {shown(key)} is no value that a predicate could compare ({error})",
+                    key=key,
                 ) from error
 
 

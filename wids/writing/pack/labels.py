@@ -1,0 +1,211 @@
+"""Labels: words or numbers of a column -> numbers of classes, and the lists that say which class has which number.
+
+Rules: a column is of numbers or of words. Where it is neither, rows of the rarer kind are faults: to number all labels
+anew because of one would change what the others mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import InputError, SampleError, shown
+from wids.index.keys import encode_name
+from wids.transport.download import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?")
+_NAMED = 5  # classes that are named in a line
+
+
+class Labels(msgspec.Struct, frozen=True, kw_only=True):
+    """What the labels of a column stand for.
+
+    Attributes:
+        column: its name.
+        numbers: of the classes, by name; None: labels are numbers.
+        classes: names by number, as they were given; None: there is no such list.
+    """
+
+    column: str
+    numbers: dict[str, int] | None
+    classes: list[str] | None
+
+    def number(self, value: Any) -> int:
+        """The number of a label.
+
+        Raises:
+            SampleError: it is empty, of the rarer kind, not whole, or of no class that there is.
+        """
+        label = parse_label(value, self.column)
+        if label is None:
+            raise SampleError(f"column {self.column!r} is empty")
+        if self.classes is not None:
+            return self._find_class(value, label)
+        if isinstance(label, str):
+            if self.numbers is None:
+                raise _stray(self.column, value, "a word", "numbers")
+            return self.numbers[label]
+        if self.numbers is not None:
+            raise _stray(self.column, value, "a number", "words")
+        return _whole(label, self.column, value)
+
+    def _find_class(self, value: Any, label: str | Decimal) -> int:
+        classes = self.classes or []
+        if self.numbers is None:
+            number = _whole(label, self.column, value) if isinstance(label, Decimal) else -1
+        else:
+            text = label if isinstance(label, str) else str(value).strip()
+            number = self.numbers.get(text, -1)
+            if number < 0 and _is_whole(label):  # 2.0 and " 2" are the class "2"
+                number = self.numbers.get(str(int(label)), -1)
+        if not 0 <= number < len(classes):
+            raise SampleError(
+                f"column {self.column!r}: {shown(value)} is none of the {len(classes):,} classes ({name_some(classes)})"
+            )
+        return number
+
+
+def number_labels(column: str, values: Iterable[Any], classes: Sequence[str] | None) -> Labels:
+    """What the labels of a column stand for: words are classes, numbered in sorted order unless a list is given.
+
+    Args:
+        column: its name.
+        values: of all rows.
+        classes: names by number; None: those that there are.
+
+    Raises:
+        InputError: two words differ in case alone.
+    """
+    words, count = dict[str, int](), 0
+    for value in values:
+        try:
+            label = parse_label(value, column)
+        except SampleError:  # of its row
+            continue
+        if isinstance(label, str):
+            words[label] = words.get(label, 0) + 1
+        elif label is not None:
+            count += 1
+    if classes is not None:
+        is_numeric = not words and not any(_NUMBER.fullmatch(name) for name in classes)
+        numbers = None if is_numeric else {name: k for k, name in enumerate(classes)}
+        return Labels(column=column, numbers=numbers, classes=list(classes))
+    if not words or count >= sum(words.values()):
+        return Labels(column=column, numbers=None, classes=None)
+    names = sorted(words, key=encode_name)
+    check_case(names, f"column {column!r}")
+    return Labels(column=column, numbers={name: k for k, name in enumerate(names)}, classes=None)
+
+
+def parse_label(value: Any, column: str) -> str | Decimal | None:
+    """A word, a number, or None for nothing; whole floats and padded numbers are numbers.
+
+    Raises:
+        SampleError: it is neither text nor a number.
+    """
+    if isinstance(value, bytes):
+        try:
+            value = value.decode("utf-8")
+        except ValueError:
+            raise SampleError(f"column {column!r}: {shown(value)} is no label") from None
+    if isinstance(value, str):
+        text = value.strip()
+        if not text or text.lower() == "nan":
+            return None
+        return Decimal(text) if _NUMBER.fullmatch(text) else text
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, (int, float, Decimal)):  # a bool is 0 or 1
+        return Decimal(value)
+    raise SampleError(f"column {column!r} holds a {type(value).__name__}, which is no label")
+
+
+def check_case(names: Iterable[str], where: str) -> None:
+    """Refuse two classes that differ in case alone: one of them is hardly meant.
+
+    Raises:
+        InputError: there are such.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            raise InputError(
+                f"{where}: the classes {shown(other)} and {shown(name)} differ in case alone; make them one, or give a "
+                "list of all classes with both",
+                hint="classes",
+            )
+
+
+def read_classes(source: str, *, storage_options: dict[str, Any] | None = None) -> list[str]:
+    """Names of classes, by number: of a text with a name a line, of a JSON list, or of an index that has them.
+
+    Args:
+        source: path or URL.
+        storage_options: for fsspec.
+
+    Raises:
+        InputError: it has no classes, or a name twice. FetchError: it cannot be read.
+    """
+    data = read_bytes(source, storage_options=storage_options)
+    try:
+        text = data.decode("utf-8-sig")
+        is_json = text.lstrip()[:1] in ("[", "{")
+        found = json.loads(text) if is_json else text.splitlines()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source}: is no list of classes that can be read ({error})", url=source) from error
+    if isinstance(found, dict):
+        info = found.get("info")
+        found = found.get("classes", info.get("classes") if isinstance(info, dict) else None)
+    elif not is_json:
+        while found and not found[-1].strip():
+            found.pop()
+    if not isinstance(found, list) or not found:
+        raise InputError(
+            f"{source}: has no classes; give a text with a name a line, a JSON list, or an index with classes",
+            url=source,
+        )
+    seen: dict[str, int] = {}
+    for k, name in enumerate(found):
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"{source}: class {k} is {shown(name)}; each is a name", url=source)
+        if seen.setdefault(name, k) != k:
+            raise InputError(f"{source}: {shown(name)} is class {seen[name]} and class {k}", url=source)
+    return found
+
+
+def name_some(classes: Sequence[str]) -> str:
+    """``cat, dog, eel, ...``."""
+    names = [name if len(name) <= 40 else f"{name[:40]}..." for name in classes[:_NAMED]]
+    return ", ".join([*names, "..."] if len(classes) > _NAMED else names)
+
+
+def describe_classes(classes: Sequence[str], *, are_given: bool) -> str:
+    """What a report says of them."""
+    how = "as given" if are_given else "in sorted order"
+    return f"{len(classes):,} classes, numbered {how} from 0 ({name_some(classes)})"
+
+
+def _whole(label: str | Decimal, column: str, value: Any) -> int:
+    if _is_whole(label):
+        return int(label)
+    raise SampleError(f"column {column!r}: {shown(value)} is no whole number; .txt and .json hold others")
+
+
+def _is_whole(label: str | Decimal) -> bool:
+    return isinstance(label, Decimal) and label.is_finite() and label == label.to_integral_value()
+
+
+def _stray(column: str, value: Any, kind: str, most: str) -> SampleError:
+    return SampleError(
+        f"column {column!r}: {shown(value)} is {kind}, and most labels are {most}; mend it, or give a list of classes",
+        hint="classes",
+    )

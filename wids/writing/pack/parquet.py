@@ -1,0 +1,231 @@
+"""Parquet as a manifest: rows by row group, and pictures in them, which are read when their shard is written.
+
+Rules: a column of bytes, or the Hub's struct of ``bytes`` and ``path``, is what a file would be: its rows are listed by
+their place in the file, for a listing is held whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wids.columns.packages import import_arrow
+from wids.errors import DependencyError, FetchError, InputError, SampleError
+from wids.index import urls
+from wids.transport.download import read_bytes
+from wids.writing.pack.listing import InRow
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_BATCH = 10_000
+_BYTES, _PATH = "bytes", "path"
+
+
+class ParquetRow(NamedTuple):
+    """A row: its number, its values by column, and by column the contents that it has, or the path that it names."""
+
+    number: int
+    values: dict[str, Any]
+    contents: dict[str, InRow | str | None]
+
+
+class ParquetRows:
+    """The rows of one file.
+
+    Args:
+        place: path or URL.
+        storage_options: for fsspec.
+
+    Attributes:
+        columns: their names.
+
+    Raises:
+        InputError: it is no Parquet, or two columns have one name. DependencyError: pyarrow is not installed.
+        FetchError: it cannot be read.
+    """
+
+    def __init__(self, place: str, storage_options: dict[str, Any] | None) -> None:
+        self._place = place
+        self._file, self._mark = _open(place, storage_options)
+        self.columns: list[str] = list(self._file.schema_arrow.names)
+
+    def read(self, values: Collection[str], contents: Collection[str]) -> Iterator[ParquetRow]:
+        """The rows.
+
+        Args:
+            values: columns whose values are wanted; those that the file lacks are passed over.
+            contents: columns that hold, or name, what a file has.
+        """
+        held = {name: self._is_struct(name) for name in contents if self._holds_bytes(name)}
+        plain = [name for name in self.columns if name in values or (name in contents and name not in held)]
+        number = 0
+        for group in range(self._file.num_row_groups):
+            count = self._file.metadata.row_group(group).num_rows
+            found = {name: self._find(name, group, count, is_struct=is_struct) for name, is_struct in held.items()}
+            for row, cells in enumerate(self._values(plain, group, count)):
+                named = {name: cells[name] for name in plain if name in contents}
+                yield ParquetRow(number, cells, {**named, **{name: rows[row] for name, rows in found.items()}})
+                number += 1
+
+    def _values(self, names: list[str], group: int, count: int) -> Iterator[dict[str, Any]]:
+        if not names:
+            for _ in range(count):
+                yield {}
+            return
+        for batch in self._file.iter_batches(_BATCH, row_groups=[group], columns=names, use_threads=False):
+            yield from batch.to_pylist()
+
+    def _holds_bytes(self, name: str) -> bool:
+        types = import_arrow().types
+        if name not in self.columns:
+            return False
+        kind = self._file.schema_arrow.field(name).type
+        if types.is_struct(kind):
+            place = kind.get_field_index(_BYTES)
+            return place >= 0 and _is_binary(kind.field(place).type)
+        return _is_binary(kind)
+
+    def _is_struct(self, name: str) -> bool:
+        return bool(import_arrow().types.is_struct(self._file.schema_arrow.field(name).type))
+
+    def _find(self, name: str, group: int, count: int, *, is_struct: bool) -> list[InRow | str | None]:
+        """Where the contents of each row of a group are."""
+        there = [True] * count if self._has_no_nulls(name, group, is_struct=is_struct) else None
+        if there is None:
+            there = [value is not None for value in _column(self._file, group, name)]
+        rows: list[InRow | str | None] = [
+            InRow("", self._place, self._mark, name, group, row) if is_there else None
+            for row, is_there in enumerate(there)
+        ]
+        if is_struct and not all(there) and self._file.schema_arrow.field(name).type.get_field_index(_PATH) >= 0:
+            table = self._file.read_row_group(group, columns=[f"{name}.{_PATH}"], use_threads=False)
+            paths = [cell and cell[_PATH] for cell in table.column(0).to_pylist()]
+            rows = [path if row is None else row for row, path in zip(rows, paths, strict=True)]
+        return rows
+
+    def _has_no_nulls(self, name: str, group: int, *, is_struct: bool) -> bool:
+        facts = self._file.metadata.row_group(group)
+        leaf = f"{name}.{_BYTES}" if is_struct else name
+        for k in range(facts.num_columns):
+            column = facts.column(k)
+            if column.path_in_schema == leaf:
+                statistics = column.statistics
+                return statistics is not None and statistics.has_null_count and statistics.null_count == 0
+        return False
+
+
+def _is_binary(kind: Any) -> bool:
+    types = import_arrow().types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+    """(the open file, what tells its versions apart)."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DependencyError("reading Parquet takes pyarrow; install it: pip install 'wids[parquet]'") from error
+    try:
+        mark = _mark(place)
+        if mark is not None:
+            source: Any = pa.OSFile(_local(place), "rb")
+        else:
+            data = read_bytes(place, storage_options=storage_options)
+            source, mark = io.BytesIO(data), hashlib.sha256(data).hexdigest()
+        file = pq.ParquetFile(source)
+    except pa.ArrowException as error:
+        raise InputError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
+    except OSError as error:
+        if isinstance(error, FetchError):
+            raise
+        raise InputError(f"{place}: cannot be read ({error.strerror or error})", url=place) from error
+    return file, mark
+
+
+def _local(place: str) -> str:
+    return os.path.expanduser(urls.local_path(place))
+
+
+def _mark(place: str) -> str | None:
+    """What tells versions of a local file apart; None: it is remote, or no regular file."""
+    if not urls.is_local(place) or not os.path.isfile(_local(place)):
+        return None
+    status = os.stat(_local(place))
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _column(file: Any, group: int, name: str) -> Any:
+    """The bytes of a group's rows, a sequence; None where a row has none."""
+    column = file.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+    if import_arrow().types.is_struct(column.type):
+        column = column.flatten()[column.type.get_field_index(_BYTES)]
+    return _Bytes(column)
+
+
+class _Bytes:
+    """An Arrow array as a sequence of bytes or None, made when they are asked for."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, row: int) -> bytes | None:
+        if row >= len(self._array):
+            raise IndexError(row)
+        value: bytes | None = self._array[row].as_py()
+        return value
+
+
+class _Opened(threading.local):
+    """The file and the row group that a thread read last."""
+
+    file: tuple[str, str, Any] | None = None
+    group: tuple[tuple[str, str, int, str], Any] | None = None
+
+
+_opened = _Opened()
+
+
+def read_content(field: InRow, storage_options: dict[str, Any] | None) -> bytes:
+    """What a row has in a column of bytes; the row's whole group is read, and kept for the next row.
+
+    Raises:
+        SampleError: the file is another one than when it was listed. WidsError: it cannot be read.
+    """
+    place = (field.manifest, field.mark, field.group, field.column)
+    group = _opened.group
+    if group is None or group[0] != place:
+        _opened.group = None  # before the next one is there
+        group = _opened.group = (place, _read_group(field, storage_options))
+    data: bytes | None = group[1][field.row]
+    if data is None:  # statistics said otherwise
+        raise SampleError(f"{field.manifest}: column {field.column!r} is empty in a row", path=field.manifest)
+    return data
+
+
+def _read_group(field: InRow, storage_options: dict[str, Any] | None) -> Any:
+    kept = _opened.file
+    if kept is None or kept[:2] != (field.manifest, field.mark):
+        file, mark = _open(field.manifest, storage_options)
+        kept = _opened.file = field.manifest, mark, file
+    trouble: Exception | None = None
+    try:
+        found = _column(kept[2], field.group, field.column)
+    except (OSError, ValueError) as error:  # Arrow's own are both
+        trouble = error
+    if kept[1] != field.mark or _mark(field.manifest) not in (None, field.mark):
+        _opened.file = None
+        raise SampleError(
+            f"{field.manifest}: was written to since it was listed; pack it when no program writes to it",
+            path=field.manifest,
+        )
+    if trouble is not None:
+        raise SampleError(f"{field.manifest}: cannot be read ({trouble})", path=field.manifest) from trouble
+    return found
