@@ -127,4 +127,4 @@ def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iter
     for name in sorted(names, key=writing.natural_key):
         info = listed[name]
         if info.get("type") != "directory":
-            yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)))
+            yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
