@@ -22,6 +22,7 @@
     │   ├── UnreachableError           no connection: the name, the port, the certificate
     │   ├── WrongContentError          the server sent a web page instead of a shard
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
+    │   ├── TooLongError               more bytes come than a file of its kind may have
     │   └── DigestMismatchError        their checksum is not the one in the index
     ├── CacheError (OSError)           the cache directory cannot be used
     │   └── CacheFull                  no space, and no shard may be evicted; says how many bytes are missing
@@ -271,6 +272,14 @@ class WrongContentError(FetchError):
 
 class SizeMismatchError(FetchError):
     """``found`` bytes arrived where ``expected`` were promised."""
+
+
+class TooLongError(FetchError):
+    """A file that comes from a server is longer than ``expected`` bytes, the most that it may have, unpacked."""
+
+    kind = "long"
+    summary = "is too long"
+    advice = "check the URL, and what the server sends"
 
 
 class DigestMismatchError(FetchError):

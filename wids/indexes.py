@@ -33,7 +33,7 @@ from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
 from wids.transport import retrying
-from wids.transport.download import download_to, read_bytes
+from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
 from wids.transport.stores import open_source
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class _PartTexts:
         if url not in self.found:
             if not urls.is_local(url):  # from here on there are names that are not the caller's
                 self._is_narrow = True
-            self.found[url] = read_bytes(url, storage_options=self.options)
+            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # for all of them together
+            self.found[url] = read_bytes(url, storage_options=self.options, max_bytes=left)
         return self.found[url]
 
     @property
@@ -439,7 +440,13 @@ class _RemoteIndex:
         def check() -> None:
             self._check(atomic.map_file(path)[0])
 
-        download_to(self._place, path, check=check, storage_options=self._request.storage_options)
+        download_to(
+            self._place,
+            path,
+            check=check,
+            max_bytes=MAX_READ_BYTES,
+            storage_options=self._request.storage_options,
+        )
 
     def _check(self, data: bytes | memoryview) -> Compiled:
         """Read a file that came over a network, to its last byte.

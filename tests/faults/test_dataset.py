@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -24,11 +25,12 @@ from torch.utils.data import DataLoader
 import wids
 from tests.support import cache_shards, tars
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive
-from tests.support.servers import Server, redirect, shard_requests, status
+from tests.support.servers import Server, bomb, endless, redirect, shard_requests, status, whole
 from tests.support.shards import write_shards
-from wids import errors
+from wids import errors, indexes
 from wids.codecs.decode import SampleDecoder
 from wids.collection import load_shards
+from wids.columns import file
 from wids.index import urls
 from wids.index.urls import cache_name
 from wids.jobs.discovery import find_shards
@@ -339,6 +341,71 @@ def test_a_redirect_leads_to_nothing_local(server, tmp_path, no_waits, form):
     url = server.add("/s.tar", b"", redirect(form.format(secret)))
     with pytest.raises(errors.FetchError):
         wids.ShardListDataset([(url, 3)], cache_dir=tmp_path / "cache")[0]
+
+
+# --- files of servers that are too long
+
+
+@pytest.mark.parametrize("fault", [endless, bomb])
+@pytest.mark.parametrize(
+    "name",
+    ["train.json", ".nv-meta/.info.json", ".nv-meta/.info.yaml", "train.widsx", "part.json", "parent.json", "v.rows"],
+)
+def test_files_of_an_index_that_are_too_long(server, tmp_path, monkeypatch, name, fault):
+    """Each has a limit, also where it is named by another; the error names it, and nothing stays in the cache."""
+    for module in (download, indexes):
+        monkeypatch.setattr(module, "MAX_READ_BYTES", 1 << 20)
+    place = server.add(f"/{name}", b"{}", fault)
+    if name == "part.json":
+        place = server.add("/index.json", json.dumps({"wids_version": 1, "datasets": [{"source_url": name}]}).encode())
+    elif name in ("parent.json", "v.rows"):
+        server.add("/parent.json", b"{}", *server.faults.get("/parent.json", []))
+        path = tmp_path / "source.json"
+        path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 3}]}))
+        wids.ShardListDataset(path).select([0, 2]).save(tmp_path / "v.json")
+        told = {**json.loads((tmp_path / "v.json").read_text()), "view_of": "parent.json"}
+        if name == "v.rows":
+            server.faults["/parent.json"], server.files["/parent.json"] = [whole], path.read_bytes()
+            told["rows"] = name
+        place = server.add("/v.json", json.dumps(told).encode())
+    with pytest.raises(errors.TooLongError, match=re.escape(name)):
+        wids.ShardListDataset(place, cache_dir=tmp_path / "cache")
+    assert [
+        name for _, _, names in os.walk(tmp_path / "cache") for name in names if name.endswith((".part", ".rows"))
+    ] == []
+
+
+def test_parts_of_an_index_that_are_too_long_together(server, tmp_path, monkeypatch):
+    """The limit holds for all of them."""
+    monkeypatch.setattr(indexes, "MAX_READ_BYTES", 2500)
+    for number in range(3):
+        text = json.dumps({"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}], "note": " " * 900})
+        server.add(f"/part{number}.json", text.encode())
+    for count in (2, 3):
+        listed = {"wids_version": 1, "datasets": [{"source_url": f"part{number}.json"} for number in range(count)]}
+        place = server.add("/index.json", json.dumps(listed).encode())
+        if count == 2:
+            assert len(wids.ShardListDataset(place, cache_dir=tmp_path / "cache")) == 2
+        else:
+            with pytest.raises(errors.TooLongError, match=r"part2\.json"):
+                wids.ShardListDataset(place, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("fault", [endless, bomb])
+def test_tables_that_are_too_long(server, tmp_path, monkeypatch, fault):
+    """Member tables beside shards are done without; a table of columns says so."""
+    server.has_ranges = True
+    url = server.add("/a.tar", cache_shards.shard("a"))
+    server.add("/a.tar.widx", b"", fault)
+    dataset = wids.ShardListDataset([(url, 3)], access="range", cache_dir=tmp_path / "cache", transformations="raw")
+    assert dataset[0][".txt"] == cache_shards.text("a", 0)
+    listed = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 3}]}
+    place = server.add("/train.json", json.dumps(listed).encode())
+    server.add("/train.columns.parquet", b"", fault)
+    monkeypatch.setattr(file, "_TABLE_BYTES", 1 << 20)
+    with pytest.raises(errors.TooLongError, match=r"train\.columns\.parquet"):
+        wids.ShardListDataset(place, cache_dir=tmp_path / "cache").query("select count(*) from samples")
+    assert server.sent_bytes["/train.columns.parquet"] < 48 << 20
 
 
 # --- credentials

@@ -70,6 +70,19 @@ def zipped(reply, body):
     instead(gzip.compress(body), Content_Encoding="gzip")(reply, body)
 
 
+def endless(reply, body):
+    """Spaces without an end: well, 64 MiB of them, no length announced."""
+    reply.start(Connection="close")
+    for _ in range(64):
+        reply.send(b" " * (1 << 20))
+    reply.close_connection = True
+
+
+def bomb(reply, body):
+    """64 MiB of spaces in a few kilobytes."""
+    instead(gzip.compress(b" " * (64 << 20)), Content_Encoding="gzip")(reply, body)
+
+
 def cut_unannounced(reply, body):
     """Half the body and the end of the connection, no length announced."""
     reply.start(Connection="close")

@@ -42,8 +42,6 @@ STOPPED_SECONDS = 30.0
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
 # Where files cannot be locked, a part file that no process has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
-# Left free on the file system where no size bounds the cache: a hundredth of it, at most 1 GiB.
-_FLOOR_RATIO, _MAX_FLOOR_BYTES = 100, 1 << 30
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
 _CROWD = 32
 
@@ -256,7 +254,7 @@ class Space:
     def _has_plenty(self, wanted: int) -> bool:
         """Whether the disk has so much left above its floor, without a look at the directory."""
         free, size = system.free_bytes(self.directory.path)
-        return wanted <= free - _floor(size)
+        return wanted <= free - system.floor_bytes(size)
 
     def _warn_once(self, total: int) -> None:
         if not self._has_warned:
@@ -293,7 +291,7 @@ class _DirectorySnapshot:
     def __init__(self, space: Space, contents: Contents, found: Transients) -> None:
         self.limit, self.now = space.limit, time.time()
         self.free, self.disk = system.free_bytes(space.directory.path)
-        self.floor = _floor(self.disk) if space.limit is None else 0
+        self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
@@ -333,11 +331,6 @@ class _DirectorySnapshot:
             self.used -= entry.size_bytes
             self.free += entry.size_bytes
         return is_evicted
-
-
-def _floor(disk_bytes: int) -> int:
-    """Bytes of a disk that stay free where the cache has no limit."""
-    return min(disk_bytes // _FLOOR_RATIO, _MAX_FLOOR_BYTES)
 
 
 class Excess:

@@ -105,11 +105,7 @@ class ViewRows:
         return found
 
     def _download(self, path: str, _: int) -> None:
-        def reserve(size: int) -> None:
-            if size > self._max_bytes:
-                raise SpecError(f"{self._url}: is too long for the rows of this view; save the view again", path="rows")
-
         def check() -> None:
             self._unpack(atomic.map_file(path)[0])
 
-        download_to(self._url, path, check=check, reserve=reserve, storage_options=self._options)
+        download_to(self._url, path, check=check, max_bytes=self._max_bytes, storage_options=self._options)

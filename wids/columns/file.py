@@ -35,6 +35,8 @@ SUFFIX = ".columns.parquet"
 METADATA_KEY = b"wids"
 VERSION = 1
 CREATE = "make it again: wids columns create"
+# A remote table of an index is no longer than this, and so much for each sample: a column may hold small pictures.
+_TABLE_BYTES, _ROW_BYTES = 64 << 20, 1 << 20
 # Rows whose places are compared at a time.
 _CHECKED_ROWS = 1 << 17
 
@@ -227,8 +229,16 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
     raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=facts.samples)
 
 
-def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> str:
+def fetch_table(
+    place: str, *, cache_dir: str | None, storage_options: dict[str, Any] | None, samples: int | None = None
+) -> str:
     """The local path of a Parquet file; a remote one is downloaded into the cache directory, once for each version.
+
+    Args:
+        place: its URL or path.
+        cache_dir: see `wids.ShardListDataset`.
+        storage_options: for fsspec.
+        samples: for how many a remote one has rows, which limits its length; None: what is free on the disk does.
 
     Raises:
         ColumnsError: there is none. FetchError, CacheError: it cannot be had, or kept.
@@ -250,7 +260,8 @@ def fetch_table(place: str, *, cache_dir: str | None, storage_options: dict[str,
             except (import_arrow().ArrowException, OSError) as error:
                 raise ColumnsError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
 
-        download_to(place, path, check=check, storage_options=options)
+        most = None if samples is None else _TABLE_BYTES + samples * _ROW_BYTES
+        download_to(place, path, check=check, max_bytes=most, storage_options=options)
 
     copies = CompiledIndexes(cache_dir or default_cache_dir(), suffix=COPY_SUFFIX)
     try:

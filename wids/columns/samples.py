@@ -98,7 +98,12 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         if self.place is None:
             return None
         try:
-            path = fetch_table(self.place, cache_dir=self.cache_dir, storage_options=self.storage_options)
+            path = fetch_table(
+                self.place,
+                cache_dir=self.cache_dir,
+                storage_options=self.storage_options,
+                samples=collection.whole_length,
+            )
         except MissingTableError:
             return None
         table = open_table(path)

@@ -228,7 +228,8 @@ def _published_problems(shard: Shard, settings: VerifySettings, scanned: MemberT
 
 def _fault_of_published(place: str, shard: Shard, settings: VerifySettings, scanned: MemberTable) -> str:
     try:
-        data = download.read_bytes(place, storage_options=settings.storage_options)
+        most = member_tables.max_published_bytes(scanned.identity.size)
+        data = download.read_bytes(place, storage_options=settings.storage_options, max_bytes=most)
         shard_download.check_content(place, data)
         return find_difference_in_table(tables.parse_table(data, shard=shard.url), scanned.identity, scanned)
     except (ShardNotFoundError, FetchDeniedError, WrongContentError):  # a bucket that cannot be listed refuses

@@ -71,6 +71,11 @@ def free_bytes(directory: str) -> tuple[int, int]:
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
+def floor_bytes(disk_bytes: int) -> int:
+    """How many bytes of a file system of so many stay free where nothing else bounds what is written."""
+    return min(disk_bytes // 100, 1 << 30)
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of ``data`` at ``offset``.
 

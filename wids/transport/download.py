@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import NotAllowedError, SizeMismatchError
+from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
 from wids.index import urls
 from wids.osfiles import system
 from wids.transport import filesystems, retrying, spans
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from wids.events import Hook
     from wids.transport.source import ByteSource, Stat
 
+# A file that is read into memory is no longer than this: an index of `MAX_SHARDS` takes 256 bytes for each of them.
+MAX_READ_BYTES = 1 << 30
 # Space is reserved in such steps where the size is not known: as much again as has come.
 _MIN_STEP_BYTES, _MAX_STEP_BYTES = 1 << 20, 64 << 20
 
@@ -43,6 +45,7 @@ def download_to(
     is_cancelled: Callable[[], bool] | None = None,
     is_ahead: bool = False,
     has_checksum: bool = False,
+    max_bytes: int | None = None,
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
     hooks: Sequence[Hook] = (),
@@ -54,10 +57,11 @@ def download_to(
         path: the file to fill.
         check: called after each try; an error from it fails the try.
         size: bytes expected, or None.
-        reserve: called with the bytes that the file will have, before they are written.
+        reserve: called with the bytes that the file will have, before they are written. None: they must be free.
         is_cancelled: asked now and then; once it says True, the transfer ends.
         is_ahead: no reader waits for it; downloads with one come first.
         has_checksum: ``check`` compares a checksum of the whole: bytes of two versions do not pass it.
+        max_bytes: the longest it may be, as it is unpacked; None: as long as there is space.
         storage_options: for the fsspec file system.
         allow_pipe: let ``pipe:`` run its command (without a shell).
         hooks: called for each retry.
@@ -66,7 +70,8 @@ def download_to(
         How many requests it took.
 
     Raises:
-        FetchError: it failed for good. CacheError: ``path`` cannot be written.
+        FetchError: it failed for good; TooLongError: it is longer than it may be. CacheError: ``path`` cannot be
+            written; CacheFull: there is no space for it.
         NotAllowedError: ``pipe:`` without leave.
         WidsError: what ``check`` or ``reserve`` raised last.
         CancelledTransferError: it was cancelled.
@@ -83,6 +88,7 @@ def download_to(
         is_cancelled=is_cancelled,
         is_ahead=is_ahead,
         has_checksum=has_checksum,
+        max_bytes=max_bytes,
         deadline=time.monotonic() + seconds,
     )
 
@@ -119,12 +125,12 @@ def read_bytes(
     Args:
         url: any URL that fsspec knows, or a local path.
         storage_options: for the fsspec file system.
-        max_bytes: the longest it may be; of a longer one, no more than that is read. For remote ones.
+        max_bytes: the longest that a remote one may be, as it is unpacked; None: `MAX_READ_BYTES`. No more is read.
         seconds: for all tries together; `retrying.FIRST_SECONDS` for what can be done without.
         is_cancelled: asked now and then; once it says True, a transfer ends. For remote ones.
 
     Raises:
-        FetchError: it cannot be read. SizeMismatchError: it is longer.
+        FetchError: it cannot be read. TooLongError: it is longer.
         CancelledTransferError: it was cancelled.
     """
 
@@ -132,19 +138,35 @@ def read_bytes(
         if is_cancelled():
             raise CancelledTransferError
 
+    most = MAX_READ_BYTES if max_bytes is None else max_bytes
+
     def once() -> bytes:
         if urls.is_local(url):  # of any kind: a shell's <(...) is a FIFO
             with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
                 return file.read()
+        parts, size = [], 0
         with open_source(url, storage_options, go_on=go_on) as source:
-            data = b"".join(source.stream(None if max_bytes is None else max_bytes + 1, in_one_request=True))
-        if max_bytes is not None and len(data) > max_bytes:
-            raise SizeMismatchError(
-                f"{url}: it is longer than the {max_bytes} bytes it may have", url=url, expected=max_bytes
-            )
-        return data
+            if source.answers_have_stat:  # by the same request
+                size_said = source.stat(None).size
+                if size_said is not None and size_said > most:
+                    raise _too_long(url, most)
+            for part in source.stream(most + 1, in_one_request=True):
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise _too_long(url, most)
+        return b"".join(parts)
 
     return retrying.try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds, is_cancelled=is_cancelled)
+
+
+def _too_long(url: str, max_bytes: int) -> TooLongError:
+    return TooLongError(
+        f"{url}: is longer than {max_bytes:,} bytes (counted as it is unpacked), the most that such a file may have; "
+        "check the URL and what the server sends, or download the file and name the copy if it is right",
+        url=url,
+        expected=max_bytes,
+    )
 
 
 class Transfer:
@@ -157,7 +179,7 @@ class Transfer:
         storage_options: for the fsspec file system.
         reserve: called with the number of bytes that the file will have, before they are written.
         is_cancelled: asked now and then; True ends the transfer.
-        is_ahead, has_checksum: see `download_to`.
+        is_ahead, has_checksum, max_bytes: see `download_to`.
         deadline: when it must have ended, by the monotonic clock.
 
     Attributes:
@@ -175,11 +197,12 @@ class Transfer:
         is_cancelled: Callable[[], bool] | None = None,
         is_ahead: bool = False,
         has_checksum: bool = False,
+        max_bytes: int | None = None,
         deadline: float = math.inf,
     ) -> None:
         self.url, self.path = url, path
         self._expected, self._storage_options = size, storage_options
-        self._reserve = reserve or (lambda _: None)
+        self._reserve, self._max_bytes = reserve or self._check_free, max_bytes
         self._is_cancelled = is_cancelled or (lambda: False)
         self._deadline, self._is_ahead, self._has_checksum = deadline, is_ahead, has_checksum
         self.requests = self._interruptions = 0
@@ -252,6 +275,7 @@ class Transfer:
             raise self._wrong_size(stat.size)
         if self._stat is None:
             size = stat.size or 0
+            self._check_length(size)
             self._reserve(size)
             os.ftruncate(self._fd, size)
             self._stat, self._missing = stat, [Span(0, size)] if size else []
@@ -287,12 +311,14 @@ class Transfer:
             raise self._wrong_size(size)
         at, reserved = 0, self._expected or 0 if size is None else size
         if size is not None or reserved:
+            self._check_length(reserved)
             self._reserve(reserved)
         for block in source.stream(in_one_request=not self._may_combine(stat)):
             self._go_on()
             end = at + len(block)
             if self._expected is not None and end > self._expected:
                 raise self._wrong_size(end, "at least ")
+            self._check_length(end)
             if end > reserved:
                 reserved = end + (min(max(at, _MIN_STEP_BYTES), _MAX_STEP_BYTES) if size is None else 0)
                 self._reserve(reserved)
@@ -304,6 +330,27 @@ class Transfer:
             raise StalledTransferError(f"{self.url}: ended after {at} of {size} bytes")
         if not source.answers_have_stat and source.stat().version != stat.version:
             raise InterruptedTransferError(f"{self.url}: it changed while it was fetched")
+
+    def _check_length(self, size: int) -> None:
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise _too_long(self.url, self._max_bytes)
+
+    def _check_free(self, size: int) -> None:
+        """See that the file system has space for a file of so many bytes, where no cache looks after that.
+
+        Raises:
+            CacheFull: it has not.
+        """
+        free, disk_bytes = system.free_bytes(os.path.dirname(self.path) or ".")
+        wanted = size - os.fstat(self._fd).st_blocks * 512
+        if wanted > free - system.floor_bytes(disk_bytes):
+            raise CacheFull(
+                f"{self.path}: {wanted:,} more bytes are needed for {self.url}, and its file system has {free:,}; free "
+                "space, or choose another directory",
+                url=self.url,
+                expected=wanted,
+                found=free,
+            )
 
     def _go_on(self) -> None:
         """End the transfer if it was cancelled, or takes too long in all."""

@@ -19,9 +19,11 @@ from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, md5
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.servers import (
+    bomb,
     cut,
     cut_chunked,
     cut_unannounced,
+    endless,
     instead,
     mute,
     redirect,
@@ -29,11 +31,13 @@ from tests.support.servers import (
     stall,
     status,
     whole,
+    whole_unannounced,
     zipped,
 )
 from wids.cache import shard_download
 from wids.errors import (
     CacheError,
+    CacheFull,
     CorruptHeaderError,
     DigestMismatchError,
     FetchDeniedError,
@@ -41,10 +45,12 @@ from wids.errors import (
     NotAllowedError,
     ShardNotFoundError,
     SizeMismatchError,
+    TooLongError,
     WidsError,
 )
 from wids.events import Retried
 from wids.index.spec import Shard
+from wids.osfiles import system
 from wids.transport import download, filesystems, retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -508,6 +514,50 @@ def test_read_bytes_that_fails(server, tmp_path):
         download.read_bytes(str(tmp_path))
     with pytest.raises(FetchError, match="tries: 6"):
         download.read_bytes(server.add("/index.json", BODY, status(503)))
+
+
+TOO_LONG = {"announced": whole, "without a length": whole_unannounced, "endless": endless, "packed": bomb}
+
+
+@pytest.mark.parametrize("fault", TOO_LONG.values(), ids=TOO_LONG)
+def test_what_is_too_long(server, target, monkeypatch, fault):
+    """Bytes count as they are unpacked; of one request no more is taken than shows it, and nothing is tried again."""
+    url = server.add("/index.json", BODY, fault) + "?sig=s3cr3t"
+    monkeypatch.setattr(download, "MAX_READ_BYTES", len(BODY) - 1)
+    for most, call in (
+        (len(BODY) - 1, lambda: download.read_bytes(url)),
+        (1000, lambda: download.read_bytes(url, max_bytes=1000)),
+        (1000, lambda: download.download_to(url, target, check=refuse, max_bytes=1000)),
+    ):
+        with pytest.raises(TooLongError, match=r"/index\.json: is longer than .*check the URL") as caught:
+            call()
+        assert "s3cr3t" not in str(caught.value)
+        assert (caught.value.url, caught.value.expected) == (url, most)
+    assert len(server.requests) == 3
+    assert server.sent_bytes.total() < 48 << 20
+    assert {headers["accept-encoding"] for headers in server.headers} == {"identity"}
+
+
+def test_what_is_as_long_as_it_may_be(server, target):
+    """Announced or not, packed or not, remote or not."""
+    for fault in (whole, whole_unannounced, zipped):
+        url = server.add("/index.json", BODY, fault)
+        assert download.read_bytes(url, max_bytes=len(BODY)) == BODY
+        assert fetch_body(url, target, max_bytes=len(BODY)) == BODY
+    with open(target, "rb") as file:
+        assert download.read_bytes(target, max_bytes=1) == file.read()  # the caller's own: of any length
+
+
+@pytest.mark.parametrize("fault", [whole, whole_unannounced], ids=["announced", "without a length"])
+def test_a_disk_that_would_be_filled(server, target, monkeypatch, fault):
+    """Where no cache looks after its space, a download ends before it takes what others need."""
+    monkeypatch.setattr(system, "free_bytes", lambda directory: (len(BODY) + 999, 100_000))
+    with pytest.raises(CacheFull, match="its file system has") as caught:
+        fetch_body(server.add("/a.tar", BODY, fault), target)
+    assert caught.value.found == len(BODY) + 999
+    assert os.path.getsize(target) <= len(BODY)
+    monkeypatch.setattr(system, "free_bytes", lambda directory: (2 << 20, 100_000))
+    assert fetch_body(server.add("/a.tar", BODY, fault), target) == BODY
 
 
 # --- what the log says

@@ -41,6 +41,8 @@ _NEVER_EMPTY = IMAGES | {
     "pkl",
     "safetensors",
 }
+# A file that a server gives is no longer: more than a plain tar header can say.
+_MAX_REMOTE_BYTES = 8 << 30
 
 
 class InFile(NamedTuple):
@@ -168,7 +170,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
 
     def _read_file(self, field: InFile) -> bytes:
         if not urls.is_local(field.path):
-            return read_bytes(field.path, storage_options=self.storage_options)
+            return read_bytes(field.path, storage_options=self.storage_options, max_bytes=_MAX_REMOTE_BYTES)
         try:
             fd, _ = atomic.open_file(field.path)
             with open(fd, "rb") as file:
