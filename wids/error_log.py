@@ -10,6 +10,7 @@ path, others by their URL without what gives access to it. The same sample may b
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from wids.errors import InputError, OutputError, without_secrets
 from wids.events import logger
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import check_no_device, check_place, public_place
+from wids.osfiles.index_paths import check_place, check_replaceable, public_place
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,21 +50,36 @@ def format_line(url: str, **facts: Any) -> bytes:
     return json.dumps({**index, "shard": public_place(url), **facts}).encode() + b"\n"
 
 
-def check(path: str, what: str) -> str:
-    """The absolute path of a log that is to be written.
+def check(path: str, what: str, *, overwrite: bool | None = None) -> str:
+    """The absolute path of a log that is to be written, or added to.
 
     Args:
         path: of the file.
         what: it is, in words.
+        overwrite: another file may be replaced; None: no caller can say so.
 
     Raises:
         OutputError: it is a URL, a directory or a device, in a directory that does not exist, or has another suffix.
+        OutputExistsError: there is a file that is no such log.
     """
     found = check_place(path, what, f"bad{SUFFIX}")
     if not found.endswith(SUFFIX):
         raise OutputError(f"{path}: the name of {what} ends in {SUFFIX}, by which `exclude` knows it", path=found)
-    check_no_device(found, path)
+    check_replaceable(found, "log of samples that failed", _is_log, overwrite=overwrite)
     return found
+
+
+def _is_log(path: str) -> bool:
+    with open(path, "rb") as file:
+        return any(_has_sample(line) for line in file.read(_MAX_READ).split(b"\n"))
+
+
+def _has_sample(line: bytes) -> bool:
+    """Whether a line is that of a sample; one that a killed writer cut is not."""
+    with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
+        msgspec.convert(json.loads(line), _Line)
+        return True
+    return False
 
 
 def read_rows(path: str) -> dict[str, set[int]]:

@@ -8,20 +8,28 @@ the next one. No password and no signature of a URL is written. Without torch.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import OutputExistsError, SpecError
+from wids.errors import SpecError
 from wids.events import logger
 from wids.index import urls, view_file, writing
 from wids.index.fingerprint import fingerprint
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_no_device, check_output, named_packs, public_place
+from wids.osfiles.index_paths import (
+    absolute,
+    check_index_replaceable,
+    check_output,
+    check_replaceable,
+    named_packs,
+    public_place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +42,16 @@ _OWN_FILES = rf"|\.json|{_OWN_ROWS.pattern}"
 _LOCK_SUFFIX = ".saving"
 
 
-def save(shards: ShardList, selection: Selection, path: str, *, place: str | None, made_by: Sequence[str]) -> None:
+def save(
+    shards: ShardList,
+    selection: Selection,
+    path: str,
+    *,
+    place: str | None,
+    made_by: Sequence[str],
+    inputs: Sequence[tuple[str, str]] = (),
+    overwrite: bool = False,
+) -> None:
     """Write a view: its index at ``path``, and its rows beside it.
 
     Args:
@@ -43,11 +60,21 @@ def save(shards: ShardList, selection: Selection, path: str, *, place: str | Non
         path: a local path.
         place: of the index that lists these shards; None: the view lists them itself.
         made_by: how it was made, a step each.
+        inputs: (URL or path, words for it) of other files that are never replaced.
+        overwrite: a file that is no index is replaced.
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
+        OutputExistsError: see `wids.osfiles.index_paths.check_replaceable`.
     """
     path = check_output(path)
+    parts = {name for keys in shards.defaults if isinstance(name := keys.get("source_url"), str)}
+    check_index_replaceable(
+        path,
+        inputs=[*inputs, *((name, "a part of the index that this is a view of") for name in parts)],
+        shards=itertools.chain(shards.urls, shards.all_packs()),
+        overwrite=overwrite,
+    )
     home = os.path.dirname(path)
     view = View(
         name=shards.header.get("name"),
@@ -80,15 +107,28 @@ def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
         OutputExistsError: the output is the index that this is a view of. OutputError: it is a device.
         OSError: it cannot be written.
     """
-    check_no_device(path, path)
-    if "view_of" in index and absolute(urls.join(os.path.dirname(path), index["view_of"])) == path:
-        raise OutputExistsError(f"{path}: is the index that this is a view of; give the view another name", path=path)
+    check_not_parent(path, urls.join(os.path.dirname(path), index["view_of"]) if "view_of" in index else None)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
     names = {"rows": os.path.basename(rows), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
     with locks.acquire(path + _LOCK_SUFFIX):
         locks.remove_parts(_stem(path), more=_OWN_FILES)
         _publish(path, text, rows, parts)
+
+
+def check_not_parent(path: str, parent: str | None, place: str = "this") -> None:
+    """See that what is written does not replace the index that a view is of.
+
+    Args:
+        path: of the output, absolute.
+        parent: URL or path of that index; None: there is none.
+        place: of the view, in words.
+
+    Raises:
+        OutputExistsError: it would. OutputError: there is a device.
+    """
+    inputs = [] if parent is None else [(parent, f"the index that {place} is a view of")]
+    check_replaceable(path, "index", lambda _: True, inputs=inputs)
 
 
 def name_parent(place: str) -> str:
@@ -109,8 +149,9 @@ def _publish(path: str, text: bytes, rows: str, parts: Sequence[bytes | memoryvi
         os.fsync(fd)
         os.replace(part, rows)
     before = _rows_at(path)
-    atomic.write_atomically(path, text)
-    if before not in (None, rows):
+    atomic.sync_directory(os.path.dirname(path))  # what the index names is on the disk before it, and
+    atomic.write_atomically(path, text, is_synced=True)
+    if before not in (None, rows):  # it itself before what the index of before names is gone
         with contextlib.suppress(OSError):
             os.unlink(before)
 

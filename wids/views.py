@@ -211,23 +211,39 @@ class WithViews(WithIndex):
         whole = f"{len(self._collection):,}"
         return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write this dataset as an index: which samples of which shards, and no data.
 
         ``ShardListDataset(path)`` opens it. The file names the index that lists the shards, and how the view was made;
         the rows lie beside it in ``NAME.DIGEST.rows``. It is refused once that index lists other shards.
 
         Args:
-            path: a local path, such as ``"good.json"``.
+            path: a local path, such as ``"good.json"``. An index that is there is replaced.
+            overwrite: any other file is replaced, too, unless it is one of those that this dataset is made of.
 
         Raises:
-            OutputError: it is no name of a local file. OSError: it cannot be written.
+            OutputExistsError: there is a file that is not to be replaced. OutputError: it is no name of a local file.
+            OSError: it cannot be written.
         """
         collection = self._collection
         selection = collection.shards.selection
         if selection is None:
             selection = choose(collection.shards, np.arange(len(collection), dtype=np.int64))
-        save(collection.shards, selection, os.fspath(path), place=collection.place, made_by=self._steps)
+        files = {
+            "the index that this is a view of": collection.place,
+            "the file of this view's rows": selection.path if isinstance(selection, SharedSelection) else None,
+            "the table of this dataset's columns": self._columns.place,
+        }
+        inputs = [(place, words) for words, place in files.items() if place is not None]
+        save(
+            collection.shards,
+            selection,
+            os.fspath(path),
+            place=collection.place,
+            made_by=self._steps,
+            inputs=inputs,
+            overwrite=overwrite,
+        )
 
     def as_source(self, name: str) -> Self:
         """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""

@@ -309,7 +309,7 @@ def test_tables_tells_what_it_packed():
     code, out, err = run_index("tables", "d/train.json", "-o", "d/mine.tables")
     assert (code, out) == (1, "")
     assert "the index does not name it" in err
-    assert "--overwrite replaces it" in err
+    assert "or pass --overwrite" in err
     code, out, _ = run_index("tables", "d/train.json", "--json", "--jobs", "1")
     told = json.loads(out)
     assert (code, told["tables"], told["beside"], told["failed"]) == (0, 2, 2, {})

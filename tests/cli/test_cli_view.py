@@ -66,7 +66,7 @@ def test_wrong_input(index, tmp_path):
     assert "no range" in complaint(2, "view", index, "--select", "x", "-o", out)
     for option in ("--exclude", "--select"):
         assert "cannot be read" in complaint(1, "view", index, option, str(tmp_path / "none.txt"), "-o", out)
-    assert "give the view another name" in complaint(1, "view", index, "--select", ":1", "-o", index)
+    assert "give the output another name" in complaint(1, "view", index, "--select", ":1", "-o", index)
     assert "say which samples: --select, --where, --exclude" in complaint(2, "view", index, "-o", out)
     assert "--columns is for --where" in complaint(2, "view", index, "--select", ":1", "--columns", "x", "-o", out)
     assert not os.path.exists(out)

@@ -254,6 +254,37 @@ def save_often(dataset, path, n):
         dataset.select(range((n + k) % 4 + 1)).save(path)
 
 
+@needs_proc
+def test_a_crash_while_a_view_is_replaced(dataset, tmp_path, monkeypatch):
+    """Rows and index are on the disk, each before what names or needs it, and before the rows of the old view go."""
+    path, done = tmp_path / "view.json", []
+    dataset.select([0]).save(path)
+    before = json.loads(path.read_text())["rows"]
+    sync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def note(what, file, function, *args):
+        done.append((what, os.path.basename(file).partition(".json.")[0]))
+        return function(*args)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: note("sync", os.readlink(f"/proc/self/fd/{fd}"), sync, fd))
+    monkeypatch.setattr(os, "replace", lambda a, b: note("replace", b, replace, a, b))
+    monkeypatch.setattr(os, "unlink", lambda a, **_: note("unlink", a, unlink, a))
+    dataset.select([1, 2]).save(path)
+    monkeypatch.undo()
+    rows, here = json.loads(path.read_text())["rows"], tmp_path.name
+    steps = [step for step in done if step[0] != "unlink" or step[1] == before]
+    assert steps[0][0] == "sync"
+    assert steps[0][1].startswith(rows)  # its part file
+    assert steps[1:] == [
+        ("replace", rows),
+        ("sync", here),
+        ("sync", "view"),  # its part file
+        ("replace", "view.json"),
+        ("sync", here),
+        ("unlink", before),
+    ]
+
+
 def test_what_a_killed_saver_left(dataset, tmp_path):
     """The next one removes it; what another is writing, and files of other views, stay."""
     path = tmp_path / "view.json"

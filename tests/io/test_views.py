@@ -268,6 +268,48 @@ def test_where_views_are_not_saved(dataset, tmp_path):
             view.save(path)
 
 
+@pytest.mark.parametrize("link", ["directory", "file", "hard"])
+def test_a_view_replaces_nothing_that_it_is_made_of(tmp_path, link):
+    """Not through links: not its index, nor a part of that; another view, and itself, are replaced."""
+    write_index(tmp_path / "data" / "a", (3, 4), name="a.json")
+    index = tmp_path / "data" / "all.json"
+    index.write_text(json.dumps({"wids_version": 1, "datasets": [{"name": "a", "source_url": "a/a.json"}]}))
+    dataset = wids.ShardListDataset(index, transformations=[])
+    dataset.select([5, 6]).save(tmp_path / "data" / "part.json")
+    before = {path: path.read_bytes() for path in (index, tmp_path / "data" / "a" / "a.json")}
+    os.symlink(tmp_path / "data", tmp_path / "linked")
+    for path in before:
+        output = tmp_path / "linked" / path.relative_to(tmp_path / "data")
+        if link != "directory":
+            output = tmp_path / f"other-{path.name}"
+            (os.link if link == "hard" else os.symlink)(path, output)
+        for view in (dataset.select([0]), wids.ShardListDataset(tmp_path / "data" / "part.json").select([0])):
+            for overwrite in (False, True):
+                with pytest.raises(OutputExistsError, match="index that this is a view of; give the output another"):
+                    view.save(output, overwrite=overwrite)
+    part = wids.ShardListDataset(tmp_path / "linked" / "part.json", transformations=[])
+    part.select([1]).save(tmp_path / "linked" / "part.json")
+    assert keys(wids.ShardListDataset(tmp_path / "data" / "part.json", transformations=[])) == keys(dataset)[6:7]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_directories_with_colons(tmp_path):
+    """What lies beside a view is named relative to it: the directory may be moved."""
+    home = tmp_path / "a::b"
+    dataset = wids.ShardListDataset(write_index(home, (3, 4), member_tables="x.tables"), transformations=[])
+    dataset.select([0, 4, 5]).save(home / "view.json")
+    view = wids.ShardListDataset(home / "view.json", transformations=[])
+    view.select([1, 2]).save(home / "again.json")
+    assert json.loads((home / "again.json").read_text())["view_of"] == "index.json"
+    listed = wids.ShardListDataset([{"url": str(home / "s0.tar"), "nsamples": 3}], transformations=[])
+    listed.select([2]).save(home / "listed.json")
+    assert json.loads((home / "listed.json").read_text())["shardlist"][0]["url"] == "s0.tar"
+    expected = keys(dataset)[4:6], keys(dataset)[2:3]
+    home.rename(tmp_path / "moved::c")
+    for name, found in zip(("again.json", "listed.json"), expected, strict=True):
+        assert keys(wids.ShardListDataset(tmp_path / "moved::c" / name, transformations=[])) == found
+
+
 def test_damaged_files(dataset, tmp_path):
     """Each cut and each changed byte of the rows is noticed; so are a view of a view, and a file that is gone."""
     view, path = dataset.select([0, 4, 9]), tmp_path / "view.json"

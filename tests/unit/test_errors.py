@@ -111,7 +111,8 @@ def test_every_hint_of_the_library_has_advice():
     sources = (path.read_text(encoding="utf-8") for path in Path(wids.__file__).parent.rglob("*.py"))
     hints = {hint for source in sources for hint in re.findall(r'\bhint="(\w+)"', source)}
     assert {"base", "overwrite"} <= hints
-    for hint in hints:
+    assert with_advice(WidsError("no; pass overwrite=True", hint="overwrite")) == "no; pass --overwrite"
+    for hint in hints - {"overwrite"}:
         assert with_advice(WidsError("no", hint=hint)).startswith("no; ")
     assert with_advice(WidsError("no")) == "no"
 

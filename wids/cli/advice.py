@@ -8,7 +8,6 @@ from wids.errors import WidsError
 
 _ADVICE = {
     "base": "make the index again from the shards, with --base",
-    "overwrite": "--overwrite replaces it",
     "output": "say where with -o",
     "index": "`wids index create` makes one",
     "skip_errors": "--skip-errors leaves out what cannot be packed",
@@ -27,8 +26,13 @@ _ADVICE = {
 }
 
 
+# The words of a message that name a parameter, and the flag that stands for it.
+_FLAGS = {"overwrite": ("overwrite=True", "--overwrite")}
+
+
 def with_advice(error: WidsError) -> str:
     """Return the error's message, with advice about a flag that helps, if there is one."""
     message = str(error) or type(error).__name__
+    message = message.replace(*_FLAGS.get(error.hint or "", ("", "")))
     advice = _ADVICE.get(error.hint or "")
     return f"{message}; {advice.format_map({'fitting': '', **vars(error)})}" if advice else message

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from wids.cli.options import Index, RunFlags, StorageOptions, with_option_groups
+from wids.cli.options import Index, Overwrite, RunFlags, StorageOptions, with_option_groups
 
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
@@ -66,6 +66,7 @@ def create_columns(
             show_default=False,
         ),
     ] = None,
+    overwrite: Overwrite = False,
     is_json: Annotated[bool, typer.Option("--report-json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Write the columns of all samples: one row for each, in the order of the index.
@@ -90,7 +91,13 @@ def create_columns(
     try:
         with job_bar("reading", is_shown=not is_json) as show:
             outcome = create(
-                index, place, spec, storage_options=flags.storage_options, options=run.options(), show=show
+                index,
+                place,
+                spec,
+                overwrite=overwrite,
+                storage_options=flags.storage_options,
+                options=run.options(),
+                show=show,
             )
     except JobError as error:
         _print_failures(error)

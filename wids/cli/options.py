@@ -43,6 +43,10 @@ Columns = Annotated[
     ),
 ]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object on each line.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace a file that is there, also one that no such command wrote."),
+]
 CacheDir = Annotated[
     str,
     typer.Option(

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import Columns, Index, JsonLines, StorageOptions, with_option_groups
+from wids.cli.options import Columns, Index, JsonLines, Overwrite, StorageOptions, with_option_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # So many rows are printed as a table.
 _MAX_ROWS = 200
+# In the metadata of a file that this command wrote, and may replace.
+_MARK = b"wids query"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class QueryFlags:
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write a Parquet file instead.", show_default=False),
     ] = None
+    overwrite: Overwrite = False
     storage_options: StorageOptions = None
 
 
@@ -51,9 +54,8 @@ def run_query(
     if flags.is_csv + flags.is_json + (flags.output is not None) > 1:
         raise typer.BadParameter("--csv, --json and -o exclude each other")
     from wids.cli.format import count_of, print_table, printable, shown_path, to_json
-    from wids.columns.create import check_output
 
-    path = None if flags.output is None else check_output(flags.output)
+    path = None if flags.output is None else _check_output(flags.output, index, flags)
     found = _ask(index, sql, flags)
     if path is not None or flags.is_json:
         _check_names(found.column_names, sql)
@@ -75,6 +77,31 @@ def run_query(
         print_table(heads, ([_shown(value) for value in row] for row in _rows(found.slice(0, _MAX_ROWS))))
         if found.num_rows > _MAX_ROWS:
             print(f"and {found.num_rows - _MAX_ROWS:,} more rows; --csv prints all")
+
+
+def _check_output(output: str, index: str, flags: QueryFlags) -> str:
+    """The absolute path of the file that is to be written.
+
+    Raises:
+        OutputError: it cannot be written. OutputExistsError: there is a file that is not to be replaced.
+    """
+    import pyarrow.parquet as pq
+
+    from wids.columns.create import check_output
+    from wids.columns.file import place_beside
+    from wids.osfiles.index_paths import check_replaceable
+
+    def is_result(path: str) -> bool:
+        return _MARK in (pq.read_schema(path).metadata or {})
+
+    path = check_output(output)
+    columns = flags.columns or place_beside(index)
+    inputs = [
+        (index, "the index itself"),
+        *([] if columns is None else [(columns, "the table of columns that is asked")]),
+    ]
+    check_replaceable(path, "result of `wids query`", is_result, inputs=inputs, overwrite=flags.overwrite)
+    return path
 
 
 def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
@@ -162,7 +189,8 @@ def _write(table: Any, path: str, sql: str) -> None:
 
     try:
         with atomic.part_file(path) as (part, _):
-            pq.write_table(table, part, compression="zstd")
+            marked = table.replace_schema_metadata({**(table.schema.metadata or {}), _MARK: b""})
+            pq.write_table(marked, part, compression="zstd")
             os.replace(part, path)
     except OSError as error:
         raise unwritten(path, error) from error

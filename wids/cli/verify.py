@@ -17,6 +17,7 @@ import typer
 from wids.cli.options import (
     Index,
     Json,
+    Overwrite,
     RunFlags,
     Shards,
     StorageOptions,
@@ -76,6 +77,7 @@ class VerifyFlags:
             "`wids view --exclude` take.",
         ),
     ] = ""
+    overwrite: Overwrite = False
     shards: Shards = ":"
     rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST
     group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT
@@ -129,7 +131,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     from wids.jobs.problems import VerifySettings
     from wids.jobs.verify import verify_shards
 
-    report = flags.report and error_log.check(flags.report, "a report of samples")  # now, and not after hours
+    report = flags.report and error_log.check(flags.report, "a report of samples", overwrite=flags.overwrite)
     selected, options = parse_range(flags.shards, "--shards", "shards"), run.options()
     chosen, _, storage_options, selection = load_selected(index, selected, flags.storage_options)
     settings = VerifySettings(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
-from wids.cli.options import CacheDir, Columns, Index, StorageOptions, check_index
+from wids.cli.options import CacheDir, Columns, Index, Overwrite, StorageOptions, check_index
 
 
 def run_view(
@@ -42,6 +42,7 @@ def run_view(
         ),
     ] = None,
     columns: Columns = None,
+    overwrite: Overwrite = False,
     cache_dir: CacheDir = "",
     storage_options: StorageOptions = None,
 ) -> None:
@@ -74,6 +75,6 @@ def run_view(
         dataset = dataset.where(where)
     for path in exclude or ():
         dataset = dataset.exclude(path)
-    dataset.save(output)
+    dataset.save(output, overwrite=overwrite)
     shards = count_of(sum(map(bool, dataset.lengths)), "shard")
     print(f"{shown_path(os.path.abspath(output))}: {len(dataset):,} of {count_of(whole, 'sample')}, in {shards}")

@@ -18,7 +18,7 @@ import numpy as np
 from wids.collection import load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, extract_part
-from wids.columns.file import METADATA_KEY, VERSION, TableFacts, check_replaceable, table_schema
+from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_table, table_schema
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
@@ -30,7 +30,7 @@ from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute
+from wids.osfiles.index_paths import absolute, check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +43,8 @@ _REMOTE_JOBS, _RAY_JOBS = 16, 64
 _PROCESSES_PAY_SAMPLES = 100_000
 # Rows of a row group: whole shards as long as they are small.
 _GROUP_ROWS = 1 << 17
+# What may be replaced.
+_TABLE = "table that `wids columns create` made"
 
 
 class ColumnsOutcome(JobOutcome, kw_only=True):
@@ -75,6 +77,7 @@ def create_columns(
     output: str,
     spec: ColumnSpec = ColumnSpec(),  # noqa: B008 - frozen
     *,
+    overwrite: bool = False,
     storage_options: dict[str, Any] | None = None,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     show: Callable[[JobProgress], None] = lambda _: None,
@@ -86,6 +89,7 @@ def create_columns(
         output: path of the Parquet file. Beside it stands its ``.state``, and until it is done ``.journal`` and
             ``.parts``.
         spec: the rules of the columns, beside those from member tables; see `wids.columns.spec.parse_spec`.
+        overwrite: a file that is no such table is replaced, too, unless it is a shard or the index.
         storage_options: for fsspec.
         options: what runs it; by default threads, and processes where many local samples are parsed.
         show: called now and then.
@@ -99,8 +103,9 @@ def create_columns(
     """
     import_parquet()
     output = check_output(output)
-    check_replaceable(output)
     _, shards, narrowed = load_shards(index, storage_options=storage_options)
+    inputs = [(os.fspath(index), "the index itself")] if isinstance(index, (str, os.PathLike)) else []
+    check_replaceable(output, _TABLE, is_table, inputs=inputs, shards=shards.urls, overwrite=overwrite)
     if shards.selection is not None and (parent := shards.header.get("view_of")) is not None:
         raise InputError(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
@@ -121,17 +126,14 @@ def check_output(output: str) -> str:
         OutputError: it is a URL, a directory or device, not called .parquet, no UTF-8, or in a directory that does not
             exist.
     """
-    if not urls.is_local(output):
-        raise OutputError(f"{output}: a table is written to a local file; copy it there afterwards", url=output)
-    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
-    if (os.path.exists(path) and not os.path.isfile(path)) or not path.endswith(".parquet"):
-        raise OutputError(f"{output}: give a file (no directory or device) whose name ends in .parquet", path=path)
+    path = check_place(output, "a table", f"train{SUFFIX}")
+    check_no_device(path, output)
+    if not path.endswith(".parquet"):
+        raise OutputError(f"{output}: give a file whose name ends in .parquet", path=path)
     try:
         path.encode()
     except UnicodeEncodeError as error:
         raise OutputError(f"{output}: a table's path has to be UTF-8; choose another name", path=path) from error
-    if not os.path.isdir(os.path.dirname(path)):
-        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
     return path
 
 

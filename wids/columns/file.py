@@ -19,7 +19,7 @@ from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
 from wids.cache.placement import default_cache_dir
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
-from wids.errors import CacheError, ColumnsError, OutputExistsError, ShardNotFoundError
+from wids.errors import CacheError, ColumnsError, ShardNotFoundError
 from wids.index import urls
 from wids.transport import retrying
 from wids.transport.download import download_to
@@ -39,6 +39,8 @@ CREATE = "make it again: wids columns create"
 _TABLE_BYTES, _ROW_BYTES = 64 << 20, 1 << 20
 # Rows whose places are compared at a time.
 _CHECKED_ROWS = 1 << 17
+# What a Parquet file begins with.
+_PARQUET = b"PAR1"
 
 
 class MissingTableError(ColumnsError):
@@ -195,22 +197,18 @@ def _check_file(path: str, place: str) -> None:
         raise ColumnsError(f"{place}: is a directory or a device; give one Parquet file", path=path)
 
 
-def check_replaceable(path: str) -> None:
-    """See that a table that is to be written replaces none that was made in another way.
+def is_table(path: str) -> bool:
+    """Whether a file is a table that was made by ``wids columns create``, or the damaged rest of one by its name.
 
     Raises:
-        OutputExistsError: it would.
+        OSError: it cannot be read.
     """
-    pq = import_parquet()
     try:
-        with pq.ParquetFile(path) as file:
-            is_own = METADATA_KEY in (file.schema_arrow.metadata or {})
-    except (OSError, import_arrow().ArrowException):  # there is none, or a damaged one
-        return
-    if not is_own:
-        raise OutputExistsError(
-            f"{path}: is a table that was not made by `wids columns create`; delete it, or write elsewhere", path=path
-        )
+        with import_parquet().ParquetFile(path) as file:
+            return METADATA_KEY in (file.schema_arrow.metadata or {})
+    except (OSError, import_arrow().ArrowException):
+        with open(path, "rb") as file:
+            return path.endswith(SUFFIX) and file.read(len(_PARQUET)) == _PARQUET
 
 
 def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> None:

@@ -209,6 +209,20 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
     return raw
 
 
+def is_index(data: bytes) -> bool:
+    """Whether a text is that of an index, which may be malformed, or of a view.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    raw = _decode(data)
+    if not isinstance(raw, dict) or raw.keys().isdisjoint(("shardlist", "datasets", "view_of_fingerprint")):
+        return False
+    rows = raw.get("shardlist")
+    first = rows[0] if isinstance(rows, list) and rows else None
+    return "wids_version" in raw or (isinstance(first, dict) and "url" in first)
+
+
 def _decode(data: bytes | str) -> Any:
     """JSON as Python's own json reads it, at msgspec's speed where the text is strictly JSON."""
     try:

@@ -55,11 +55,17 @@ def _dump_value(value: Any) -> str:
 
 
 def relative_to(place: str, home: str | None) -> str:
-    """``place`` as seen from the directory ``home``, if it lies below it; else as it is."""
+    """``place`` as seen from the directory ``home``, if it lies below it; else as it is.
+
+    Args:
+        place: a URL or an absolute path, also as `writable` gives it.
+        home: a URL or an absolute path.
+    """
     if not home:
         return place
-    name = place.removeprefix(home if home.endswith("/") else home + "/")
-    return place if name == place or not name or _NOT_RELATIVE.match(name) else name
+    full = urls.local_path(place) if place.startswith("file:///") and home.startswith("/") else place
+    name = full.removeprefix(home if home.endswith("/") else home + "/")
+    return place if name == full or not name or _NOT_RELATIVE.match(name) else name
 
 
 def writable(place: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, OutputExistsError, ShardNotFoundError, WidsError
+from wids.errors import InputError, JobError, ShardNotFoundError, WidsError
 from wids.index import checks, checksums, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
@@ -25,7 +25,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_output
+from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -87,6 +87,7 @@ def create_index(
     name: str | None = None,
     info: str | None = None,
     base: str | None = None,
+    overwrite: bool = False,
     settings: IndexSettings = IndexSettings(),  # noqa: B008 - frozen
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     show: Callable[[JobProgress], None] = lambda _: None,
@@ -99,19 +100,21 @@ def create_index(
         name: of the dataset.
         info: what it is, in words.
         base: what URLs are relative to; see `wids.index.writing.place_entries` for what it does to them.
+        overwrite: a file that is no index, nor one of the shards, is replaced, too.
         settings: how.
         options: what runs it; by default threads, and processes where there is much to do for the processor.
         show: called now and then.
 
     Raises:
         InputError: the sources name no shards. OutputError: the output cannot be written.
+        OutputExistsError: there is a file that is not to be replaced.
         WidsError: a shard cannot be read, and none is to be skipped.
     """
     output = check_output(output)
     found = find_shards(sources, storage_options=settings.storage_options)
     if not found:
         raise InputError("no shards to index: give tars, directories, patterns or URLs")
-    check_no_shard(output, {shard.url for shard in found})
+    check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # what cannot be, fails before the work
     with contextlib.closing(Indexing(output, settings, options, show)) as indexing:
@@ -147,18 +150,6 @@ def _packs_before(output: str, shards: Container[str]) -> dict[str, Any]:
     except (OSError, WidsError):  # there is none, or none that can be read
         return {}
     return {PACKS: index[PACKS]} if is_same else {}
-
-
-def check_no_shard(output: str, shards: Container[str]) -> None:
-    """Refuse to write an index over a shard that it lists: not all shards are called .tar.
-
-    Raises:
-        OutputExistsError: it is one of them.
-    """
-    if output in shards:
-        raise OutputExistsError(
-            f"{output}: is one of the shards; give the index another name", path=output, hint="output"
-        )
 
 
 class Indexing:

@@ -20,11 +20,11 @@ from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.discovery import Found, find_shards, look_local
-from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings, check_no_shard
+from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.view_edit import IndexToMerge
 from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_output, named_packs, names_of
+from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
@@ -164,11 +164,20 @@ def _without(entries: list[tuple[str, dict[str, Any]]], patterns: Sequence[str])
     return entries
 
 
-def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None) -> Merged:
+def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None, overwrite: bool = False) -> Merged:
     """Write one index of the shards of several, in order; sub-datasets are taken apart, each shard keeps its keys.
 
     A shard whose index has a name, and that belongs to no sub-dataset, has that name as ``dataset``. Where one of them
     is a view, a view is written; see `wids.jobs.view_edit`.
+
+    Args:
+        places: of the indexes.
+        output: where to write it. An index that is there is replaced, and with ``overwrite`` any file but a shard.
+        name: of the dataset.
+        overwrite: see there.
+
+    Raises:
+        OutputExistsError: there is a file that is not to be replaced.
     """
     output = check_output(output)
     sources = [_flatten(place) for place in places]
@@ -176,10 +185,10 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     for source in sources:
         for url, entry in source.entries:
             entries.setdefault(url, entry)
-    check_no_shard(output, entries)
+    check_index_replaceable(output, shards=entries, overwrite=overwrite)
     name = writing.stem_of(output) if name is None else name or None
     if any(source.shards.selection is not None for source in sources):
-        view, repeated = view_edit.merge_views(sources, output, name=name)
+        view, repeated = view_edit.merge_views(sources, output, name=name, overwrite=overwrite)
         return _merged_view(output, view, repeated_samples=repeated)
     home = os.path.dirname(output)
     written = writing.place_entries(list(entries), home=home)
@@ -191,7 +200,9 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
 
 
-def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]]) -> list[Merged]:
+def split_index(
+    place: str, outputs: Sequence[str], *, parts: Callable[[list[int]], list[range]], overwrite: bool = False
+) -> list[Merged]:
     """Write an index for each part of another one; of a view, views.
 
     Args:
@@ -199,9 +210,10 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
         outputs: one path with ``{}`` in it, where the number of the part goes, or one for each part.
         parts: from the shards' samples to the shards of each part; see `wids.index.writing`. Of a view, only shards of
             which it has samples are counted, and of these only the samples that it has.
+        overwrite: outputs replace any file but a shard; else only indexes.
 
     Raises:
-        InputError: there are not as many outputs as parts.
+        InputError: there are not as many outputs as parts. OutputExistsError: one is not to be replaced.
     """
     source = _flatten(place)
     shards, flat = source.shards, source.entries
@@ -211,9 +223,9 @@ def split_index(place: str, outputs: Sequence[str], *, parts: Callable[[list[int
     ranges = parts([count for count in shards.lengths if count or not is_view])
     checked = _name_parts(outputs, len(ranges))
     for output in checked:
-        check_no_shard(output, {url for url, _ in flat})
+        check_index_replaceable(output, shards=(url for url, _ in flat), overwrite=overwrite)
     if is_view:
-        views = view_edit.split_view(source, ranges, checked)
+        views = view_edit.split_view(source, ranges, checked, overwrite=overwrite)
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
     found = []
     for output, part in zip(checked, ranges, strict=True):
@@ -246,13 +258,23 @@ def _name_parts(outputs: Sequence[str], count: int) -> list[str]:
     return checked
 
 
-def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
+def rebase_index(place: str, base: str, *, output: str | None = None, overwrite: bool = False) -> Merged:
     """Say that an index's shards lie below ``base`` now; see `wids.index.writing.rebase`.
 
     Of a view: that the index lies there of which it is one.
+
+    Args:
+        place: of the index.
+        base: a URL or a path.
+        output: where to write it; None: at its place. With ``overwrite`` it replaces any file, else only an index.
+        overwrite: see there.
+
+    Raises:
+        OutputExistsError: there is a file that is not to be replaced.
     """
     index, view = _read(place)
     path = check_output(output or place)
+    check_index_replaceable(path, overwrite=overwrite)
     try:
         rebased = writing.rebase(index, base)
     except SpecError as error:
@@ -263,20 +285,22 @@ def rebase_index(place: str, base: str, *, output: str | None = None) -> Merged:
         return _write(path, rebased)
     selection = view_edit.write_rebased(rebased, view, place, path)
     if selection is None:
-        return rebase_index(place, base, output=output)
+        return rebase_index(place, base, output=output, overwrite=overwrite)
     return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
 
 
-def convert_index(place: str, output: str) -> Merged:
+def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged:
     """Write the compiled form of an index, which is mapped instead of parsed; sub-datasets are taken apart.
 
     Args:
         place: the index: JSON or compiled.
         output: where to write it; the name ends in ``.widsx``. URLs of shards below its directory are written relative
             to it.
+        overwrite: it replaces any file but a shard; else only a compiled index.
 
     Raises:
         SpecError: it is not an index. OutputError: the output cannot be written, or its name ends otherwise.
+        OutputExistsError: there is a file that is not to be replaced.
     """
     path = check_output(output, is_compiled=True)
     _, shards, _ = load_shards(place)
@@ -284,7 +308,7 @@ def convert_index(place: str, output: str) -> Merged:
     if shards.unknown_counts():
         raise _no_index(place)
     places = [absolute(url) for url in shards.urls]
-    check_no_shard(path, set(places))
+    check_index_replaceable(path, inputs=[(place, "the index itself")], shards=places, overwrite=overwrite)
     header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
     home = os.path.dirname(path)
     shards.header = {**header, **named_packs(shards.all_packs(), home)}

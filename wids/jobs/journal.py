@@ -129,7 +129,9 @@ class JobJournal(Generic[R]):
                         )
                     if os.fstat(fd).st_nlink:
                         with open(self._path, "rb") as file:
-                            return fd, file.read()
+                            data = file.read()
+                        self._check_own(data, writer)
+                        return fd, data
                 os.close(fd)  # a run that was done removed it in between
         except OutputError:
             raise
@@ -138,6 +140,19 @@ class JobJournal(Generic[R]):
                 f"{self._output}: cannot be written ({error.strerror or error}); is the directory writable?",
                 path=self._output,
             ) from error
+
+    def _check_own(self, data: bytes, writer: str) -> None:
+        """See that a file that a user named is a journal, for in the end it is deleted.
+
+        Raises:
+            OutputExistsError: it is none.
+        """
+        if self._url != self._output or not data or data.startswith(b"\n"):  # as each line, also one that was cut
+            return
+        if not any(True for _ in parse_records(data.split(b"\n"), self._record)):
+            raise OutputExistsError(
+                f"{self._path}: exists, and is no journal of {writer}; write elsewhere, or delete it", path=self._path
+            )
 
     def _write(self, line: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.errors import OutputExistsError, SpecError
+from wids.errors import SpecError
 from wids.index import urls
 from wids.index.fingerprint import fingerprint
 from wids.index.selection import pick
@@ -18,7 +18,7 @@ from wids.index.spec import list_shards
 from wids.indexes import IndexRequest, load_rows
 from wids.osfiles.index_paths import absolute, public_place
 from wids.osfiles.shared_selection import SharedSelection
-from wids.view_saving import name_parent, save, write_view
+from wids.view_saving import check_not_parent, name_parent, save, write_view
 from wids.views import choose
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class IndexToMerge(NamedTuple):
                 yield np.asarray(chosen.rows_of(k), np.int64)
 
 
-def merge_views(sources: Sequence[IndexToMerge], output: str, *, name: str | None) -> tuple[ShardList, int]:
+def merge_views(
+    sources: Sequence[IndexToMerge], output: str, *, name: str | None, overwrite: bool = False
+) -> tuple[ShardList, int]:
     """Write one view of the samples of several indexes, of which some are views; each sample once.
 
     Where all are of one index, so is this, and its order is the index's. Else the order is that of the sources, and the
@@ -70,6 +72,7 @@ def merge_views(sources: Sequence[IndexToMerge], output: str, *, name: str | Non
         sources: these.
         output: an absolute path.
         name: of the dataset.
+        overwrite: a file that is no index is replaced.
 
     Returns:
         The view that was written, and the number of samples that came again and were left out.
@@ -93,7 +96,7 @@ def merge_views(sources: Sequence[IndexToMerge], output: str, *, name: str | Non
     found.header = {**whole.header, "name": name}
     names = ", ".join(urls.basename_of(source.place) for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
-    save(found, selection, output, place=place, made_by=[step])
+    save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)
     return found, len(indices) - len(chosen)
 
 
@@ -124,13 +127,16 @@ def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers
     return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
 
 
-def split_view(source: IndexToMerge, parts: Sequence[range], outputs: Sequence[str]) -> list[ShardList]:
+def split_view(
+    source: IndexToMerge, parts: Sequence[range], outputs: Sequence[str], *, overwrite: bool = False
+) -> list[ShardList]:
     """Write a view for each part of another one; returns them.
 
     Args:
         source: the view.
         parts: the numbers of `IndexToMerge.entries` that each has.
         outputs: an absolute path for each.
+        overwrite: files that are no indexes are replaced.
     """
     shards = source.shards
     ends = np.cumsum([0, *(count for count in shards.lengths if count)])
@@ -139,7 +145,8 @@ def split_view(source: IndexToMerge, parts: Sequence[range], outputs: Sequence[s
         indices = np.arange(ends[part.start], ends[part.stop], dtype=np.int64)
         selection = choose(shards, indices)
         step = f"index split, {k} of {len(parts)}: {len(indices):,} of {ends[-1]:,}"
-        save(shards, selection, output, place=source.listed_by, made_by=[*shards.header["made_by"], step])
+        steps = [*shards.header["made_by"], step]
+        save(shards, selection, output, place=source.listed_by, made_by=steps, overwrite=overwrite)
         found.append(shards.select(selection))
     return found
 
@@ -167,15 +174,3 @@ def write_rebased(index: dict[str, Any], view: View, place: str, output: str) ->
         index |= {key: name_parent(index[key]) for key in ("view_of", "base") if key in index}
         write_view(index, selection, output)
     return selection
-
-
-def check_not_parent(output: str, parent: str | None, place: str) -> None:
-    """See that what is written does not replace the index that a view is of.
-
-    Raises:
-        OutputExistsError: it would.
-    """
-    if parent is not None and absolute(parent) == output:
-        raise OutputExistsError(
-            f"{output}: is the index that {place} is a view of; give the output another name", path=output
-        )

@@ -16,6 +16,7 @@ from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
 from wids.osfiles.atomic import write_atomically
+from wids.osfiles.index_paths import check_index_replaceable
 from wids.transport.download import read_bytes
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
@@ -61,6 +62,8 @@ def main_create(args: argparse.Namespace) -> None:
     names = [name for source in sources for name in urls.expand(source)]
     if not names:
         raise SpecError("no shards to index")
+    output = args.output or _OUTPUT
+    check_index_replaceable(os.path.abspath(output), shards=names, overwrite=None)
     name = args.name
     if name is None:
         name = shorten_name(os.path.splitext(names[0])[0])
@@ -76,7 +79,7 @@ def main_create(args: argparse.Namespace) -> None:
     with contextlib.closing(run(scan_shard, tasks, options)) as results:
         entries = [result.get().entry() for result in results]
     entries.sort(key=lambda entry: str(entry["url"]))
-    _write(args.output or _OUTPUT, writing.make_index(entries, name=name or None, info=info, base=args.base))
+    _write(output, writing.make_index(entries, name=name or None, info=info, base=args.base))
 
 
 def main_update(args: argparse.Namespace) -> None:

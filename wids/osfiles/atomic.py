@@ -92,8 +92,13 @@ def closing_on_error(fd: int) -> ClosingOnError:
     return ClosingOnError(partial(os.close, fd))
 
 
-def write_atomically(path: str, data: bytes) -> None:
+def write_atomically(path: str, data: bytes, *, is_synced: bool = False) -> None:
     """Replace ``path`` by ``data`` in one step.
+
+    Args:
+        path: of the file.
+        data: all of it.
+        is_synced: it is on the disk before this returns, under its name: what it replaces may then be deleted.
 
     Raises:
         OSError: it cannot be written; the file of before stays. CacheError: likewise, or the path is no file.
@@ -102,7 +107,27 @@ def write_atomically(path: str, data: bytes) -> None:
         raise CacheError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
     with part_file(path) as (part, fd):
         system.write_all(fd, data, 0)
+        if is_synced:
+            os.fsync(fd)
         os.replace(part, path)
+    if is_synced:
+        sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Have the names in a directory on the disk; where a file system cannot do that, it does not.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    fd = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
 
 
 def append_line(path: str, line: bytes) -> None:

@@ -1,16 +1,21 @@
-"""Paths of indexes that are written, and of the shards in them."""
+"""Paths of indexes and other outputs that are written, and of the shards in them.
+
+Rules: an output replaces an earlier one of its kind, known by its content, or an empty file; any other file only where
+``overwrite`` says so; and never a file that it is made of, by whatever path that is named.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from wids.errors import OutputError
+from wids.errors import OutputError, OutputExistsError
 from wids.index import compiled, urls, writing
-from wids.index.spec import PACKS
+from wids.index.spec import PACKS, is_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 def absolute(url: str) -> str:
@@ -78,6 +83,82 @@ def check_no_device(path: str, output: str) -> None:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(f"{output}: is a device, not a file; choose another name", path=path)
+
+
+def check_replaceable(
+    path: str,
+    what: str,
+    is_such: Callable[[str], bool],
+    *,
+    inputs: Iterable[tuple[str, str]] = (),
+    shards: Iterable[str] = (),
+    overwrite: bool | None = False,
+) -> None:
+    """See that an output may take the place of the file that is there, if there is one.
+
+    Args:
+        path: of the output, absolute.
+        what: it is, in words.
+        is_such: whether the file at a path is such an output, by its content; errors in reading it say no.
+        inputs: (URL or path, words for it) of what the output is made of, or needs.
+        shards: URLs or paths of the shards; compared only where the file is no such output.
+        overwrite: any other file may be replaced; None: no caller can say so.
+
+    Raises:
+        OutputExistsError: it is one of the inputs; or something else, and ``overwrite`` is not set.
+        OutputError: it is a device or a FIFO.
+    """
+    check_no_device(path, path)
+    try:
+        status = os.stat(path)
+    except OSError:  # there is none
+        return
+    is_own = False
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        is_own = is_such(path)
+    needed = [*inputs] if is_own else [*inputs, *((url, "one of the shards") for url in shards)]
+    for place, words in needed:
+        if _is_file(place, status):
+            raise OutputExistsError(f"{path}: is {words}; give the output another name", path=path)
+    if not (is_own or overwrite) and status.st_size:
+        words, hint = (", or pass overwrite=True", "overwrite") if overwrite is not None else ("", None)
+        raise OutputExistsError(f"{path}: exists, and is no {what}; write elsewhere{words}", path=path, hint=hint)
+
+
+def _is_file(place: str, status: os.stat_result) -> bool:
+    """Whether a URL or path leads to a file, also by links."""
+    if not urls.is_local(place):
+        return False
+    try:
+        return os.path.samestat(os.stat(os.path.expanduser(urls.local_path(place))), status)
+    except (OSError, ValueError):  # it is not there, or no name of a file
+        return False
+
+
+def check_index_replaceable(
+    path: str, *, inputs: Iterable[tuple[str, str]] = (), shards: Iterable[str] = (), overwrite: bool | None = False
+) -> None:
+    """See that an index that is written, JSON or compiled, replaces nothing but such an index; see `check_replaceable`.
+
+    Raises:
+        OutputExistsError, OutputError: see there.
+    """
+    is_binary = compiled.is_compiled(path)
+    what, is_such = ("compiled index", _is_compiled) if is_binary else ("index", _is_json_index)
+    check_replaceable(path, what, is_such, inputs=inputs, shards=shards, overwrite=overwrite)
+
+
+def _is_compiled(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(compiled.MAGIC)) == compiled.MAGIC
+
+
+def _is_json_index(path: str) -> bool:
+    with open(path, "rb") as file:
+        if not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):  # a shard is not read to its end
+            return False
+        file.seek(0)
+        return is_index(file.read())
 
 
 def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:

@@ -81,6 +81,11 @@ class SharedSelection(Selection):
         super().__init__(ends, rows, digest=digest)
         self._place = place if sys.byteorder == "little" else None  # as files of rows are
 
+    @property
+    def path(self) -> str | None:
+        """The file that they are mapped from; None: none."""
+        return self._place.path if self._place is not None else None
+
     def __reduce__(self) -> tuple[Any, ...]:
         popen = multiprocessing.context.get_spawning_popen()
         if popen is not None and (file := self._shared_file()) is not None:

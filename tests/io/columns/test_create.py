@@ -430,7 +430,9 @@ def test_tables_of_others(tmp_path, index):
     """Are not replaced."""
     path = tmp_path / "scores.parquet"
     pq.write_table(pa.table({"score": [1]}), path)
-    with pytest.raises(OutputExistsError, match="was not made by `wids columns create`; delete it"):
+    with pytest.raises(
+        OutputExistsError, match="is no table that `wids columns create` made; write elsewhere, or pass o"
+    ):
         made.make_columns(index, output=str(path))
     assert pq.read_table(path)["score"].to_pylist() == [1]
     assert sorted(os.listdir(tmp_path)) == ["d", "scores.parquet"]

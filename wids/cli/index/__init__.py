@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from wids.cli.options import Json, RunFlags, StorageOptions, with_option_groups
+from wids.cli.options import Json, Overwrite, RunFlags, StorageOptions, with_option_groups
 
 index_app = typer.Typer(
     help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
@@ -88,6 +88,7 @@ def create_index(
         str | None,
         typer.Option("--base", "-b", metavar="URL", help="Where the shards will be read from.", show_default=False),
     ] = None,
+    overwrite: Overwrite = False,
     is_json: Json = False,
 ) -> None:
     """Write the index of a dataset's shards.
@@ -109,6 +110,7 @@ def create_index(
         name=name,
         info=info,
         base=base,
+        overwrite=overwrite,
         flags=flags,
         options=run.options(),
         is_json=is_json,
@@ -157,6 +159,7 @@ def merge_indexes(
     indexes: Annotated[list[str], typer.Argument(metavar="INDEX", help="Indexes: paths or URLs.")],
     output: _Output,
     name: _Name = None,
+    overwrite: Overwrite = False,
     is_json: Json = False,
 ) -> None:
     """Write one index of the shards of several.
@@ -168,7 +171,7 @@ def merge_indexes(
     """
     from wids.cli.index.arrange import merge
 
-    merge(indexes, output, name=name, is_json=is_json)
+    merge(indexes, output, name=name, overwrite=overwrite, is_json=is_json)
 
 
 @index_app.command("split")
@@ -186,6 +189,7 @@ def split_index(
             "-o", "--output", metavar="INDEX", help="One like part-{}.json, or one for each part; repeatable."
         ),
     ] = None,
+    overwrite: Overwrite = False,
     is_json: Json = False,
 ) -> None:
     """Split an index into several, by whole shards in their order; a view into views.
@@ -201,7 +205,7 @@ def split_index(
     from wids.cli.index.arrange import parse_fractions, split
 
     numbers = None if fractions is None else parse_fractions(fractions)
-    split(index, every=every, fractions=numbers, outputs=outputs or [], is_json=is_json)
+    split(index, every=every, fractions=numbers, outputs=outputs or [], overwrite=overwrite, is_json=is_json)
 
 
 @index_app.command("rebase")
@@ -211,6 +215,7 @@ def rebase_index(
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="INDEX", help="Default: INDEX itself.", show_default=False)
     ] = None,
+    overwrite: Overwrite = False,
     is_json: Json = False,
 ) -> None:
     """Say that the shards lie elsewhere now; no shard is read.
@@ -221,11 +226,11 @@ def rebase_index(
     """
     from wids.cli.index.arrange import rebase
 
-    rebase(index, base, output=output, is_json=is_json)
+    rebase(index, base, output=output, overwrite=overwrite, is_json=is_json)
 
 
 @index_app.command("convert")
-def convert_index(index: _Index, output: _Output, is_json: Json = False) -> None:
+def convert_index(index: _Index, output: _Output, overwrite: Overwrite = False, is_json: Json = False) -> None:
     """Compile an index: it then opens at once, however many shards it has, and takes no memory.
 
     OUTPUT ends in .widsx. Datasets and commands take it in place of the index; that is needed to change it, and to
@@ -235,7 +240,7 @@ def convert_index(index: _Index, output: _Output, is_json: Json = False) -> None
     """
     from wids.cli.index.arrange import convert
 
-    convert(index, output, is_json=is_json)
+    convert(index, output, overwrite=overwrite, is_json=is_json)
 
 
 @index_app.command("tables")

@@ -18,17 +18,23 @@ if TYPE_CHECKING:
     from wids.jobs.index_edit import Merged
 
 
-def merge(indexes: Sequence[str], output: str, *, name: str | None, is_json: bool) -> None:
+def merge(indexes: Sequence[str], output: str, *, name: str | None, overwrite: bool, is_json: bool) -> None:
     """Write one index of several.
 
     Raises:
         WidsError: one cannot be read, or the output not written.
     """
-    _tell([merge_indexes(indexes, output, name=name)], is_json=is_json)
+    _tell([merge_indexes(indexes, output, name=name, overwrite=overwrite)], is_json=is_json)
 
 
 def split(
-    index: str, *, every: int | None, fractions: list[float] | None, outputs: Sequence[str], is_json: bool
+    index: str,
+    *,
+    every: int | None,
+    fractions: list[float] | None,
+    outputs: Sequence[str],
+    overwrite: bool,
+    is_json: bool,
 ) -> None:
     """Write several indexes of one.
 
@@ -36,25 +42,26 @@ def split(
         WidsError: it cannot be read, or not be split like this.
     """
     parts = partial(_parts_by_number, every) if every is not None else partial(_parts_by_fractions, fractions or [])
-    _tell(split_index(index, outputs or [f"{stem_of(index)}-{{}}.json"], parts=parts), is_json=is_json)
+    names = outputs or [f"{stem_of(index)}-{{}}.json"]
+    _tell(split_index(index, names, parts=parts, overwrite=overwrite), is_json=is_json)
 
 
-def rebase(index: str, base: str, *, output: str | None, is_json: bool) -> None:
+def rebase(index: str, base: str, *, output: str | None, overwrite: bool, is_json: bool) -> None:
     """Say where the shards are now.
 
     Raises:
         WidsError: the index cannot be read or written, or its URLs have nothing in common.
     """
-    _tell([rebase_index(index, base, output=output)], is_json=is_json)
+    _tell([rebase_index(index, base, output=output, overwrite=overwrite)], is_json=is_json)
 
 
-def convert(index: str, output: str, *, is_json: bool) -> None:
+def convert(index: str, output: str, *, overwrite: bool, is_json: bool) -> None:
     """Write the compiled form of an index.
 
     Raises:
         WidsError: the index cannot be read, or the output not written.
     """
-    _tell([convert_index(index, output)], is_json=is_json)
+    _tell([convert_index(index, output, overwrite=overwrite)], is_json=is_json)
 
 
 def parse_fractions(text: str) -> list[float]:

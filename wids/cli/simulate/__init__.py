@@ -39,7 +39,7 @@ def run_simulate(
     from wids.cli.simulate.report import build, show
 
     ranks_per_node = machines.ranks_of_a_node(training.world_size)
-    result.check()
+    result.check(index)
     lengths, sizes, parts = described.find(index)
     try:
         report = build(_describe(lengths, sizes, parts, training, machines, order, ranks_per_node), name=index)

@@ -227,20 +227,25 @@ class ResultOptions:
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write all to this page.", rich_help_panel=_RESULT)
     ] = None
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace files that this command did not write.", rich_help_panel=_RESULT),
+    ] = False
     is_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_RESULT)] = False
 
-    def check(self) -> None:
+    def check(self, index: str | None) -> None:
         """Find out now, and not after a long simulation, whether files can be written.
 
         Raises:
-            OutputError: one cannot. DependencyError: matplotlib is not installed.
+            OutputError: one cannot. OutputExistsError: there is a file that is not to be replaced.
+            DependencyError: matplotlib is not installed.
         """
         if self.html is not None:
-            _check_target(self.html)
+            self._check_target(self.html, "page", index)
         if self.plot is not None:
             from wids.cli.simulate.picture import check_picture
 
-            _check_target(self.plot)
+            self._check_target(self.plot, "picture", index)
             check_picture(self.plot)
 
     def write(self, report: Report) -> None:
@@ -254,15 +259,26 @@ class ResultOptions:
 
             write(report, self.html)
 
+    def _check_target(self, path: str, what: str, index: str | None) -> None:
+        from wids.osfiles.index_paths import check_replaceable
 
-def _check_target(path: str) -> None:
-    directory = os.path.dirname(os.path.abspath(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OutputError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
-    try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise OutputError(
-            f"{path}: no file can be made in {directory} ({error.strerror}); choose another place", path=path
-        ) from error
+        found = os.path.abspath(path)
+        directory = os.path.dirname(found)
+        if os.path.exists(found) and not os.path.isfile(found):
+            raise OutputError(f"{path}: is a directory or a device, not a file; choose another name", path=path)
+        try:
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            raise OutputError(
+                f"{path}: no file can be made in {directory} ({error.strerror}); choose another place", path=path
+            ) from error
+        inputs = [] if index is None else [(index, "the index itself")]
+        kind = f"{what} of `wids simulate`"
+        check_replaceable(found, kind, _is_written, inputs=inputs, overwrite=self.overwrite)
+
+
+def _is_written(path: str) -> bool:
+    """Whether a page or picture has the title that this command gives them."""
+    with open(path, "rb") as file:
+        return b"wids simulate" in file.read()

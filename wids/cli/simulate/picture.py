@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # More nodes than this have no name in the legend.
 _MAX_NAMED = 8
+# Pictures that can have a title within.
+_TITLED = ("png", "svg", "pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b98000", "#3d9bd0", "#7a5195", "#555555")
 # A bound that is further above all lines would press them flat.
 _NEAR = 4
@@ -112,7 +114,9 @@ def save(report: Report, path: str) -> None:
     axes[-1].set_xlabel("step, over all epochs")
     axes[0].set_title(report.title, fontsize=9, wrap=True)
     data = io.BytesIO()
-    figure.savefig(data, dpi=120, format=_ending(path))
+    ending = _ending(path)
+    title = {"Title": "wids simulate"} if ending in _TITLED else None  # by which it may be replaced
+    figure.savefig(data, dpi=120, format=ending, metadata=title)
     write_atomically(os.path.abspath(path), data.getvalue())
 
 

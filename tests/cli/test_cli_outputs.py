@@ -1,0 +1,128 @@
+"""Files that commands write: they replace what such a command wrote before, and anything else only with --overwrite."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wids
+from tests.support import columns as made
+from tests.support.cli import complaint, run, run_ok
+
+NOTES = b"notes of a month\n"
+SMALL = ("simulate", "--shards", "3", "--samples", "30", "--shard-size", "1MB")
+# What the file is called, and the command that writes it.
+COMMANDS = {
+    "view": ("v.json", ("view", "d/train.json", "--select", ":3", "-o")),
+    "create": ("new.json", ("index", "create", "d/s0.tar", "-o")),
+    "merge": ("all.json", ("index", "merge", "d/train.json", "-o")),
+    "merge of a view": ("all.json", ("index", "merge", "d/part.json", "d/train.json", "-o")),
+    "split": ("a.json", ("index", "split", "d/train.json", "--by", "9", "-o")),
+    "split of a view": ("a.json", ("index", "split", "d/part.json", "--by", "9", "-o")),
+    "rebase": ("moved.json", ("index", "rebase", "d/train.json", "--base", "https://host/d", "-o")),
+    "convert": ("train.widsx", ("index", "convert", "d/train.json", "-o")),
+    "columns": ("c.parquet", ("columns", "create", "d/train.json", "--field", ".cls=label", "-o")),
+    "query": ("q.parquet", ("query", "d/train.json", "select key from samples", "-o")),
+    "page": ("job.html", (*SMALL, "--html")),
+    "picture": ("job.png", (*SMALL, "--plot")),
+    "report": ("bad.jsonl", ("verify", "d/train.json", "--decode", "--report")),
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch, own_cache):
+    """A dataset with columns and a view in the directory of the test."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("d")
+    made.make_columns(made.write_dataset("d", (3, 0, 5)))
+    wids.ShardListDataset("d/train.json").select([1, 4]).save("d/part.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_other_files_stay(name):
+    """Unless they are empty, or --overwrite is there; what the command wrote is replaced without it."""
+    output, command = COMMANDS[name]
+    Path(output).write_bytes(NOTES)
+    said = complaint(1, *command, output)
+    assert f"{output}: exists, and is no " in said
+    assert said.endswith("; write elsewhere, or pass --overwrite")
+    assert Path(output).read_bytes() == NOTES
+    assert run(*command, output, "--overwrite").code == 0
+    written = Path(output).read_bytes()
+    assert written != NOTES
+    assert run(*command, output).code == 0
+    Path(output).write_bytes(b"")
+    assert run(*command, output).code == 0
+
+
+@pytest.mark.parametrize("name", ["view", "create", "merge", "split", "rebase"])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', '{"datasets": ["a", "b"]}', '{"shardlist": "none"}', "[1]", '{"shardlist"']
+)
+def test_json_that_is_no_index(name, text):
+    """Stays, too."""
+    output, command = COMMANDS[name]
+    Path(output).write_text(text)
+    assert "exists, and is no index" in complaint(1, *command, output)
+    assert Path(output).read_text() == text
+
+
+def test_tables_of_others():
+    """A Parquet file that neither command wrote stays, and neither replaces what the other wrote."""
+    pq.write_table(pa.table({"score": [1]}), "scores.parquet")
+    query, columns = COMMANDS["query"][1], COMMANDS["columns"][1]
+    run_ok(*query, "q.parquet")
+    run_ok(*columns, "c.parquet")
+    for command, outputs in ((query, ("scores.parquet", "c.parquet")), (columns, ("scores.parquet", "q.parquet"))):
+        for output in outputs:
+            before = Path(output).read_bytes()
+            assert "exists, and is no " in complaint(1, *command, output)
+            assert Path(output).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "command", "words"),
+    [
+        ("d/train.json", "view", "the index that this is a view of"),
+        ("d/train.columns.parquet", "view", "the table of this dataset's columns"),
+        ("d/s2.tar", "view", "one of the shards"),
+        ("d/s0.tar", "create", "one of the shards"),
+        ("d/s0.tar", "merge", "one of the shards"),
+        ("d/s0.tar", "split", "one of the shards"),
+        ("d/train.json", "convert", "the index itself"),
+        ("d/s0.tar", "convert", "one of the shards"),
+        ("d/s0.tar", "columns", "one of the shards"),
+        ("d/train.json", "columns", "the index itself"),
+        ("d/train.columns.parquet", "query", "the table of columns that is asked"),
+        ("d/train.json", "query", "the index itself"),
+    ],
+)
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_what_an_output_is_made_of(source, command, words, link):
+    """Is never replaced, by whatever path it is named."""
+    output, command = COMMANDS[command]
+    before = Path(source).read_bytes()
+    link(Path(source).absolute(), output)
+    assert f"is {words}; give the output another name" in complaint(1, *command, output, "--overwrite")
+    assert Path(source).read_bytes() == before
+    assert Path(output).read_bytes() == before
+
+
+def test_a_journal_that_is_none():
+    """The file that --journal names is deleted in the end: only a journal is."""
+    Path("notes").write_bytes(NOTES)
+    assert "exists, and is no journal of wids verify" in complaint(1, "verify", "d/train.json", "--journal", "notes")
+    assert Path("notes").read_bytes() == NOTES
+
+
+def test_an_error_log_that_is_none():
+    """Lines are added to a log, and to no other file."""
+    Path("captions.jsonl").write_bytes(b'{"caption": "a cat"}\n')
+    options = {"on_error": "substitute", "error_log": "captions.jsonl"}
+    with pytest.raises(
+        wids.errors.OutputExistsError, match=r"exists, and is no log of samples that failed; write elsewhere$"
+    ):
+        wids.ShardListDataset("d/train.json", **options)
