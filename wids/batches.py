@@ -74,7 +74,8 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
     else:
         sample, url = dict(shard[row]), desc["url"]
         if fields is not None:
-            sample = {name: value for name, value in sample.items() if name in fields or name.startswith("__")}
+            wanted = frozenset(map(str.casefold, fields))
+            sample = {name: v for name, v in sample.items() if name.casefold() in wanted or name.startswith("__")}
     sample["__dataset__"] = desc.get("dataset")
     sample["__index__"] = index
     sample["__shard__"] = url

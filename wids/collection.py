@@ -20,7 +20,7 @@ import numpy as np
 
 from wids.cache.far_files import FarSource
 from wids.cache.upcoming import Source
-from wids.errors import CountMismatchError, SpecError
+from wids.errors import CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of_part
@@ -54,6 +54,7 @@ Stretch: TypeAlias = "tuple[int, int, Reader, str | None, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _SIZED_SHARDS = 64
+_NAMED = 10  # extensions in a message
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
@@ -179,6 +180,7 @@ class ShardCollection:
         self.provider, self.on_count_mismatch = provider, on_count_mismatch
         self._advice = advice or _advice
         self._miscounted: set[str] = set()  # URLs that were warned of
+        self._expected: Sequence[str] = ()
         self.pool = OpenShards(provider, capacity=capacity, find=shards.find, hooks=hooks)
         self.adopt(shards)
 
@@ -191,6 +193,10 @@ class ShardCollection:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.sum_lengths()
+
+    def expect_fields(self, fields: Sequence[str] | None) -> None:
+        """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?"""
+        self._expected = fields or ()
 
     # --- which shards
 
@@ -457,6 +463,8 @@ class ShardCollection:
             WidsError: as `open`.
         """
         reader = self.pool.pin(self.shards[k])
+        if self._expected:
+            self._look_for_expected(reader)
         if reader.table.nsamples != self.shards.nsamples[k]:
             try:
                 self.check_count(k, reader.table)
@@ -464,6 +472,19 @@ class ShardCollection:
                 reader.unpin()
                 raise
         return reader
+
+    def _look_for_expected(self, reader: Reader) -> None:
+        fields, table = self._expected, reader.table
+        self._expected = ()
+        missing = [field for field in fields if not table.ids_of((field,))]
+        if missing and table.nsamples:
+            there = [*map(shorten, sorted(table.extensions)[:_NAMED])] + ["..."] * (len(table.extensions) > _NAMED)
+            logger.warning(
+                "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)",
+                without_secrets(reader.url, reader.url),
+                ", ".join(map(shown, missing)),
+                ", ".join(there),
+            )
 
     def warn_of_misses(self, name: str) -> None:
         """Say that many accesses opened a shard, unless the best of orders does so, too: it opens each shard once."""

@@ -130,7 +130,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         keep: this dataset's shards are not evicted from the cache by any job or cleaner.
         base: what relative URLs are relative to; overrides the index's own ``base`` and its place.
         options: top-level keys that override those of the JSON index.
-        fields: read only members with these extensions (``(".jpg", ".cls")``); no other bytes are touched.
+        fields: read only members with these extensions (``(".jpg", ".cls")``), in any case: ``.jpg`` reads ``.JPG``,
+            which stays its key. No other bytes are touched. Those that the first shard lacks are warned of.
         key_rule: how a member path splits into key and extension: ``"first-dot"`` of the basename, ``"last-dot"``, or a
             function name -> (key, extension) or None.
         group: ``"adjacent"``: a sample's members are adjacent; ``"key"``: members anywhere in the shard are merged.
@@ -268,6 +269,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             on_count_mismatch=on_count_mismatch,
             advice=arguments.advise,
         )
+        self._collection.expect_fields(self.fields)
         self._index = LiveIndex(self._collection)
         self._steps = () if found.selection is None else tuple(found.header["made_by"])
         self.cache: OpenShards = self._collection.pool

@@ -1337,6 +1337,10 @@ def test_what_only_some_samples_have_is_counted(tmp_path):
     assert code == 0
     assert "; not all samples have all fields: .JPG in 1, .jpg in 1: " in out
     assert err == "wids: note: no sample has the field .jepg that is to be kept\n"
+    for size in (("--size", "10kB"), ()):
+        args = ("-o", tmp_path / f"c{len(size)}/f-%d.tar", "--keep-fields", "JPG", "--range", ":2", *size)
+        run_ok("pack", tmp_path / "out/f.json", *args)
+        assert shown(tmp_path / f"c{len(size)}/f.json") == [("a", {".JPG": b"x"}), ("b", {".jpg": b"x"})]
     code, _, err = run_pack(tmp_path / "out/f.json", "-o", tmp_path / "b/f-%d.tar", "--keep-fields", ".tiff")
     assert code == 1
     assert "sample 'a' has none of the fields to keep" in in_one_line(err)

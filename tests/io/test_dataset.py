@@ -36,6 +36,7 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
+from wids.testing import Server
 from wids.transport import retrying
 
 COUNTS = (3, 4, 2)
@@ -694,6 +695,43 @@ def test_large_and_small_samples_read_alike_in_every_way(tmp_path):
             members = {**big, **small}
             assert got.items() <= members.items()
             assert len(got) == (1 if options.get("fields") or sample["__shardindex__"] >= 12 or len(got) == 1 else 3)
+
+
+@pytest.mark.parametrize("access", ["local", "fetch", "range"])
+def test_fields_in_any_case(tmp_path, access):
+    """``.jpg`` reads ``.JPG``, under the name that the member has; a sample that has both keeps both."""
+    members = {"a.JPG": b"1", "a.txt": b"x", "b.jpg": b"2", "b.Jpg": b"3", "c.seg.JPG": b"4", "c.Txt": b"y"}
+    expected = [{".JPG": b"1"}, {".jpg": b"2", ".Jpg": b"3"}, {".seg.JPG": b"4"}]
+    write_tar(tmp_path / "w/t.tar", members)
+    with contextlib.ExitStack() as stack:
+        place, options = tmp_path / "w/t.tar", {}
+        if access != "local":
+            place = f"{stack.enter_context(Server(str(tmp_path / 'w'))).url}/t.tar"
+            options = {"access": access, "cache_dir": tmp_path / "c"}
+        for fields in ((".jpg", ".Seg.jpg"), ("JPG", "seg.jpg")):
+            dataset = wids.ShardListDataset([(str(place), 3)], transformations="raw", fields=fields, **options)
+            for samples in ([*dataset], dataset.__getitems__([0, 1, 2])):
+                found = [{name: value for name, value in each.items() if name[0] == "."} for each in samples]
+                assert found == expected
+            dataset.close()
+
+
+def test_fields_that_no_sample_has_are_told(tmp_path, caplog):
+    """Of the first shard that is opened, once, with what its samples have; right ones are not mentioned."""
+    index = write_index(tmp_path, (3, 3))
+    dataset = wids.ShardListDataset(index, fields=(".CLS", ".jepg", "x" * 500))
+    assert not caplog.records
+    assert [sample[".cls"] for sample in dataset] == [0, 1, 2, 3, 4, 5]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"fields: no sample of {tmp_path}/s0.tar has '.jepg', '.{'x' * 99}'... (401 more); "
+        "its samples have .bin, .cls, .txt (other shards were not looked at)"
+    )
+    caplog.clear()
+    for fields in (None, ".txt", (".cls", ".bin")):
+        assert len([*wids.ShardListDataset(index, fields=fields)]) == 6
+    assert not caplog.records
 
 
 def test_a_field_that_nobody_looks_at_does_not_fail_its_sample(tmp_path):

@@ -20,7 +20,7 @@ from wids.index.keys import KeyRule, decode_name, encode_name, first_dot, last_d
 from wids.index.widx import SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from wids.index.tar import Member
 
@@ -67,6 +67,8 @@ class MemberTable:
     """
 
     __slots__ = (
+        "_asked",
+        "_folded",
         "_rows",
         "extension_ids",
         "extensions",
@@ -99,6 +101,8 @@ class MemberTable:
         self.nsamples = len(self.starts) - 1
         self.nrepeated = nrepeated
         self._rows: dict[str, list[int]] | None = None
+        self._folded: dict[str, list[int]] | None = None
+        self._asked: tuple[Collection[str], frozenset[int]] = (), frozenset()
 
     def __len__(self) -> int:
         return self.nsamples
@@ -134,6 +138,20 @@ class MemberTable:
         """(extension, data offset, size in bytes) of each member of sample ``row``."""
         span = range(self.starts[row], self.starts[row + 1])
         return [(self.extensions[self.extension_ids[m]], self.offsets[m], self.sizes[m]) for m in span]
+
+    def ids_of(self, fields: Collection[str]) -> frozenset[int]:
+        """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``."""
+        asked, ids = self._asked
+        if fields is not asked:
+            if self._folded is None:
+                folded: dict[str, list[int]] = {}
+                for k, extension in enumerate(self.extensions):
+                    folded.setdefault(extension.casefold(), []).append(k)
+                self._folded = folded
+            found = self._folded
+            ids = frozenset(k for field in fields for k in found.get(field.casefold(), ()))
+            self._asked = fields, ids
+        return ids
 
     def with_identity(self, identity: Identity) -> MemberTable:
         """The same table, tied to another description of the same bytes."""

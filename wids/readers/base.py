@@ -44,7 +44,7 @@ class Rows(Protocol):
 
         Args:
             row: which.
-            fields: extensions of the members to read; no other byte is touched. None: all of them.
+            fields: extensions of the members to read, in any case; no other byte is touched. None: all of them.
 
         Raises:
             ClosedReaderError: it was closed, or the shard is to be read in another way: open it again.

@@ -203,7 +203,7 @@ class RangeReader(Reader):
         return [(m, table.extensions[table.extension_ids[m]]) for m in span]
 
     def _is_wanted(self, member: int, fields: Collection[str] | None) -> bool:
-        return fields is None or self.table.extensions[self.table.extension_ids[member]] in fields
+        return fields is None or self.table.extension_ids[member] in self.table.ids_of(fields)
 
     def _check(
         self,

@@ -72,10 +72,11 @@ class DatasetReader:
         k, row = self._collection.locate(item)
         table = self._collection.open(k).table
         name = table.key(row) if key is None else key
+        kept = None if self._fields is None else {table.extensions[k] for k in table.ids_of(self._fields)}
         return sum(
             ustar.member_bytes(encode_name(name + extension), size)
             for extension, _, size in table.members(row)
-            if self._fields is None or extension in self._fields
+            if kept is None or extension in kept
         )
 
     def identify(self, items: Sequence[int]) -> str:
