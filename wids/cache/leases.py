@@ -19,7 +19,7 @@ from wids.osfiles import forks, locks
 from wids.osfiles.open_file import OpenFile
 
 # How often a directory is looked at, and for how long more often: one request is mostly followed by others.
-_IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.05, 1.0
+_IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.005, 1.0
 
 
 class Lease(OpenFile):
@@ -47,8 +47,8 @@ class LeasingPool(Protocol):
     def has_leases(self, directory: str) -> bool:
         """Whether a cached shard of ``directory`` is open."""
 
-    def release_idle(self, directory: str) -> None:
-        """Close the cached shards of ``directory``; one that is being read closes when the read ends."""
+    def release_idle(self, directory: str) -> bool:
+        """Close the cached shards of ``directory``, when a read that is under way ends; whether there were any."""
 
     def request_time(self, directory: str) -> int:
         """When space was last asked for in ``directory``, in nanoseconds; 0: never."""
@@ -65,6 +65,7 @@ class Leases:
         self._pools: dict[str, weakref.WeakSet[LeasingPool]] = {}
         self._seen: dict[str, int] = {}  # the latest request that was answered, or came before the first lease
         self._thread: threading.Thread | None = None
+        self._busy_until = 0.0  # kept from thread to thread: who releases all that it leases ends its thread
 
     def register(self, directory: str, pool: LeasingPool) -> None:
         """Note that ``pool`` has just leased a shard in ``directory``; the note is dropped after its last one."""
@@ -78,18 +79,16 @@ class Leases:
                 with contextlib.suppress(RuntimeError):  # no thread to be had: leases then end when shards are closed
                     self._thread.start()
 
-    def release(self, directory: str) -> None:
-        """Have all pools close what they lease in ``directory`` and are not reading."""
-        for pool in self._pools_of(directory):
-            pool.release_idle(directory)
+    def release(self, directory: str) -> bool:
+        """Have all pools close what they lease in ``directory`` and are not reading; whether there was anything."""
+        return sum(pool.release_idle(directory) for pool in self._pools_of(directory)) > 0
 
     def _watch(self) -> None:
         """Pass on what other processes ask for, as long as anything is leased."""
-        busy_until = 0.0
         while self._drop_unused():
-            time.sleep(_BUSY_SECONDS if time.monotonic() < busy_until else _IDLE_SECONDS)
+            time.sleep(_BUSY_SECONDS if time.monotonic() < self._busy_until else _IDLE_SECONDS)
             if self._answer():
-                busy_until = time.monotonic() + _SERIES_SECONDS
+                self._busy_until = time.monotonic() + _SERIES_SECONDS
 
     def _answer(self) -> bool:
         """Release idle leases in directories where space was asked for since the last look; whether there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -84,6 +85,7 @@ class ShardDownload:
         self._after, self._is_cancelled = after, is_cancelled
         self._directory, self._name = directory_of(path)
         self._verified: CachedShard | None = None
+        self._waited = 0.0  # seconds, for space
 
     def run(self) -> CachedShard:
         """Download, verify and publish the shard.
@@ -110,6 +112,7 @@ class ShardDownload:
             return found
 
     def _download(self) -> CachedShard:
+        start, waited = time.monotonic(), self._waited
         self.requests = download.download_to(
             self._shard.url,
             self._part,
@@ -123,14 +126,18 @@ class ShardDownload:
             allow_pipe=self._options.allow_pipe,
             hooks=self._hooks,
         )
-        return cast("CachedShard", self._verified)  # by `_verify`
+        verified = cast("CachedShard", self._verified)  # by `_verify`
+        self._space.note_download(verified.table.identity.size, time.monotonic() - start - (self._waited - waited))
+        return verified
 
     def _reserve(self, size: int, table_bytes: int | None = None) -> None:
         """Have space for a shard of ``size`` bytes and its table."""
         if table_bytes is None:
             table_bytes = table_allowance(size, self._shard.nsamples)
         files = [(self._fd, size), (self._table_fd, table_bytes)]
+        start = time.monotonic()
         self._space.reserve(files, url=self._shard.url, after=self._after, go_on=self._lock.touch)
+        self._waited += time.monotonic() - start
 
     def _is_ended(self) -> bool:
         """Whether it was cancelled; asked all the time while bytes come, or are waited for."""

@@ -24,6 +24,7 @@ from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 from wids.osfiles import atomic, locks, system
+from wids.policy import prefetching
 from wids.policy.eviction import victims
 from wids.policy.reservation import Grant, Refuse, Request, settle
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 300.0
 # The work under the lock takes milliseconds, or as long as listing a large directory on a file server.
 STOPPED_SECONDS = 30.0
-_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
+_POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 # Where files cannot be locked, a part file that no process has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
@@ -59,7 +60,8 @@ class Space:
         directory: it exists.
         limit: bytes that all shards, tables and part files may have together; None: as many as the disk has free.
         hooks: called with evictions and waits.
-        release_idle: called while waiting: releases open shards that are not being read.
+        release_idle: called before and while it waits: releases this process's open shards that are not being read;
+            whether there were any.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class Space:
         *,
         limit: int | None,
         hooks: Sequence[Hook] = (),
-        release_idle: Callable[[], None] = lambda: None,
+        release_idle: Callable[[], bool] = bool,
     ) -> None:
         self.directory = CacheDirectory(directory)
         self.limit, self.hooks, self.release_idle = limit, hooks, release_idle
         self._contents = Contents(self.directory)
         self._pid, self._turn = os.getpid(), threading.RLock()
         self._has_warned = self._has_swept = False
+        self._bytes_per_second = prefetching.FIRST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -122,7 +125,7 @@ class Space:
         """
         start = time.monotonic()
         pause = _POLL_SECONDS
-        may_exceed = False
+        may_exceed = has_released = False
         while True:
             wanted = sum(max(size - os.fstat(fd).st_size, 0) for fd, size in sizes)
             if wanted == 0:
@@ -136,16 +139,26 @@ class Space:
                 self.request_release()
                 self.release_idle()
                 continue
+            is_over = isinstance(decision, Refuse) or waited > WAIT_SECONDS
+            # What this process alone holds is no reason to wait. Once for each pause: its threads may open them again.
+            if decision.is_blocked and not (is_over or has_released) and self.release_idle():
+                has_released = True
+                continue
             if decision.is_blocked:
                 self.request_release()
-            if isinstance(decision, Refuse) or waited > WAIT_SECONDS:
+            if is_over:
                 self._raise_full(url, wanted, decision.missing)
-            self.release_idle()
+            has_released = False
             go_on()
             time.sleep(pause)
             pause = min(pause * 1.5, _MAX_POLL_SECONDS)
         if pause > _POLL_SECONDS:
             emit(self.hooks, WaitedForRoom(url=url, path=self.directory.path, seconds=time.monotonic() - start))
+
+    def note_download(self, size_bytes: int, seconds: float) -> None:
+        """A shard was downloaded here: how long it takes to download one again."""
+        if size_bytes and seconds > 0:
+            self._bytes_per_second = size_bytes / seconds
 
     @contextlib.contextmanager
     def publishing(self, name: str, size_bytes: int) -> Iterator[None]:
@@ -241,8 +254,9 @@ class Space:
                 if self.remove_abandoned(found):
                     found = self.directory.transients()
                 total = sum(size for _, size in sizes)
+                grace = prefetching.grace(total / self._bytes_per_second)
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found)) as snapshot:
-                    decision = settle(snapshot, Request(wanted, total, use, waited), snapshot.evict)
+                    decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
                         if not may_exceed:

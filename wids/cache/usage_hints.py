@@ -17,7 +17,7 @@ import msgspec
 
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import CacheError
-from wids.osfiles import atomic, system
+from wids.osfiles import atomic, forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,12 +35,18 @@ class _Said(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
+# Of the plans of this process.
+_own_names: set[str] = set()
+forks.call_in_child(_own_names.clear)
+
+
 class PlanFile:
     """The plan of one job in one directory; the job closes it."""
 
     def __init__(self, directory: str) -> None:
         self._directory = CacheDirectory(directory)
-        self.path = self._directory.staging(f"{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}")
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}{PLAN_SUFFIX}"
+        self.path = self._directory.staging(self._name)
         self._pid = os.getpid()
         self._fd = -1
 
@@ -70,11 +76,13 @@ class PlanFile:
                 os.unlink(part)
             return
         before, self._fd = self._fd, fd
+        _own_names.add(self._name)
         if before >= 0:
             os.close(before)
 
     def close(self) -> None:
         """Take it back."""
+        _own_names.discard(self._name)
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -88,7 +96,7 @@ class Uses(dict[str, float]):
     """When shards are used next: name -> seconds since 1970.
 
     Attributes:
-        busy_until: when the last one is free that is in use now, as far as is known; 0: none is.
+        busy_until: when the last one is free that another process has in use now, as far as is known; 0: none does.
     """
 
     busy_until = 0.0
@@ -101,12 +109,14 @@ def read(directory: str, names: Iterable[str]) -> Uses:
         said = _read_one(os.path.join(directory, name))
         if said is None:
             continue
+        is_own = name in _own_names
         for shard, when in said.uses.items():
             found[shard] = min(when, found.get(shard, when))
         for shard, until in said.busy.items():
             if until > now:
                 found[shard] = min(now, found.get(shard, now))
-                found.busy_until = max(found.busy_until, until)
+                if not is_own:
+                    found.busy_until = max(found.busy_until, until)
     return found
 
 

@@ -33,9 +33,11 @@ FIRST_RATE = 1000.0
 MIN_BURST, MAX_BURST, BURST_SECONDS = 64, 1 << 14, 0.1
 _RATE_SECONDS, _RATE_WEIGHT = 1.0, 0.3
 _MARGIN = 0.1
-# A reader that waits for space does not evict shards needed within SOON_SECONDS for GRACE_SECONDS; meanwhile other
-# processes release theirs.
+# A reader that waits for space does not evict shards needed within SOON_SECONDS for GRACE_SECONDS at most; meanwhile
+# other processes release theirs. Nor for longer than a part of the time that it takes to download one again, which is
+# guessed by the bytes of a second until one was downloaded.
 SOON_SECONDS, GRACE_SECONDS = 0.5, 0.5
+_GRACE_SHARE, FIRST_BYTES_PER_SECOND = 0.5, 100e6
 # A use within so many seconds counts as now: hints are guesses, and are renewed all the time.
 NOW_SECONDS = 0.05
 # Of the samples of a shard that is read by byte ranges, the share that must be unread when it arrives.
@@ -72,6 +74,11 @@ class RateEstimator:
         if now - self._began < BURST_SECONDS or not self._has_looked:
             self._has_looked = True
             self.burst = min(max(position, MIN_BURST), MAX_BURST)
+
+
+def grace(download_seconds: float) -> float:
+    """For how many seconds a reader waits before it evicts shards needed soon, which take so long to download again."""
+    return min(GRACE_SECONDS, _GRACE_SHARE * download_seconds)
 
 
 def own_burst(burst: int, unread: int) -> int:

@@ -68,7 +68,7 @@ class Request(NamedTuple):
     Attributes:
         wanted: bytes more than its files have now. total: bytes that they will have.
         use: when it is used, by the snapshot's clock, for a download ahead; None: a reader waits for it.
-        waited: for how many seconds.
+        waited: for how many seconds. grace: for so many it evicts nothing that is used soon, as long as it may help.
         tried: candidates used later than this have been evicted, or cannot be.
         is_blocked: some of them cannot be because they are being read.
     """
@@ -77,6 +77,7 @@ class Request(NamedTuple):
     total: int
     use: float | None = None
     waited: float = math.inf
+    grace: float = prefetching.GRACE_SECONDS
     tried: float = math.inf
     is_blocked: bool = False
 
@@ -165,7 +166,7 @@ def _thresholds(cache: Snapshot, request: Request) -> list[float]:
     """Only shards used later than the first of these may be evicted; if that is not enough, than the next one."""
     if request.use is not None:  # hints are renewed: a shard that is needed now is never one of later
         return [max(request.use, cache.now + prefetching.NOW_SECONDS * cache.second)]
-    if request.waited < prefetching.GRACE_SECONDS:
+    if request.waited < request.grace:
         return [cache.now + prefetching.SOON_SECONDS * cache.second, -math.inf]
     return [-math.inf]
 

@@ -247,11 +247,20 @@ class OpenShards:
         start = os.path.join(directory, "")
         return any(shard.is_leased and shard.path.startswith(start) for _, shard in self.lru.snapshot())
 
-    def release_idle(self, directory: str | None = None) -> None:
-        """Close the cached shards of ``directory``, or all; one that is being read closes when the read ends."""
-        for url, shard in self.lru.snapshot():
-            if shard.is_leased and directory in (None, os.path.dirname(shard.path)):
-                del self.lru[url]
+    def release_idle(self, directory: str | None = None) -> bool:
+        """Close the cached shards of ``directory``, or all; one that is being read closes when the read ends.
+
+        Returns:
+            Whether there were any.
+        """
+        found = [
+            url
+            for url, shard in self.lru.snapshot()
+            if shard.is_leased and directory in (None, os.path.dirname(shard.path))
+        ]
+        for url in found:
+            del self.lru[url]
+        return bool(found)
 
     def request_time(self, directory: str) -> int:
         """When space was last asked for in ``directory``, in nanoseconds; 0: never."""

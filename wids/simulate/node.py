@@ -121,6 +121,7 @@ class SimulatedNode:
     def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
         self._job, self._number, self._loop, self._progress = job, number, loop, progress
         self._sizes: list[int] = job.sizes.tolist()
+        self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
         self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
         self._link = Link(
             loop,
@@ -249,7 +250,7 @@ class SimulatedNode:
         refused: dict[bool, int] = {}
         for _ in range(len(self._waiters)):
             waiter = self._waiters.popleft()
-            is_new = self._loop.now < waiter.since + prefetching.GRACE_SECONDS
+            is_new = self._loop.now < waiter.since + self._grace
             footprint = cache.footprint(waiter.shard)
             # Whether a new one finds space depends on whose lease is met: only just as many bytes find none either.
             is_exact = is_new and self._progress.waiting is None
@@ -269,13 +270,13 @@ class SimulatedNode:
         if shard in cache.coming or shard in cache.cached:
             return
         begun = now if since is None else since
-        waited = now - begun if now < begun + prefetching.GRACE_SECONDS else math.inf
+        waited = now - begun if now < begun + self._grace else math.inf
         if self._reserve(shard, waited=waited):
             self._download(rank, shard, is_urgent=True)
         else:
             self._waiters.append(_Waiter(rank, shard, begun))
             if since is None:
-                self._look_again_at(now + prefetching.GRACE_SECONDS)
+                self._look_again_at(now + self._grace)
         self._report_evicted()
 
     def _reserve(self, shard: int, *, use: float | None = None, waited: float = math.inf) -> bool:

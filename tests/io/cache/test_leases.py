@@ -2,6 +2,7 @@ import gc
 import os
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import call_in_child
 from tests.support.clocks import threads_named, wait_until
+from wids.cache import leases as lease_module
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases, leases
 from wids.cache.space import Space
@@ -17,6 +19,7 @@ from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 
 TAGS = "abcde"
+WATCH = Leases._watch
 
 
 @pytest.fixture
@@ -46,7 +49,9 @@ class FakePool:
     def release_idle(self, directory):
         """As `wids.cache.leases.LeasingPool`."""
         self.released.append(directory)
+        is_any = directory in self.leased
         self.leased.discard(directory)
+        return is_any
 
     def request_time(self, directory):
         """As `wids.cache.leases.LeasingPool`."""
@@ -147,6 +152,29 @@ def test_a_pool_may_come_back(notes):
     notes.register("d", pool)
     assert notes._thread is not None
     assert not notes._answer()
+
+
+def test_a_series_of_requests_is_answered_fast(notes, monkeypatch):
+    """After a request the next one is looked for more often, also by the thread that the next lease starts."""
+    pool, clock, sleeps = FakePool("d"), SimpleNamespace(now=100.0), []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        clock.now += seconds
+        if len(sleeps) == 2:
+            pool.requests["d"] = 1
+        elif len(sleeps) > 2 and seconds == lease_module._IDLE_SECONDS:
+            pool.leased.clear()
+
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    notes.register("d", pool)
+    WATCH(notes)
+    assert (sleeps, pool.released) == ([lease_module._IDLE_SECONDS] * 2, ["d"])
+    pool.leased.add("d")
+    notes.register("d", pool)
+    WATCH(notes)
+    assert set(sleeps[2:-1]) == {lease_module._BUSY_SECONDS}
+    assert sum(sleeps[2:-1]) == pytest.approx(lease_module._SERIES_SECONDS, abs=2 * lease_module._BUSY_SECONDS)
 
 
 # --- pools, threads, processes

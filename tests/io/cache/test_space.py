@@ -433,13 +433,45 @@ def test_who_waits_goes_on_when_another_lets_go(home, clock, events):
     ]
 
 
-def test_who_waits_lets_go_of_its_own(home, clock):
+def test_who_waits_lets_go_of_its_own(home, clock, events):
     """What this process has open and does not read is no obstacle to itself."""
     [path] = fill(home, "a")
     reader = contextlib.ExitStack()
     reader.enter_context(leased(path))
-    assert reserve(Space(home, limit=15, release_idle=reader.close), 12) == 12
-    assert clock.sleeps == 1
+
+    def release():
+        reader.close()
+        return True
+
+    space = Space(home, limit=15, hooks=[events], release_idle=release)
+    assert reserve(space, 12) == 12
+    assert (clock.sleeps, space.directory.release_request_time()) == (0, 0)  # nor does any other process
+    assert events == [Evicted(path=path, size_bytes=10)]
+
+
+@pytest.mark.parametrize("limit", [0.5, 1, 1.5, 2, 3, 4])
+def test_a_reader_alone_waits_for_nobody(tmp_path, home, clock, limit):
+    """Whatever the limit: of a process that reads shard after shard, only idle shards of its own are in the way."""
+    tags = "abcdefgh"
+    listed = [described(shards.write(tmp_path / f"{tag}.tar", shards.shard(tag)), shards.shard(tag)) for tag in tags]
+    each = len(A) + table_allowance(len(A), None)
+    provider = AutoProvider(cache_dir=home, cache_local=True, cache_size=int(limit * each))
+    pool = OpenShards(provider, capacity=None, find=None, hooks=())
+    for _ in range(2):
+        for tag, shard in zip(tags, listed, strict=True):
+            assert texts(pool.open(shard)) == texts_of(tag)
+    assert clock.sleeps == 0
+
+
+def test_a_thread_that_opens_its_shard_again_is_waited_for(home, clock):
+    """Where what was released is open again at once, there is a pause between tries."""
+    [path] = fill(home, "a")
+    tries = []
+    space = Space(home, limit=15, release_idle=lambda: tries.append(clock.sleeps) or True)
+    with leased(path), pytest.raises(CacheFull):
+        reserve(space, 12)
+    assert len(tries) in (clock.sleeps, clock.sleeps + 1)
+    assert clock.sleeps > 20
 
 
 def test_who_waits_goes_on_when_a_download_ends(home, clock):
@@ -499,12 +531,44 @@ def test_what_is_used_at_once_stays_while_something_else_may_go(home, clock):
 
 
 def test_what_is_used_at_once_goes_if_nothing_else_will(home, clock):
-    """When what is open stays open, the grace ends."""
+    """When what is open stays open, the grace ends, which is half as long as a download at most."""
     paths = fill(home, "ab")
-    with leased(paths[1]), planned(home, a=clock.now + 0.3):
-        assert reserve(Space(home, limit=22), 12) == 12
-    assert left(home) == "b"
+    space, waits = Space(home, limit=22), []
+    for seconds in (0.0, 0.02, 3.0):
+        put_shard(home, "a.tar", 10, used=1_000_000)
+        space.note_download(12, seconds)
+        began = clock.now
+        with leased(paths[1]), planned(home, a=clock.now + 0.3):
+            assert reserve(space, 12) == 12
+        assert left(home) == "b"
+        waits.append(clock.now - began)
+    assert waits[0] < 0.01 <= waits[1] < 0.02
+    assert 0.5 <= waits[2] < 0.8
+
+
+def test_nobody_waits_for_what_only_its_own_plan_says(home, clock):
+    """The shards that a process may still be reading, by its own plan, are not waited for by itself."""
+    fill(home, "a")
+    plan = PlanFile(home)
+    space = Space(home, limit=15)
+    space.note_download(12, 3.0)
+    plan.write({"a.tar": clock.now + 0.3}, {"x.tar": clock.now + 60})
+    assert reserve(space, 12) == 12
+    assert clock.sleeps == 0
+    fill(home, "a")
+    with child(plan_and_wait, home, {"a.tar": clock.now + 0.3}, {"x.tar": clock.now + 60}) as (_, connection):
+        assert receive(connection) == "written"
+        assert reserve(space, 12) == 12
     assert clock.sleeps > 1
+    plan.close()
+
+
+def plan_and_wait(connection, home, uses, busy):
+    """A job that is busy with a shard, in a process of its own."""
+    plan = PlanFile(home)
+    plan.write(uses, busy)
+    connection.send("written")
+    connection.recv()
 
 
 def test_what_is_used_at_once_goes_if_there_is_nothing_to_wait_for(home, clock):

@@ -140,10 +140,19 @@ def test_patience():
     assert settle(soon, request, soon.evict) == MustWait(5, is_blocked=True)
     assert settle(soon, request._replace(waited=prefetching.GRACE_SECONDS), soon.evict) == Grant()
     assert [entry.name for entry in soon.evicted] == ["0"]
+    again = Cache([5, 5], limit=10, uses=uses, leased="1")
+    assert settle(again, request._replace(waited=0.1, grace=0.2), again.evict) == MustWait(5, is_blocked=True)
+    assert settle(again, request._replace(waited=0.1, grace=0.1), again.evict) == Grant()
     alone = Cache([5], limit=5, uses={"0": NOW + 0.4})
     assert settle(alone, request, alone.evict) == Grant()  # nothing else will ever go
     busy = Cache([5], limit=5, uses={"0": NOW + 0.4}, is_busy=True)
     assert settle(busy, request, busy.evict) == MustWait(5, is_blocked=True)
+
+
+@pytest.mark.parametrize(("download", "grace"), [(0.0, 0.0), (0.01, 0.005), (0.5, 0.25), (1.0, 0.5), (60.0, 0.5)])
+def test_patience_is_no_longer_than_half_a_download(download, grace):
+    """Where shards come quickly, to download one again costs less than the wait that might avoid it."""
+    assert prefetching.grace(download) == grace
 
 
 def test_a_clock_of_another_kind():
