@@ -1024,7 +1024,7 @@ def test_two_folders_number_their_classes_alike(tmp_path):
     (tmp_path / "val/dog").mkdir()
     listing = folders.list_images(str(tmp_path / "val"), numbers_keys=False, tell=lambda _: None)
     assert listing.info == {"classes": ["cat", "dog", "eel"]}
-    assert listing.notes == [f"{tmp_path}/val: no images of 1 classes (dog), which are counted"]
+    assert listing.notes == [f"{tmp_path}/val: 1 of 3 classes have no images, and count (dog)"]
 
 
 @pytest.mark.parametrize(
@@ -1187,11 +1187,11 @@ def test_sources_that_do_not_go_together(tmp_path, monkeypatch, args, words):
 
 
 def test_several_tars_from_a_shell(tmp_path):
-    """What a shell makes of ``in/*.tar`` is one dataset."""
+    """What a shell makes of ``in/*.tar`` is one dataset, and so is what it is given in quotes."""
     write_index(tmp_path / "in", (3, 4))
-    code, _, err = run_pack(tmp_path / "in/s0.tar", tmp_path / "in/s1.tar", "-o", tmp_path / "a/s-%d.tar")
-    assert (code, err) == (0, "")
-    assert shown(tmp_path / "a/s.json") == shown(tmp_path / "in/index.json")
+    for k, sources in enumerate(([tmp_path / "in/s0.tar", tmp_path / "in/s1.tar"], [tmp_path / "in/*.tar"])):
+        run_ok("pack", *sources, "-o", tmp_path / f"{k}/s-%d.tar")
+        assert shown(tmp_path / f"{k}/s.json") == shown(tmp_path / "in/index.json")
 
 
 def test_remote_manifests_by_a_glob(tmp_path):
@@ -1344,6 +1344,18 @@ def test_what_only_some_samples_have_is_counted(tmp_path):
     code, _, err = run_pack(tmp_path / "out/f.json", "-o", tmp_path / "b/f-%d.tar", "--keep-fields", ".tiff")
     assert code == 1
     assert "sample 'a' has none of the fields to keep" in in_one_line(err)
+
+
+def test_ignored_files_are_named(tmp_path):
+    """The first ones in the line, a thousand for programs, all of them in the number."""
+    put(tmp_path / "in", {"a/0.jpg": "x", **{f"a/{k}.txt": "x" for k in range(1100)}})
+    out = run_ok("pack", tmp_path / "in", "--format", "folder", "-o", tmp_path / "out/f-%d.tar")
+    assert "; 1,100 files ignored (" in out
+    assert ".txt, ...): " in out
+    out = run_ok("pack", tmp_path / "in", "--format", "folder", "-o", tmp_path / "b/f-%d.tar", "--json")
+    found = json.loads(out)
+    assert (found["ignored"], len(found["ignored_files"])) == (1100, 1000)
+    assert {*found["ignored_files"]} <= {f"{tmp_path}/in/a/{k}.txt" for k in range(1100)}
 
 
 def test_files_of_no_bytes_are_told(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -255,9 +256,10 @@ def _find_sources(given: list[str], flags: SourceFlags) -> tuple[list[str], str]
     from wids.writing.pack.datasets import is_dataset
     from wids.writing.pack.manifest import expand_sources
 
-    if flags.form in ("auto", "manifest") and (len(given) > 1 or not is_dataset(given[0])):
+    is_pattern = len(given) == 1 and is_dataset(given[0]) and not glob.has_magic(given[0])
+    if flags.form in ("auto", "manifest", "dataset") and not is_pattern:
         sources = expand_sources(given, flags.storage_options)
-    else:  # its own reader takes brace patterns of tars
+    else:  # the reader of datasets takes brace patterns
         sources = [os.path.expanduser(source) for source in given]
     kinds = {source: _find_format(source) if flags.form == "auto" else flags.form for source in sources}
     kind = kinds[sources[0]]

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from wids.codecs.encoders import encode_field
-from wids.errors import OutputError, OutputExistsError, SampleError, shown, without_secrets
+from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown, without_secrets
 from wids.events import logger
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
@@ -133,7 +133,8 @@ class ShardWriter:
         storage_options: for fsspec.
 
     Raises:
-        SpecError: the pattern is not valid. WidsError: there is a dataset already, or the place cannot be written.
+        SpecError: the pattern is not valid. InputError: ``info`` is not what JSON holds.
+        WidsError: there is a dataset already, or the place cannot be written.
         ValueError: ``samples`` or ``size`` is not positive.
     """
 
@@ -161,6 +162,10 @@ class ShardWriter:
         self._size = size
         self._has_md5, self._has_tables, self._overwrite = md5, tables, overwrite
         self._name, self._info = self._pattern.name if name is None else name, info
+        try:
+            encode_field(".json", info)  # now, and not when all samples are written
+        except SampleError as error:
+            raise InputError(f"info cannot be in an index: {error}") from error
         self._target = Target(storage_options)
         self._keys: set[str] = set()
         self._place: str | None = None  # where shards are written before they go away
@@ -312,7 +317,7 @@ class ShardWriter:
         lost = self.nsamples - sum(shard["nsamples"] for shard in self.shards)
         is_ours = self._pid == os.getpid()
         self.discard()
-        if is_ours:
+        if is_ours and self.nsamples:
             logger.warning(
                 "%s: its ShardWriter was never closed: %d of %d samples, those of the last shard, are lost, and there "
                 "is no index (full shards stay: %d); write in a `with` block, or call close()",

@@ -26,7 +26,7 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.examples import examples
 from wids.codecs.decode import UNASKED, SampleDecoder
 from wids.codecs.encoders import encode_field
-from wids.errors import SampleError, SpecError, WidsError
+from wids.errors import InputError, SampleError, SpecError, WidsError
 from wids.events import Opened
 from wids.index import ustar
 from wids.index.pattern import parse_pattern
@@ -443,6 +443,7 @@ def test_a_writer_that_nobody_closed_says_so(tmp_path, caplog):
     )
     caplog.clear()
     write(tmp_path / "closed", texts(1))
+    wids.ShardWriter(tmp_path / "v-%d.tar")  # of which nothing is lost
     with contextlib.suppress(KeyError), wids.ShardWriter(tmp_path / "u-%d.tar") as writer:
         writer.write(texts(1)[0])
         raise KeyError
@@ -541,6 +542,13 @@ def test_patterns(text, url, index):
     assert (pattern.url(12), pattern.index_url) == (url, index)
     assert pattern.number_of(url.rpartition("/")[2]) == 12
     assert pattern.number_of("other-12.tar") is None
+
+
+@pytest.mark.parametrize("info", [{"a": float("nan")}, {"classes": {1, 2}}, {"classes": {0: "cat"}}])
+def test_info_that_no_index_can_hold(tmp_path, info):
+    """It is refused before any sample is written."""
+    with pytest.raises(InputError, match="info cannot be in an index"):
+        wids.ShardWriter(tmp_path / "t-%d.tar", info=info)
 
 
 @pytest.mark.parametrize("bounds", [{"samples": 0}, {"size": -1}])

@@ -54,7 +54,7 @@ def list_images(
     for name, path, field, trouble in _files(directory, tell):
         stem, dot, extension = name.rpartition(".")
         if not dot or extension.lower() not in IMAGES:
-            listing.ignored.append(path)
+            listing.ignore(path)
         elif "/" not in name:
             why = "is in no class folder; put it into one, or pack all files by their names"
             listing.problems.append(SampleProblem(path, f"{path}: {why}"))
@@ -102,7 +102,7 @@ def _number_folders(
             )
     if classes is None and (empty := [name for name in names if name not in used]):
         listing.notes.append(
-            f"{directory}: no images of {len(empty):,} classes ({name_some(empty)}), which are counted"
+            f"{directory}: {len(empty):,} of {len(names):,} classes have no images, and count ({name_some(empty)})"
         )
     listing.facts.append(describe_classes(names, are_given=classes is not None))
     listing.info = {"classes": names}
@@ -135,7 +135,7 @@ def list_files(
     for name, path, field, trouble in _files(directory, tell):
         parts = first_dot(encode_name(name))
         if parts is None or (wanted is not None and decode_name(parts[1]).lower() not in wanted):
-            listing.ignored.append(path)
+            listing.ignore(path)
         elif field is None:
             broken.setdefault(parts[0], SampleProblem(path, trouble))
         else:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Fields: TypeAlias = list[tuple[str, bytes]]
 
 UNKNOWN = -1
+_NAMED = 1000  # ignored files whose paths are kept
 IMAGES = frozenset(
     ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2")
 )
@@ -114,7 +115,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
         items: what the reader takes, one for each sample.
         reader: of the items.
         problems: of samples that are not among the items.
-        ignored: paths of files that are not part of any sample.
+        ignored: how many files are not part of any sample; ``ignored_files``: paths of the first thousand.
         unmatched: samples that are not among the items, for they are not wanted.
         info: for the index.
         columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
@@ -126,7 +127,8 @@ class SourceListing(msgspec.Struct, kw_only=True):
     items: Sequence[Any]
     reader: SourceReader
     problems: list[SampleProblem] = msgspec.field(default_factory=list)
-    ignored: list[str] = msgspec.field(default_factory=list)
+    ignored: int = 0
+    ignored_files: list[str] = msgspec.field(default_factory=list)
     unmatched: int = 0
     info: dict[str, Any] | None = None
     columns: Callable[[], SampleTable | None] | None = None
@@ -134,6 +136,12 @@ class SourceListing(msgspec.Struct, kw_only=True):
     keep_fields: frozenset[str] | None = None
     facts: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+
+    def ignore(self, path: str) -> None:
+        """Count a file that is not part of any sample."""
+        self.ignored += 1
+        if self.ignored <= _NAMED:
+            self.ignored_files.append(path)
 
 
 class FileReader(msgspec.Struct, frozen=True, kw_only=True):

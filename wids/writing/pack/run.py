@@ -52,7 +52,7 @@ class PackOutcome(JobOutcome, kw_only=True):
         samples, bytes: in the ``shards`` that are there now.
         kept: of the shards, those that an earlier run had finished.
         removed: shards of an earlier dataset that were in the way.
-        ignored: how many files are no part of any sample; ``ignored_files``: their paths.
+        ignored: how many files are no part of any sample; ``ignored_files``: paths of the first.
         unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
         facts: what else is to be said of the dataset, such as its classes. notes: what is odd, a sentence each.
@@ -275,8 +275,8 @@ class _Packing:
             samples=sum(entry["nsamples"] for entry in entries),
             bytes=sum(entry["filesize"] for entry in entries),
             kept=self.kept,
-            ignored=len(self.listing.ignored),
-            ignored_files=self.listing.ignored,
+            ignored=self.listing.ignored,
+            ignored_files=self.listing.ignored_files,
             unmatched=self.listing.unmatched,
             skipped=[*self.listing.problems, *skipped],
             facts=self.listing.facts,
