@@ -78,7 +78,7 @@ def save(
     home = os.path.dirname(path)
     view = View(
         name=shards.header.get("name"),
-        view_of=None if place is None else writing.writable(writing.relative_to(name_parent(absolute(place)), home)),
+        view_of=None if place is None else writing.written(name_parent(absolute(place)), home),
         view_of_fingerprint=fingerprint(shards),
         view_of_counts=(len(shards), sum(shards.nsamples)),
         rows="",  # these two `write_view` sets
@@ -109,7 +109,7 @@ def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
     """
     check_not_parent(path, urls.join(os.path.dirname(path), index["view_of"]) if "view_of" in index else None)
     rows, parts = f"{_stem(path)}.{selection.digest}{SUFFIX}", pack_rows(*selection.arrays)
-    names = {"rows": os.path.basename(rows), "rows_checksum": view_file.checksum_of(parts[0])}
+    names = {"rows": urls.relative_name(os.path.basename(rows)), "rows_checksum": view_file.checksum_of(parts[0])}
     text = writing.dump_index({**index, **names})
     with locks.acquire(path + _LOCK_SUFFIX):
         locks.remove_parts(_stem(path), more=_OWN_FILES)
@@ -165,9 +165,10 @@ def _rows_at(path: str) -> str | None:
     except (OSError, SpecError):
         return None
     stem = os.path.basename(_stem(path))  # of a copy they are another view's
-    if found is None or not found.rows.startswith(stem) or not _OWN_ROWS.fullmatch(found.rows[len(stem) :]):
+    rows = "" if found is None else found.rows.removeprefix("./")
+    if not rows.startswith(stem) or not _OWN_ROWS.fullmatch(rows[len(stem) :]):
         return None
-    return os.path.join(os.path.dirname(path), found.rows)
+    return os.path.join(os.path.dirname(path), rows)
 
 
 def _stem(path: str) -> str:

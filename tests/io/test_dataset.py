@@ -15,6 +15,7 @@ import sys
 import threading
 import typing
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 import wids
+from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
@@ -36,6 +38,7 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
+from wids.index.fingerprint import fingerprint
 from wids.testing import Server
 from wids.transport import retrying
 
@@ -1156,3 +1159,99 @@ def test_streams_are_sent_as_they_are():
     sent[1].close()
     with pytest.raises(ValueError, match="closed"):
         multiprocessing.reduction.ForkingPickler.dumps(sent)
+
+
+# --- names of shards that mean something in a URL
+
+ODD_NAMES = [
+    "a#1.tar",
+    "what?.tar",
+    "100%.tar",
+    "a%20b.tar",
+    "b%23.tar",
+    "x.y?z=1.tar",
+    "sub#dir/50%25 c.tar",
+    "plain.tar",
+]
+
+
+def write_odd_names(root):
+    """Shards of these names, and what each sample is, by the name of its shard."""
+    for number, name in enumerate(ODD_NAMES):
+        write_tar(root / name, [(f"k{number}.txt", name.encode())])
+    return [name.encode() for name in ODD_NAMES]
+
+
+def texts_at(place, **options):
+    """The texts of all samples, whole shards and by range."""
+    found = []
+    for access in ("fetch", "range"):
+        dataset = wids.ShardListDataset(place, transformations="raw", access=access, **options)
+        found.append([sample[".txt"] for sample in dataset])
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_odd_names_are_published(tmp_path, own_cache):
+    """An index beside its shards holds on a disk, below a ``file:`` URL and on a server, with all that is beside it."""
+    root = tmp_path / "d"
+    wanted = write_odd_names(root)
+    places = [str(root / name) for name in ODD_NAMES]
+    run_ok("index", "create", *places, "-o", root / "train.json", "--members")
+    run_ok("index", "tables", root / "train.json", "-o", root / "t%20.tables")
+    run_ok("index", "convert", root / "train.json", "-o", root / "train.widsx")
+    wids.ShardListDataset(root / "train.json").select(range(len(wanted))).save(root / "v%20.json")
+    with Server(root) as server:
+        for home in (root, f"file://{root}", server.url):
+            for name in ("train.json", "train.widsx"):
+                assert texts_at(f"{home}/{name}") == wanted
+        assert texts_at(f"{server.url}/v%2520.json") == texts_at(root / "v%20.json") == wanted
+        assert not any(path.endswith(".widx") for path in server.requests)  # the pack has them all
+        local, far = (wids.ShardListDataset(f"{home}/train.json") for home in (root, server.url))
+        assert fingerprint(local._collection.shards) == fingerprint(far._collection.shards)
+
+
+def test_odd_names_below_another_base(tmp_path, own_cache):
+    """``rebase``, ``create --base`` and back: the files are the same ones."""
+    root = tmp_path / "d"
+    wanted = write_odd_names(root)
+    places = [str(root / name) for name in ODD_NAMES]
+    with Server(root) as server:
+        run_ok("index", "create", *places, "-o", tmp_path / "base.json", "--base", server.url)
+        assert texts_at(tmp_path / "base.json") == wanted
+        run_ok("index", "create", *places, "-o", root / "train.json")
+        (tmp_path / "e").mkdir()
+        run_ok("index", "create", *places, "-o", tmp_path / "e" / "absolute.json")
+        for source in (root / "train.json", tmp_path / "e" / "absolute.json"):
+            run_ok("index", "rebase", source, "--base", server.url, "-o", tmp_path / "far.json")
+            assert texts_at(tmp_path / "far.json") == wanted
+            run_ok("index", "merge", tmp_path / "far.json", "-o", tmp_path / "merged.json")
+            assert texts_at(tmp_path / "merged.json") == wanted
+            run_ok("index", "rebase", tmp_path / "merged.json", "--base", root, "-o", tmp_path / "near.json")
+            assert texts_at(tmp_path / "near.json") == wanted
+        # An index that another program wrote, with the names of files as they are.
+        rows = [{"url": name, "nsamples": 1} for name in ODD_NAMES]
+        (root / "plain.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        run_ok("index", "rebase", root / "plain.json", "--base", server.url, "-o", tmp_path / "far.json")
+        assert texts_at(root / "plain.json") == texts_at(tmp_path / "far.json") == wanted
+
+
+def test_quoted_names_of_an_index_on_a_server(tmp_path, own_cache):
+    """Those that are written as URLs are read as such: letters that are quoted stay so, and a query is one."""
+    write_tar(tmp_path / "a b#.tar", [("k.txt", b"x")])
+    rows = [{"url": url, "nsamples": 1} for url in ("a%20b%23.tar", "a b#.tar", "a%20b%23.tar?sig=1#2")]
+    (tmp_path / "train.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    with Server(tmp_path) as server:
+        assert texts_at(f"{server.url}/train.json") == [b"x"] * 3
+
+
+def test_a_writer_of_odd_names(tmp_path, own_cache):
+    """ShardWriter's index, likewise."""
+    with wids.ShardWriter(tmp_path / "d" / "a%20?#%d.tar", samples=1) as writer:
+        for key in "ab":
+            writer.write({"__key__": key, "txt": key})
+    with Server(tmp_path / "d") as server:
+        (index,) = (name for name in os.listdir(tmp_path / "d") if name.endswith(".json"))
+        for home in (str(tmp_path / "d"), server.url):
+            place = f"{home}/{quote(index) if home == server.url else index}"
+            assert texts_at(place) == [b"a", b"b"]

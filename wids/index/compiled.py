@@ -35,7 +35,7 @@ _MD5_BYTES, _CRC32_BYTES = 16, 4
 # Columns are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
-_HOMES = ("/a", "gs://b/c/d")
+_HOMES = ("/a", "gs://b/c/d", "http://b/c/d")
 
 
 class CompiledFrom(NamedTuple):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.index import urls
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -56,6 +58,7 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
 def portable_names(names: Sequence[str]) -> list[str]:
     """What tells shards apart, without the place where they are kept and without signatures."""
     paths = [_SIGNED.sub(r"\1", url) if "?" in url else url for url in names]
+    paths = [urls.plain_name(path) if "%" in path and urls.is_web(path) else path for path in paths]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare

@@ -64,7 +64,8 @@ class Directory:
 
 def name_in(place: str, url: str) -> str:
     """What a shard is called in the pack at ``place``: relative to its directory where it lies below it."""
-    return relative_to(url, urls.directory_of(place))
+    name = relative_to(url, urls.directory_of(place))
+    return urls.plain_name(name) if name != url and urls.is_web(url) else name
 
 
 def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:

@@ -1,7 +1,11 @@
 """URLs and paths of shards and indexes: split, join, name.
 
 Pure text, without ``~`` or working directory (the code that opens a path resolves those). Only http(s) and ftp have a
-query part: in a local or bucket name, ``?`` and ``#`` are letters. A signed URL is never quoted again.
+query part: in a local or bucket name, ``?``, ``#`` and ``%`` are letters. A signed URL is never quoted again.
+Relative URLs are names of files, also where the index lies below an http(s) URL: ``#``, and a ``%`` that quotes
+nothing, are quoted there, as is ``?`` where no query follows. ``%20`` is left as it is, a quoted letter, and what
+follows ``name.ext?`` or looks like ``?key=`` is a query; but what begins with ``./`` is a name letter by letter, all
+quoted. Below a ``file:`` URL each ``%`` is a letter, as below a path.
 fsspec's chains (``simplecache::https://host/x``) are split behind their last ``::``; an http(s) URL is never one, nor
 is a path with a slash before its first ``::``.
 """
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
 _WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
 _QUERY = re.compile(r"[?#]")
+_PARAMETER = re.compile(r"[^/?#=]*=")
+# Of a name: what ends a URL's path, or quotes nothing; what could be meant in two ways; what stands for the first.
+_UNQUOTED, _AMBIGUOUS = re.compile(r"[#?]|%(?![0-9A-Fa-f]{2})"), re.compile(r"\?|%[0-9A-Fa-f]{2}")
+_SPECIAL, _QUOTED = re.compile(r"[#%?]"), re.compile(r"%(?:23|25|3[Ff])")
 _LOCAL = frozenset({"", "file", "local"})
 # Through these, fsspec reads local files, or files that the text behind the URL names.
 _REACHES_LOCAL = _LOCAL | {"pipe", "asynclocal", "dvc", "generic", "git", "reference"}
@@ -226,12 +234,45 @@ def join(base: str | None, url: str) -> str:
     has_query = scheme_of(head.rpartition("::")[2]) in _WITH_QUERY
     if has_query and url.startswith("//"):
         return head.partition("//")[0] + url
+    name, query = url, ""
+    if has_query and _SPECIAL.search(url):
+        name, query = _quote_name(url)
+    elif scheme_of(head.rpartition("::")[2]) in _LOCAL:  # whose path is unquoted
+        name = url.replace("%", "%25")
     if url.startswith("/"):
-        return head + url
-    mark = _QUERY.search(url) if has_query else None
-    cut = mark.start() if mark else len(url)
-    path = f"{path}{'' if path.endswith('/') else '/'}{url[:cut]}"
-    return head + (_fold(path) if "/." in path else path) + url[cut:]
+        return head + name + query
+    path = f"{path}{'' if path.endswith('/') else '/'}{name}"
+    return head + (_fold(path) if "/." in path else path) + query
+
+
+def _quote_name(name: str) -> tuple[str, str]:
+    """(path, query) of a relative URL below an http(s) one; see above."""
+    if name.startswith("./"):
+        return _SPECIAL.sub(_percent, name), ""
+    cut = name.find("?")
+    while cut >= 0 and "." not in name[name.rfind("/", 0, cut) + 1 : cut] and not _PARAMETER.match(name, cut + 1):
+        cut = name.find("?", cut + 1)
+    cut = len(name) if cut < 0 else cut
+    return _UNQUOTED.sub(_percent, name[:cut]), name[cut:]
+
+
+def _percent(found: re.Match[str]) -> str:
+    return f"%{ord(found[0]):02X}"
+
+
+def relative_name(name: str) -> str:
+    """The name of a file below an index, as the index holds it: the same file on a disk and below an http(s) URL."""
+    return f"./{name}" if _AMBIGUOUS.search(name) and not name.startswith("./") else name
+
+
+def is_web(url: str) -> bool:
+    """Whether letters of names are quoted in this URL, as in http(s) ones."""
+    return scheme_of(url.rpartition("::")[2] if _is_chain(url) else url) in _WITH_QUERY
+
+
+def plain_name(name: str) -> str:
+    """A part of an http(s) URL's path as it was before `join` quoted it."""
+    return _QUOTED.sub(lambda found: unquote(found[0]), name) if "%" in name else name
 
 
 def _fold(path: str) -> str:

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from wids.errors import SpecError
 from wids.index import urls
@@ -73,6 +73,22 @@ def writable(place: str) -> str:
     return "file://" + quote(place) if place.startswith("/") and "::" in place else place
 
 
+def written(place: str, home: str | None, *, base: str | None = None) -> str:
+    """How a place is written in an index: relative to the directory ``home`` where it lies below it.
+
+    Args:
+        place: a URL or an absolute path.
+        home: the directory.
+        base: what the index says instead that its relative URLs are relative to.
+    """
+    name = relative_to(place, home)
+    if name == place:
+        return writable(place)
+    if not urls.is_web(place):
+        return urls.relative_name(name)
+    return name if urls.is_web(base or place) else urls.relative_name(unquote(name))
+
+
 def common_directory(places: Sequence[str]) -> str:
     """The deepest directory that all of them lie in; ``""`` where there is none."""
     found: str | None = None
@@ -95,15 +111,15 @@ def place_entries(places: Sequence[str], *, home: str | None, base: str | None =
             does, the shards are taken to lie there as they lie below the directory that they have in common here.
     """
     if not base:
-        return [writable(relative_to(place, home)) for place in places]
+        return [written(place, home) for place in places]
     full = urls.join(home, base)
     names = [relative_to(place, full) for place in places]
     if any(name != place for name, place in zip(names, places, strict=True)):
-        return [writable(name) for name in names]
+        return [written(place, full) for place in places]
     common = common_directory(places)
     if not common:
         raise SpecError(f"base {base}: the shards have no directory in common below which they could be found there")
-    return [writable(relative_to(place, common)) for place in places]
+    return [written(place, common, base=full) for place in places]
 
 
 def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
@@ -119,19 +135,19 @@ def rebase(index: dict[str, Any], base: str) -> dict[str, Any]:
     """
     if "shardlist" not in index and "view_of" in index:
         parent = str(index["view_of"])
-        return {**index, "view_of": urls.join(base, relative_to(parent, urls.directory_of(parent)))}
+        return {**index, "view_of": urls.join(base, written(parent, urls.directory_of(parent), base=base))}
     if index.get("datasets"):
         raise SpecError("the index has sub-datasets, whose shards lie where each of them says; rebase those")
-    written = [str(entry["url"]) for entry in index["shardlist"]]
-    is_relative = [not urls.scheme_of(url) and not url.startswith(("/", "~")) for url in written]
+    names = [str(entry["url"]) for entry in index["shardlist"]]
+    is_relative = [not urls.scheme_of(url) and not url.startswith(("/", "~")) for url in names]
     if any(is_relative) and not all(is_relative):
         raise SpecError("some of the index's URLs are absolute and others relative", hint="base")
     if not any(is_relative):
-        common = common_directory(written)
+        common = common_directory(names)
         if not common:
             raise SpecError("the shards have no directory in common that the base could stand for")
-        written = [relative_to(url, common) for url in written]
-    entries = [{**entry, "url": url} for entry, url in zip(index["shardlist"], written, strict=True)]
+        names = [written(url, common, base=base) for url in names]
+    entries = [{**entry, "url": url} for entry, url in zip(index["shardlist"], names, strict=True)]
     rest = {key: value for key, value in index.items() if key not in ("base", "base_path", "shardlist")}
     return {**rest, **({"base": base} if base else {}), "shardlist": entries}
 

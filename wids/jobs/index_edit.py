@@ -275,6 +275,8 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     index, view = _read(place)
     path = check_output(output or place)
     check_index_replaceable(path, overwrite=overwrite)
+    if "shardlist" in index:
+        index = {**index, "shardlist": [_named_as_file(entry, index, place) for entry in index["shardlist"]]}
     try:
         rebased = writing.rebase(index, base)
     except SpecError as error:
@@ -287,6 +289,16 @@ def rebase_index(place: str, base: str, *, output: str | None = None, overwrite:
     if selection is None:
         return rebase_index(place, base, output=output, overwrite=overwrite)
     return Merged(output=path, shards=sum(map(bool, selection.counts)), samples=len(selection))
+
+
+def _named_as_file(entry: dict[str, Any], index: dict[str, Any], place: str) -> dict[str, Any]:
+    """An entry whose relative URL is the name of a file that is there says so: elsewhere it could be read otherwise."""
+    name = urls.relative_name(entry["url"])
+    if name == entry["url"] or urls.scheme_of(name[2:]) or name[2:].startswith(("/", "~")):
+        return entry
+    home, base = urls.directory_of(absolute(place)), index.get("base") or index.get("base_path")
+    full = urls.join(urls.join(home, base) if isinstance(base, str) else home, name)
+    return {**entry, "url": name} if urls.is_local(full) and os.path.exists(urls.local_path(full)) else entry
 
 
 def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged:

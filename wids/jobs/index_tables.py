@@ -240,7 +240,7 @@ def _name_pack(index: str, path: str) -> None:
     checks.check_finite(raw, "", index)
     rest = {key: value for key, value in raw.items() if key in ("shardlist", "datasets")}
     header = {key: value for key, value in raw.items() if key not in rest}
-    named = {**header, PACKS: writing.writable(writing.relative_to(path, home)), **rest}
+    named = {**header, PACKS: writing.written(path, home), **rest}
     try:
         atomic.write_atomically(index, writing.dump_index(named))
     except OSError as error:

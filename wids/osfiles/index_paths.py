@@ -169,4 +169,4 @@ def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
 
 def names_of(packs: Iterable[str], home: str) -> list[str]:
     """How packs, each once, are written in an index that lies in the directory ``home``."""
-    return [writing.writable(writing.relative_to(absolute(url), home)) for url in dict.fromkeys(packs)]
+    return [writing.written(absolute(url), home) for url in dict.fromkeys(packs)]
