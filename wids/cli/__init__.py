@@ -15,7 +15,6 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from wids.cli.advice import with_advice
 from wids.cli.cache import cache_app
@@ -25,6 +24,7 @@ from wids.cli.format import print_error
 from wids.cli.index import index_app
 from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
+from wids.cli.plain_help import App, CommandGroup
 from wids.cli.query import run_query
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
@@ -36,7 +36,7 @@ _MAKING, _LOOKING = ("demo", "pack", "index"), ("info", "ls", "show", "cat", "lo
 _ORDER = (*_MAKING, *_LOOKING, "columns", "query", "view", "simulate", "cache")
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     """The group of all commands; turns exceptions of a command into a line on stderr and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -66,13 +66,10 @@ class _Commands(TyperGroup):
         return done
 
 
-app = typer.Typer(
+app = App(
     name="wids",
     cls=_Commands,
-    invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Random access to training samples in plain tar shards, for PyTorch.",
 )
 app.command("demo")(run_demo)

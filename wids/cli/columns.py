@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from wids.cli.options import Index, Overwrite, RunFlags, StorageOptions, with_option_groups
+from wids.cli.plain_help import App
 
 if TYPE_CHECKING:
     from wids.columns.create import ColumnsOutcome
 
-columns_app = typer.Typer(
-    help="Columns of a dataset's samples, as a table beside its index.", invoke_without_command=True
-)
+columns_app = App(help="Columns of a dataset's samples, as a table beside its index.")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ _PREFIXES = "kmgtp"
 # Errors that a command prints one by one; the others are counted.
 _MAX_ERRORS = 10
 _MIN_COLUMNS = 40
+# Of a table on a terminal: spaces between columns, and the least that a text is folded to.
+_GAP, _MIN_TEXT = 2, 8
 format_size = events.format_size
 # (ages from so many seconds on, seconds of the unit, the unit)
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
@@ -123,29 +127,75 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def print_text(text: str) -> None:
+    """Print a line; on a terminal it breaks between words."""
+    if sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns, _MIN_COLUMNS)
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of text; a column whose name begins with ``>`` is aligned to the right."""
+    """Print rows of text; a column whose name begins with ``>`` is aligned to the right.
+
+    On a terminal, headers break between words, and texts that are aligned to the left anywhere. Where even that is too
+    wide, each row becomes lines, with the names of the columns before its texts.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
+    rows = [tuple(row) for row in rows]
+    widths: list[int] | list[None] | None = [None] * len(columns)
     if not console.is_terminal:
         console = Console(highlight=False, width=1 << 16)
-    elif console.width < _MIN_COLUMNS:  # rich would shrink columns to nothing and drop their text
-        console = Console(highlight=False, width=_MIN_COLUMNS)
+    else:
+        console = Console(highlight=False, width=max(console.width, _MIN_COLUMNS))
+        widths = _fit(columns, rows, console.width)
+    if widths is None:
+        rows = [line for row in rows for line in (*zip(_names(columns), row, strict=True), ("", ""))][:-1]
+        columns, widths = ("", ""), [None, None]
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
+        show_edge=False,
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, _GAP - console.is_terminal, 0, 0),  # the box has a space between columns, too
         header_style="bold" if console.is_terminal else "",
+        show_header=any(columns) or not console.is_terminal,
     )
-    for name in columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for name, header, width in zip(columns, _names(columns), widths, strict=True):
+        is_right = name.startswith(">")
+        table.add_column(header, justify="right" if is_right else "left", overflow="fold", width=width)
     for row in rows:
         table.add_row(*map(Text, row))
-    console.print(table)
+    margin = [""] if console.is_terminal else []
+    console.print(*margin, table, *margin, sep="\n")
+
+
+def _names(columns: Sequence[str]) -> list[str]:
+    return [name.removeprefix(">") for name in columns]
+
+
+def _fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """The widths of the columns of a table in ``width`` characters; None: their words and numbers do not fit in."""
+    from rich.cells import cell_len
+
+    texts = [max((cell_len(row[k]) for row in rows), default=0) for k in range(len(columns))]
+    found = [max(text, cell_len(name)) for text, name in zip(texts, _names(columns), strict=True)]
+    words = [max(map(cell_len, name.split()), default=0) for name in _names(columns)]
+    least = [
+        max(word, text if name.startswith(">") else min(text, _MIN_TEXT))
+        for word, text, name in zip(words, texts, columns, strict=True)
+    ]
+    excess = sum(found) + _GAP * (len(columns) - 1) - width
+    if sum(found) - sum(least) < excess:
+        return None
+    while excess > 0:  # the widest gives first
+        k = max((k for k in range(len(found)) if found[k] > least[k]), key=found.__getitem__)
+        found[k], excess = found[k] - 1, excess - 1
+    return found
 
 
 def print_error(message: str) -> None:

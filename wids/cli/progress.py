@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from wids.jobs.outcome import JobProgress
 
 
+# Below so many columns a bar shows no rate and no time left.
+_MIN_COLUMNS = 76
+
+
 class Bar:
     """What a command shows of its work; without a terminal it shows nothing."""
 
@@ -93,16 +97,17 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:,.3g}/s", style="progress.data.speed")
+            shown = "" if speed is None else f"{speed:,.3g}/s" if speed < 1000 else f"{speed:,.0f}/s"
+            return Text(shown, style="progress.data.speed")
 
     counts: list[ProgressColumn] = [MofNCompleteColumn(), Rate()]
     if unit == "bytes":
         counts = [DownloadColumn(), TransferSpeedColumn()]
+    counts.append(TimeRemainingColumn())
     shown = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
-        *counts,
-        TimeRemainingColumn(),
+        *(counts if console.width >= _MIN_COLUMNS else counts[:1]),  # they would be cut and broken
         console=console,
         transient=True,
         expand=True,

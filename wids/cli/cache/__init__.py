@@ -12,8 +12,9 @@ import typer
 
 from wids.cli.format import parse_range, parse_size
 from wids.cli.options import CacheDir, Index, Json, RunFlags, Shards, StorageOptions, with_option_groups
+from wids.cli.plain_help import App
 
-cache_app = typer.Typer(help="List, clean, fill and limit cache directories.", invoke_without_command=True)
+cache_app = App(help="List, clean, fill and limit cache directories.")
 
 _Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="Default: $WIDS_CACHE, else your own in the temporary directory.")

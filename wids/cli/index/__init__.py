@@ -12,11 +12,9 @@ from typing import Annotated
 import typer
 
 from wids.cli.options import Json, Overwrite, RunFlags, StorageOptions, with_option_groups
+from wids.cli.plain_help import App
 
-index_app = typer.Typer(
-    help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.",
-    invoke_without_command=True,
-)
+index_app = App(help="Make indexes of shards; update, merge, split, move and compile them, pack their member tables.")
 
 _Output = Annotated[str, typer.Option("-o", "--output", metavar="INDEX", help="The index to write.")]
 _Name = Annotated[

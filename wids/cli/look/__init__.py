@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from wids.cli.look import schedule
 from wids.cli.options import INDEX_HELP, Index, Json, JsonLines, ReadFlags, with_option_groups
+from wids.cli.plain_help import PlainCommand
 from wids.cli.progress import quiet
 
 _NUMBER = re.compile(r"-[0-9]+")
 
 
-class _LookCommand(TyperCommand):
+class _LookCommand(PlainCommand):
     """A command whose arguments may be negative numbers: ``wids show train.json -1``.
 
     Keys that come again and the like are what it looks for, and need no warning.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_simulate(
     index: Annotated[
         str | None,
-        typer.Argument(help="URL or path of an index; or none, and --shards, --samples and --shard-size."),
+        typer.Argument(metavar="INDEX", help="An index, a path or URL; or --shards, --samples and --shard-size."),
     ] = None,
     *,
     described: options.ShardOptions,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.cli.format import count_of, format_size, print_json, print_table, printable
+from wids.cli.format import count_of, format_size, print_json, print_table, print_text, printable
 from wids.cli.progress import progress
 from wids.simulate import curves, figures
 from wids.simulate.job import MAX_EXACT, is_exact, read_epochs
@@ -133,11 +133,12 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
     ]
     bounds = f"at least {format_size(cache['needed_in_an_epoch'])} on a node"
     if job.epochs > 1:
-        bounds += f", {format_size(cache['needed_over_all_epochs'])} over all epochs"
+        bounds += f" ({format_size(cache['needed_over_all_epochs'])} over all epochs)"
+    bounds += " to avoid repeated downloads"
     smallest = cache["smallest_without_downloads_again"]
     if smallest is not None:
         bounds += f"; {format_size(smallest)} is enough here"
-    lines.append(("no download twice", bounds))
+    lines.append(("cache size", bounds))
     if values["stopped_at_step"] is not None:
         lines.append(
             (
@@ -199,7 +200,7 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
             values["open"] = {k: v for k, v in values["open"].items() if k != "by_rank"}
         print_json({**values, "curves": asdict(report.curves)})
         return
-    print(report.title)
+    print_text(report.title)
     print_table(("", ""), report.lines)
     print_table(*traffic_table(report))
     if has_splits:
@@ -216,7 +217,7 @@ def show(report: Report, *, is_json: bool, has_splits: bool, has_open: bool) -> 
         count = max((len(row) - 1 for row in table), default=0)
         print_table((">rank", *(f">to step {step:,}" for step in steps[:count])), table[:_MAX_ROWS])
         _say_more(table, "ranks")
-    print(f"Approximated: {'; '.join(report.notes)}.")
+    print_text(f"Approximated: {'; '.join(report.notes)}.")
 
 
 def traffic_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
