@@ -582,6 +582,22 @@ def test_where_chooses_from_files(tmp_path):
         assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == keys
 
 
+def test_where_names_fields_in_any_case(tmp_path):
+    """Fields that differ in case alone are one; a sample that has it twice has no value for it."""
+    put(tmp_path / "in", {"a.TXT": "one", "a.JPG": "x", "b.txt": "one", "c.Txt": "two", "c.jpg": "x"})
+    options = ("--format", "files", "--where")
+    for k, (condition, keys) in enumerate(
+        [("txt = 'one'", ["a", "b"]), ("TXT = 'two'", ["c"]), ("has_jpg", ["a", "c"])]
+    ):
+        run_ok("pack", tmp_path / "in", "-o", tmp_path / f"{k}/x-%d.tar", *options, condition)
+        assert [key for key, _ in shown(tmp_path / f"{k}/x.json")] == keys
+    put(tmp_path / "in", {"b.TXT": "two"})
+    code, _, err = run_pack(tmp_path / "in", "-o", tmp_path / "z/x-%d.tar", *options, "txt = 'one'")
+    assert code == 1
+    assert "twice, in upper and in lower case" in in_one_line(err)
+    run_ok("pack", tmp_path / "in", "-o", tmp_path / "y/x-%d.tar", *options, "has_txt and key = 'b'")
+
+
 @pytest.mark.parametrize(
     ("condition", "code", "words"),
     [

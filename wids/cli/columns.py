@@ -145,5 +145,17 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
     if outcome.requests:
         words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
     print(words)
+    _report_counts("no value (null)", outcome.nulls, outcome.samples)
+    _report_counts("NaN, which SQL takes for more than any number", outcome.nans, outcome.samples)
+    if outcome.doubled:
+        print(f"a field twice, in upper and lower case, its sizes added: {count_of(outcome.doubled, 'sample')}")
     if outcome.unparsed:
         print(f"null, for they cannot be parsed: {count_of(outcome.unparsed, 'member')}")
+
+
+def _report_counts(what: str, counts: dict[str, int], samples: int) -> None:
+    from wids.cli.format import count_of, printable
+
+    if counts:
+        words = ", ".join(f"{printable(name)} in {count:,}" for name, count in counts.items())
+        print(f"{what}: {words} of {count_of(samples, 'sample')}")

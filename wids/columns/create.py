@@ -55,6 +55,8 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
         empty: names of those for which no sample has a value; their fields or keys may be misspelt.
         surveyed: shards that were read. unchanged: shards that were known from before.
+        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN.
+        doubled: samples that have a field twice, in upper and in lower case; its sizes are added.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> why the first of them could not.
         requests, read_bytes: to servers, and from them.
@@ -66,6 +68,9 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
     empty: list[str] = msgspec.field(default_factory=list)
     surveyed: int = 0
     unchanged: int = 0
+    nulls: dict[str, int] = msgspec.field(default_factory=dict)
+    nans: dict[str, int] = msgspec.field(default_factory=dict)
+    doubled: int = 0
     unparsed: int = 0
     troubles: dict[str, str] = msgspec.field(default_factory=dict)
     requests: int = 0
@@ -221,8 +226,16 @@ class _Creating:
         except OSError as error:
             raise unwritten(self._output, error) from error
         self.outcome.samples, self.outcome.columns = facts.samples, layout.types()
+        self.outcome.nulls = self._count([part.nulls for part in parts])
+        self.outcome.nans = self._count([part.nans for part in parts])
+        self.outcome.doubled = sum(part.doubled for part in parts)
         if facts.samples:
             self.outcome.empty = [rule.name for rule, of in zip(self._spec.rules, layout.kinds, strict=True) if not of]
+
+    def _count(self, counts: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Name of a column -> sum over the parts, where there are some."""
+        sums = {rule.name: sum(part[k] for part in counts) for k, rule in enumerate(self._spec.rules)}
+        return {name: count for name, count in sums.items() if count}
 
     def _write(self, path: str, layout: _ColumnLayout, parts: Sequence[PartFacts], facts: TableFacts) -> None:
         pa, pq = import_arrow(), import_parquet()

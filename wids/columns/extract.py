@@ -8,6 +8,7 @@ table beside it): then it is copied into a directory of its own, which is gone a
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -20,8 +21,8 @@ from wids.codecs.decode import SampleDecoder
 from wids.collection import count_mismatch
 from wids.columns import kinds
 from wids.columns.packages import import_arrow
-from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec
-from wids.errors import DecodeError, WidsError
+from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
+from wids.errors import DecodeError, WidsError, shown
 from wids.events import Fetched, RangesRead, TableRead
 from wids.index import urls
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
@@ -59,8 +60,10 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         size, mark: its version; see `wids.jobs.discovery.Found`.
         spec: digest of the rules.
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
-        extensions: of the members; empty where they are more than there are columns for.
+        extensions: of the members, in lower case; empty where they are more than there are columns for.
         unparsed: members that could not be parsed, and are null.
+        nulls, nans: of each column of a rule, how many samples have no value, and how many one that is NaN.
+        doubled: samples that have a field twice, in upper and in lower case.
         first: in the table that was written last, the row of its first sample.
     """
 
@@ -72,6 +75,9 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     kinds: list[int] = msgspec.field(default_factory=list)
     extensions: list[str] = msgspec.field(default_factory=list)
     unparsed: int = 0
+    nulls: list[int] = msgspec.field(default_factory=list)
+    nans: list[int] = msgspec.field(default_factory=list)
+    doubled: int = 0
     first: int = -1
 
     def version(self) -> tuple[int | None, str | None]:
@@ -142,18 +148,19 @@ def extract_part(task: ExtractTask, context: TaskContext = TaskContext()) -> Par
         table = samples.table
         if shard.nsamples not in (None, len(table)):
             raise count_mismatch(shard.url, shard.nsamples or 0, len(table), advice="; write the index again")
-        values = _Values(task.spec, shard.url)
+        values = _Values(task.spec, shard.url, table)
         if task.spec.rules:
             for sample in samples.read(task.spec.extensions, context.is_cancelled):
                 values.add(sample)
         values.check(is_error=not task.spec.has_nulls_for_errors)
+        extensions = list(dict.fromkeys(map(fold, table.extensions)))
         facts = PartFacts(
             url=shard.url,
             nsamples=len(table),
             size=version.size,
             mark=version.mark,
             spec=task.spec.digest(),
-            extensions=list(table.extensions) if len(table.extensions) <= MAX_SIZES else [],
+            extensions=extensions if len(extensions) <= MAX_SIZES else [],
             unparsed=values.unparsed,
         )
         data = _pack(table, values, facts)
@@ -219,12 +226,21 @@ class _Samples:
 class _Values:
     """The values of the rules' columns, sample by sample.
 
+    Args:
+        spec: the rules.
+        url: of the shard.
+        table: of its members.
+
     Attributes:
         columns: of each rule, the values so far.
         unparsed: members that could not be parsed. trouble: why the first of them could not.
     """
 
-    def __init__(self, spec: ColumnSpec, url: str) -> None:
+    def __init__(self, spec: ColumnSpec, url: str, table: MemberTable) -> None:
+        spellings = {
+            extension: [table.extensions[k] for k in sorted(table.ids_of((extension,)))]
+            for extension in spec.extensions
+        }
         self.columns: list[list[Any]] = [[] for _ in spec.rules]
         self.unparsed, self.trouble = 0, ""
         self._url = url
@@ -232,7 +248,7 @@ class _Values:
         self._decoder = decoder = SampleDecoder("numpy")
         self._parsers = [
             (
-                extension,
+                spellings[extension],
                 how,
                 [(k, rule) for k, rule in enumerate(spec.rules) if (rule.extension, rule.how) == (extension, how)],
             )
@@ -246,12 +262,14 @@ class _Values:
 
     def add(self, sample: Sample) -> None:
         """The next sample."""
-        for extension, how, rules in self._parsers:
-            member = sample.get(extension)
+        for spellings, how, rules in self._parsers:
+            found = [name for name in spellings if name in sample]
             value = None
-            if member is not None:
+            for extension in found[:1]:
                 try:
-                    data = member.getvalue()
+                    if len(found) > 1:
+                        raise ValueError(f"the sample has {found[1]}, too, and they are one field")  # noqa: TRY301
+                    data = sample[extension].getvalue()
                     if how != "field" and extension.lower().endswith(".gz"):
                         data = self._decoder({_INFLATED: data})[_INFLATED].getvalue()
                     value = self._parse[how](data, sample["__key__"], extension)
@@ -292,7 +310,7 @@ def _parse_json(data: bytes, _key: str, _extension: str) -> Mapping[str, Any]:
 
 
 def _parse_text(data: bytes, _key: str, _extension: str) -> str:
-    return data.decode("utf-8")
+    return data.decode("utf-8-sig")  # a byte order mark is no part of the text
 
 
 def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extension: str) -> Any:
@@ -308,6 +326,8 @@ def decode_value(decoder: SampleDecoder, url: str, data: bytes, key: str, extens
         value = value.tolist()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, io.BytesIO):
+        raise ValueError(f"it holds {shown(value.getvalue())}, which is nothing that a {extension} is decoded to")  # noqa: TRY004 - as below
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
@@ -335,15 +355,22 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
         facts.kinds.append(occurring)
         names.append(f"rule {k}")
         arrays.append(array)
+        facts.nulls.append(column.count(None))
+        facts.nans.append(sum(value != value for value in column if type(value) is float))  # noqa: PLR0124 - NaN
     starts = np.asarray(table.starts).astype(np.int64)
     owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
-    ids, sizes = np.asarray(table.extension_ids), np.asarray(table.sizes).astype(np.int64)
+    numbers: dict[str, int] = {}
+    fields = [numbers.setdefault(fold(name), len(numbers)) for name in table.extensions]
+    ids = np.array(fields, np.int64)[np.asarray(table.extension_ids)]
+    sizes = np.asarray(table.sizes).astype(np.int64)
+    is_doubled = np.zeros(len(table), bool)
     for k, extension in enumerate(facts.extensions):
         mine = ids == k
-        found, is_missing = np.zeros(len(table), np.int64), np.ones(len(table), bool)
-        found[owners[mine]], is_missing[owners[mine]] = sizes[mine], False
+        found, count = (np.bincount(owners[mine], weights, len(table)) for weights in (sizes[mine], None))
+        is_doubled |= count > 1
         names.append(f"size {extension}")
-        arrays.append(pa.array(found, mask=is_missing))
+        arrays.append(pa.array(found.astype(np.int64), mask=count == 0))
+    facts.doubled = int(is_doubled.sum())
     batch = pa.record_batch(arrays, names=[kinds.writable(name) for name in names])
     facts.extensions = [str(kinds.writable(extension)) for extension in facts.extensions]
     sink = pa.BufferOutputStream()

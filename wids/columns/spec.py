@@ -20,6 +20,8 @@ OWN_COLUMNS = ("index", "shard", "row", "key", "bytes")
 # Beyond so many extensions (file names with many dots make one of each member) there are no columns of sizes.
 MAX_SIZES = 256
 
+# Changed when the same rules give other columns: shards are then read again.
+_VERSION = 2
 _NOT_WORD = re.compile(r"\W+")
 
 
@@ -28,7 +30,7 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the column.
-        extension: of the member, with its dot.
+        extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
             ``"text"``: the member as text, UTF-8.
         keys: where in the JSON object: a key, and keys of objects within.
@@ -63,7 +65,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def digest(self) -> str:
         """The same for the same columns."""
-        return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
+        return hashlib.blake2b(msgspec.json.encode((_VERSION, self)), digest_size=16).hexdigest()
 
 
 def parse_spec(
@@ -117,7 +119,7 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
     """The columns of the sizes of fields: extension -> name; ``.seg.png`` -> ``seg_png_bytes``.
 
     Args:
-        extensions: of the members of all shards.
+        extensions: of the members of all shards, as `fold` gives them.
         taken: names that other columns have.
     """
     found: dict[str, str] = {}
@@ -131,6 +133,11 @@ def size_names(extensions: Iterable[str], taken: Iterable[str]) -> dict[str, str
         used.add(name.casefold())
         found[extension] = name
     return found
+
+
+def fold(extension: str) -> str:
+    """What extensions that differ in case alone have in common, and are one field by."""
+    return extension.casefold()
 
 
 def stem_of(extension: str) -> str:

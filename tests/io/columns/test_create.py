@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import wids
 from tests.support import columns as made
 from tests.support.children import child, kill, receive, stop_here
 from tests.support.examples import examples
@@ -135,6 +136,60 @@ def test_types_follow_all_shards(tmp_path):
     assert make() == ("json", ["1", "2", '"a"', '{"b": 1.0}'], 1)
     put(1, 2**53 + 1, 4)
     assert make() == ("int64", [1, 2, 2**53 + 1, 4], 1)
+
+
+def make(directory, **asked):
+    """Make the columns of the index in a directory."""
+    output = str(directory / "train.columns.parquet")
+    return create_columns(str(directory / "train.json"), output, parse_spec(**asked))
+
+
+def test_fields_in_any_case(tmp_path):
+    """Extensions that differ in case alone are one field: one column of sizes, one of values, whatever is asked for."""
+    members = {}
+    for g in range(10):
+        image, label = (".JPG", ".CLS") if g in (0, 7) else (".jpg", ".cls")
+        members |= {f"k{g}{image}": bytes(g + 1), f"k{g}{label}": b"%d" % g}
+    items = list(members.items())
+    for k, part in enumerate((items[:6], items[6:])):
+        write_tar(tmp_path / f"s{k}.tar", part)
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    dataset = wids.ShardListDataset(tmp_path / "train.json")
+    told = make(tmp_path, fields=[".cls=label", ".Cls=again"])
+    assert (told.empty, told.nulls, told.doubled) == ([], {}, 0)
+    rows = made.read_rows(told.output)
+    assert [row["label"] for row in rows] == [row["again"] for row in rows] == list(range(10))
+    assert [row["jpg_bytes"] for row in rows] == list(range(1, 11))
+    assert not any("JPG" in name or name.endswith("_2") for name in rows[0])
+    assert len(dataset.where("jpg_bytes >= 1")) == 10
+    assert len(dataset.where("JPG_BYTES >= 1 and label <= 8")) == 9
+
+
+def test_a_field_that_a_sample_has_twice(tmp_path):
+    """In upper and lower case: its sizes are added, and counted; which of the two is its value nobody knows."""
+    write_tar(tmp_path / "s0.tar", {"a.cls": b"1", "a.CLS": b"22", "b.CLS": b"3", "c.txt": b"x"})
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    told = make(tmp_path)
+    assert told.doubled == 1
+    assert [row["cls_bytes"] for row in made.read_rows(told.output)] == [3, 1, None]
+    with pytest.raises(
+        JobError, match=r"sample 'a': \.\w+ is no .* \(the sample has \.\w+, too, and they are one field\)"
+    ):
+        make(tmp_path, fields=[".cls=label"])
+    told = make(tmp_path, fields=[".cls=label"], missing="null")
+    assert (told.unparsed, told.nulls) == (1, {"label": 2})
+    assert [row["label"] for row in made.read_rows(told.output)] == [None, 3, None]
+
+
+def test_what_is_not_there_is_counted(tmp_path):
+    """Values that samples lack, and those that are no numbers, by column."""
+    texts = ['{"w": 1, "m": {"t": 1}}', '{"w": NaN}', '{"w": null, "m": "text"}', "{}", '{"w": 2.5, "m": {}}']
+    for k, part in enumerate((texts[:2], texts[2:])):
+        write_tar(tmp_path / f"s{k}.tar", {f"k{k}{g}.json": text.encode() for g, text in enumerate(part)})
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    for surveyed in (2, 0):  # also where no shard is read again
+        told = make(tmp_path, jsons=[".json:w,m.t=t"], texts=[".json=whole"])
+        assert (told.surveyed, told.nulls, told.nans) == (surveyed, {"w": 2, "t": 4}, {"w": 1})
 
 
 # --- again

@@ -18,7 +18,7 @@ from wids.codecs.decode import SampleDecoder
 from wids.columns import kinds, sql
 from wids.columns.extract import decode_value
 from wids.columns.packages import import_arrow
-from wids.columns.spec import stem_of
+from wids.columns.spec import fold, stem_of
 from wids.errors import InputError, SampleError, WidsError, shorten, shown
 from wids.writing.pack.listing import SampleProblem
 
@@ -111,17 +111,22 @@ class _Looked:
         Raises:
             SampleError: a field is no value that can be compared. InputError: two fields would be one column.
         """
-        values = {stem_of(extension): self._value(key, extension, found) for extension, found in data.items()}
+        values: dict[str, Any] = {}
         for extension in sorted(extensions):
-            stem = stem_of(extension)
-            if self._stems.setdefault(stem.casefold(), extension) != extension and stem.casefold() in self.named:
-                raise InputError(
-                    f"{extension} and {self._stems[stem.casefold()]} are both called {stem} in a predicate"
-                )
-            if f"{_HAS}{stem}".casefold() in self.named:
+            stem = stem_of(extension).casefold()
+            if fold(self._stems.setdefault(stem, extension)) != fold(extension) and stem in self.named:
+                raise InputError(f"{extension} and {self._stems[stem]} are both called {stem} in a predicate")
+            if f"{_HAS}{stem}" in self.named:
                 values[_HAS + stem] = True
+        for extension, found in data.items():
+            name = stem_of(extension).casefold()
+            if name in values:
+                raise SampleError(
+                    f"{shown(key)} has the field {shorten(extension)} twice, in upper and in lower case", key=key
+                )
+            values[name] = self._value(key, extension, found)
         for name, value in values.items():
-            column = self._values.setdefault(name.casefold(), [])
+            column = self._values.setdefault(name, [])
             column += [None] * (len(self._keys) - len(column)) + [value]
         self._keys.append(kinds.writable(key))
 
