@@ -27,7 +27,8 @@ from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ShardReadError
+from wids.errors import ShardReadError, shown
+from wids.events import logger
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
 from wids.readers.base import ClosedReaderError
@@ -310,7 +311,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
 
-        ``dataset.where("width >= 512 and caption ilike '%cat%'")``. The columns are those of `query`.
+        ``dataset.where("width >= 512 and caption ilike '%cat%'")``. The columns are those of `query`. Samples for which
+        it is null (``label <> 3`` where there is no label) are left out, and counted in a warning.
 
         Args:
             predicate: what would stand after WHERE.
@@ -319,6 +321,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
         """
         indices = self.find_rows(predicate)
+        if len(indices) < len(self) and (nulls := self._columns.count_nulls(self._collection, predicate)):
+            logger.warning(
+                "where: %d of %d samples are left out because %s is null for them: a column that it names has no value",
+                *(nulls, len(self), shown(predicate)),
+            )
         return self._view(indices, f"where {predicate}: {len(indices):,} of {len(self):,}")
 
     # --- samples

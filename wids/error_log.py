@@ -85,12 +85,14 @@ def _has_sample(line: bytes) -> bool:
 def read_rows(path: str) -> dict[str, set[int]]:
     """The samples that a log names: name of a shard -> rows in it.
 
-    Lines that are no JSON (one that was cut, when its writer was killed) are left out, and counted in a warning.
+    Lines that are no JSON (one that was cut, when its writer was killed), or that name no sample, are left out, and
+    counted in a warning.
 
     Raises:
         InputError: it cannot be read, or is no such log.
     """
-    found, damaged, error = dict[str, set[int]](), 0, ValueError("it has no line of one")
+    found, damaged, nameless = dict[str, set[int]](), 0, 0
+    error = ValueError("it has no line of one")
     try:
         with open(atomic.open_file(path)[0], "rb") as file:
             for line in filter(bytes.strip, file):
@@ -100,7 +102,9 @@ def read_rows(path: str) -> dict[str, set[int]]:
                     damaged, error = damaged + 1, ValueError(str(failure))
                     continue
                 entry = msgspec.convert(raw, _Line)
-                if entry.shard is not None and entry.row is not None:
+                if entry.shard is None or entry.row is None:
+                    nameless += 1
+                else:
                     found.setdefault(entry.shard, set()).add(entry.row)
         if damaged and not found:
             raise error
@@ -108,4 +112,6 @@ def read_rows(path: str) -> dict[str, set[int]]:
         raise InputError(f"{path}: cannot be read as a log of errors ({failure})", path=path) from failure
     if damaged:
         logger.warning("%s: %d of its lines are cut or damaged, and left out", path, damaged)
+    if nameless:
+        logger.warning("%s: %d of its lines name no sample of a shard, and are left out", path, nameless)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from wids import error_log
-from wids.errors import InputError
+from wids.errors import InputError, shorten, shown
 from wids.events import logger
 from wids.index.fingerprint import portable_names
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
@@ -67,7 +67,10 @@ def find_samples(what: Any, keys: Keys, collection: ShardCollection) -> Integers
         what = list_items(what)
     if isinstance(what, list) and what and all(isinstance(each, str) for each in what):
         return np.flatnonzero(_with_keys(keys, set(what), where))
-    return parse_indices(what, len(collection))
+    found, repeated = parse_indices(what, len(collection))
+    if repeated:
+        logger.warning("%s%d of %d indices come again, and count once", where, repeated, repeated + len(found))
+    return found
 
 
 def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
@@ -77,16 +80,19 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
         InputError: it cannot be read, or is no such log.
     """
     found, bad = np.zeros(len(collection), np.bool_), error_log.read_rows(path)
-    strange = set(bad)
+    strange, beyond = set(bad), 0
     for k, url in enumerate(collection.shards.urls if bad else ()):
         name = public_place(url)
         if name in bad:
             strange.discard(name)
             lo = collection.ends[k] - collection.lengths[k]
             found[lo : collection.ends[k]] = np.isin(np.asarray(collection.rows_of(k)), list(bad[name]))
+            beyond += sum(row >= collection.shards.nsamples[k] for row in bad[name])
     if strange:
         words = "%s: %d of the %d shards in it are none of this dataset's, such as %s"
         logger.warning(words, path, len(strange), len(bad), min(strange))
+    if beyond:
+        logger.warning("%s: %d samples in it are beyond the end of their shard: is it of another one?", path, beyond)
     return found
 
 
@@ -98,9 +104,10 @@ def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_
             found[index] = True
             seen.add(key)
     if len(seen) < len(wanted):
-        some = min(wanted - seen)
-        count, total = len(wanted) - len(seen), len(wanted)
-        logger.warning("%s%d of %d keys are in no sample, like %r", where, count, total, some)
+        count, total, some = len(wanted) - len(seen), len(wanted), shown(min(wanted - seen))
+        first = next(iter(keys), None)  # of which the form may be another one
+        words = "" if seen or first is None else f"; the first sample's key is {shown(first)}"
+        logger.warning("%s%d of %d keys are in no sample, like %s%s", where, count, total, some, words)
     return found
 
 
@@ -252,6 +259,8 @@ class WithViews(WithIndex):
         return found
 
     def _view(self, indices: Integers, step: str) -> Self:
+        if not len(indices) and len(self._collection):
+            logger.warning("a view without samples: %s", shorten(step))
         view = copy.copy(self)
         view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
         return view

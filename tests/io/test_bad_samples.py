@@ -613,6 +613,18 @@ def test_logs_with_damaged_lines(tmp_path, caplog, text, count):
     log.write_text(text)
     assert sum(map(len, error_log.read_rows(str(log)).values())) == count
     assert ("1 of its lines are cut or damaged" in caplog.text) == (count == 1)
+    assert ("2 of its lines name no sample of a shard" in caplog.text) == ("null" in text)
+
+
+def test_a_log_of_a_longer_shard(tmp_path, caplog):
+    """Rows that the shard does not have are counted: the log is of another shard of this name."""
+    log, shards = tmp_path / "bad.jsonl", write_shards(tmp_path, (30,))
+    rows = (3, 29, 30, 400)
+    log.write_bytes(b"".join(error_log.format_line(shards[0]["url"], row=row, key="k") for row in rows))
+    dataset = wids.ShardListDataset(shards, transformations=[])
+    assert len(dataset.exclude(log)) == 28
+    assert len(dataset.select(range(10)).exclude(log)) == 9
+    assert caplog.messages == [f"{log}: 2 samples in it are beyond the end of their shard: is it of another one?"] * 2
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,26 @@ def test_a_view_of_shards_without_an_index(tmp_path):
     assert names(wids.ShardListDataset(tmp_path / "view.json", transformations=[])) == names(view)
 
 
+def test_indices_that_come_again(dataset, tmp_path, caplog):
+    """Each sample is there once, and a warning counts the rest; numbers in the place of a mask are refused."""
+    assert keys(dataset.select([3, 0, 3, -len(dataset)])) == [keys(dataset)[i] for i in (0, 3)]
+    assert caplog.messages == ["2 of 4 indices come again, and count once"]
+    caplog.clear()
+    np.save(tmp_path / "twice.npy", np.array([1, 1]))
+    dataset.exclude(tmp_path / "twice.npy")
+    assert caplog.messages == [f"{tmp_path}/twice.npy: 1 of 2 indices come again, and count once"]
+    caplog.clear()
+    mask = np.arange(len(dataset)) < 5
+    for numbers in (mask.astype(np.uint8), mask.astype(np.int64), mask.astype(int).tolist()):
+        for use in (dataset.select, dataset.exclude):
+            with pytest.raises(InputError, match="which are all 0 or 1: a mask is of bools"):
+                use(numbers)
+    assert keys(dataset.select(mask)) == keys(dataset)[:5]
+    assert not caplog.records
+    assert len(dataset.select([])) == 0
+    assert caplog.messages == [f"a view without samples: select: 0 of {len(dataset)}"]
+
+
 def test_how_it_was_made(dataset, tmp_path):
     """Each step is in the file, those of views that were opened, too; one file of rows is left."""
     path = tmp_path / "view.json"
@@ -158,7 +178,15 @@ def test_exclude_takes_files(dataset, tmp_path, caplog):
     (tmp_path / "out.txt").write_text("s0-001\ns4-003\n\nnobody\n")
     assert keys(dataset.exclude(tmp_path / "out.txt")) == [k for k in everything if k not in ("s0-001", "s4-003")]
     assert keys(dataset.select(tmp_path / "out.txt")) == ["s0-001", "s4-003"]
-    assert "out.txt: 1 of 3 keys are in no sample, like 'nobody'" in caplog.text
+    assert caplog.messages == [f"{tmp_path}/out.txt: 1 of 3 keys are in no sample, like 'nobody'"] * 2
+    caplog.clear()
+    (tmp_path / "out.txt").write_bytes(b"\xef\xbb\xbfs0-001\r\ns4-003\r\ns0-001\r\n")
+    assert keys(dataset.select(tmp_path / "out.txt")) == ["s0-001", "s4-003"]
+    assert not caplog.records
+    (tmp_path / "out.txt").write_text("data/s0-001.jpg\ns0-001 \n")  # no keys: the form that keys have is told
+    assert len(dataset.exclude(tmp_path / "out.txt")) == len(dataset)
+    said = "2 of 2 keys are in no sample, like 'data/s0-001.jpg'; the first sample's key is 's0-000'"
+    assert caplog.messages == [f"{tmp_path}/out.txt: {said}"]
     np.save(tmp_path / "out.npy", np.array([0, 2, -1]))
     assert keys(dataset.exclude(str(tmp_path / "out.npy"))) == [*everything[1:2], *everything[3:-1]]
     np.save(tmp_path / "mask.npy", np.arange(len(dataset)) < 18)

@@ -6,18 +6,23 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wids.columns.join import JoinRequest
 from wids.columns.samples import SampleColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from typing_extensions import Self
 
     from wids.collection import ShardCollection
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
+
+
+# Integers beyond are not all floats.
+_EXACT = 1 << 53
 
 
 class WithColumns:
@@ -67,12 +72,19 @@ class WithColumns:
     def read_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """A column as an array: (n,), a value for each sample, in order; missing ones are NaN or None.
 
+        Integers of which some are missing are floats, or where these would be others (beyond 2**53) Python's.
+
         Raises:
             QueryError, ColumnsError, DependencyError: see `query`.
         """
         quoted = name.replace('"', '""')
         found = self.query(f'select "{quoted}" from samples order by "index"')  # noqa: S608
-        column: np.ndarray[Any, np.dtype[Any]] = found.column(0).to_numpy()
+        values = found.column(0)
+        column: np.ndarray[Any, np.dtype[Any]] = values.to_numpy()
+        if values.null_count and str(values.type).removeprefix("u").startswith("int"):
+            known = values.drop_null().to_numpy()
+            if len(known) and max(-int(known.min()), int(known.max())) > _EXACT:
+                return np.array(values.to_pylist(), object)
         return column
 
     @property
@@ -105,7 +117,8 @@ class WithColumns:
                 (integers) their ``__index__``, which is a view's own, as `query` of that view has it.
             columns: which of its columns; default: all but ``key`` and ``index``.
             missing: of samples that have no row in the table: ``"null"``, with one warning that counts them, or
-                ``"error"``. Rows of the table that are no sample's are left out when joined by key.
+                ``"error"``. Rows of the table that are no sample's are left out when joined by key; a warning (of a
+                view, a line at INFO) counts them.
             fields: columns that come into the samples, under their names, before the transformations: ``True`` (all of
                 the table), or names. Their values are Python's; null is None. Names that samples have themselves
                 (``__key__``, or any that begins with a dot) cannot be theirs.

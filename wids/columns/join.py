@@ -8,6 +8,7 @@ repeat, in the table or among the samples, would make the join a matter of chanc
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from wids.columns import mapped
 from wids.columns.packages import import_arrow, import_parquet
 from wids.columns.spec import check_names
 from wids.columns.sql import SampleTable, run_join
-from wids.errors import ColumnsError, InputError
+from wids.errors import ColumnsError, InputError, shown
 from wids.events import logger
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def join_table(
     with contextlib.closing(_JoinedTable(request)) as given:
         rows = _find_rows(given, request.on, samples, keys)
         _check_missing(rows, request)
+        _tell_unused(given, rows, request.on, is_view=samples.chosen is not None)
         table = given.read(given.names)
     schema = _schema_of(table)
     try:
@@ -131,12 +133,14 @@ class _JoinedTable:
     """A table of a user's: columns are read when they are needed, of a file only those.
 
     Attributes:
-        names: of the columns that are to be joined.
+        names: of the columns that are to be joined. nrows: of the table.
     """
 
     def __init__(self, request: JoinRequest) -> None:
         self._source = source = _open(request.table)
-        there = source.schema_arrow.names if hasattr(source, "schema_arrow") else source.column_names
+        is_file = hasattr(source, "schema_arrow")
+        there = source.schema_arrow.names if is_file else source.column_names
+        self.nrows: int = source.metadata.num_rows if is_file else source.num_rows
         if request.columns is None:
             self.names = [name for name in there if name not in ("key", "index")]
         else:
@@ -212,8 +216,8 @@ def _rows_by_index(column: Any, samples: int) -> np.ndarray[Any, np.dtype[np.int
         raise InputError(f"the table's index is of type {column.type}; it has to be of integers")
     if column.null_count:
         raise ColumnsError(f"the table's index is null in {column.null_count:,} rows")
-    index = column.cast(pa.int64(), safe=False).to_numpy()
-    outside = index[(index < 0) | (index >= samples)]
+    index = column.cast(pa.int64(), safe=False).to_numpy()  # large ones become negative, which no sample has either
+    outside = column.to_numpy()[(index < 0) | (index >= samples)]
     if len(outside):
         some = _some(outside[:_SHOWN].tolist(), len(outside))
         raise ColumnsError(
@@ -264,6 +268,18 @@ def _check_missing(rows: np.ndarray[Any, np.dtype[np.int64]], request: JoinReque
     if request.missing == "error":
         raise ColumnsError(f"{what}; with missing='null' their columns are null")
     logger.warning("%s; their columns are null", what)
+
+
+def _tell_unused(given: _JoinedTable, rows: np.ndarray[Any, np.dtype[np.int64]], on: On, *, is_view: bool) -> None:
+    """Say that rows of the table are of no sample, if there are any; of a view, that is what to expect."""
+    used = np.zeros(given.nrows, np.bool_)
+    used[rows[rows >= 0]] = True
+    if not used.all():
+        first = int(np.argmin(used))
+        some = shown(given.read([on]).column(on)[first].as_py())
+        level = logging.INFO if is_view else logging.WARNING
+        count = len(used) - int(used.sum())
+        logger.log(level, "%d of %d rows of the table are of no sample, like %s %s", count, len(used), on, some)
 
 
 def _schema_of(table: Any) -> Any:

@@ -172,6 +172,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """See `wids.columns.sql.find_rows`."""
         return sql.find_rows(self.table(collection), predicate)
 
+    def count_nulls(self, collection: ShardCollection, predicate: str) -> int:
+        """See `wids.columns.sql.count_nulls`."""
+        return sql.count_nulls(self.table(collection), predicate)
+
     def query(self, collection: ShardCollection, text: str) -> Any:
         """See `wids.columns.sql.run_query`."""
         return sql.run_query(self.table(collection), text)

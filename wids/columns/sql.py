@@ -107,6 +107,17 @@ def find_rows(
     return np.unique(found) if (found[1:] <= found[:-1]).any() else found
 
 
+def count_nulls(table: SampleTable, predicate: str, *, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> int:
+    """For how many samples a predicate is null, neither true nor false; see `find_rows`."""
+
+    def count(connection: Any) -> int:
+        _check_predicate(connection, predicate)
+        found = connection.sql(f"SELECT count(*) FROM samples WHERE (\n{predicate}\n) IS NULL").fetchall()  # noqa: S608
+        return int(found[0][0])
+
+    return _ask(table, predicate, count, memory_bytes)
+
+
 def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     """A part of the column index.
 

@@ -129,8 +129,8 @@ def pick(
     return new, found
 
 
-def parse_indices(given: Any, n: int) -> Integers:
-    """The indices that a program has selected: ascending, each once.
+def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
+    """The indices that a program has selected, ascending, each once; and how many came again.
 
     Args:
         given: indices (negative ones from the end), a slice of them, or a mask: n times True or False.
@@ -143,20 +143,27 @@ def parse_indices(given: Any, n: int) -> Integers:
     if array.dtype == bool and array.ndim == 1:
         if len(array) != n:
             raise InputError(f"a mask of {len(array)} entries cannot select from {n} samples; it has one for each")
-        return np.flatnonzero(array).astype(np.int64)
+        return np.flatnonzero(array).astype(np.int64), 0
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(
             f"{type(given).__name__} of type {array.dtype} and shape {array.shape} selects no samples; give indices "
             "(integers) or a mask (one bool for each sample), in one dimension"
         )
     if not len(array):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), 0
+    if len(array) == n > 2 and array.min() >= 0 and array.max() <= 1:
+        raise InputError(
+            f"{n} numbers, as many as there are samples, which are all 0 or 1: a mask is of bools (astype(bool)), and "
+            "indices are each there once"
+        )
     for index in (int(array.min()), int(array.max())):
         if not -n <= index < n:
             raise IndexError(f"sample {index} of a dataset of {n}")
     found = array.astype(np.int64)
     found = np.where(found < 0, found + n, found)
-    return found if (np.diff(found) > 0).all() else np.unique(found)
+    if not (np.diff(found) > 0).all():
+        found = np.unique(found)
+    return found, len(array) - len(found)
 
 
 def _to_array(given: Any) -> npt.NDArray[Any]:

@@ -7,6 +7,7 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader
@@ -17,7 +18,10 @@ from tests.support.columns import make_columns, rows_of, write_dataset
 from tests.support.examples import examples
 from tests.support.shards import write_tar
 from wids.columns import mapped
+from wids.columns.create import create_columns
+from wids.columns.spec import parse_spec
 from wids.errors import ColumnsError, QueryError
+from wids.jobs.index_create import create_index
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -65,6 +69,35 @@ def test_chains(index, tmp_path, seed):
     opened = wids.ShardListDataset(tmp_path / "view.json", transformations=[])
     assert keys(opened) == keys(view)
     assert keys(opened.where("label = 1")) == [row["key"] for row in left if row["label"] == 1]
+
+
+def test_nulls_are_counted(index, caplog):
+    """Samples that a predicate leaves out because a column has no value; those for which it is false are no news."""
+    dataset = wids.ShardListDataset(index, transformations=[])
+    without = sum(row["tag"] is None for row in ROWS)
+    view = dataset.where("tag <> 'red' -- any")
+    assert keys(view) == [row["key"] for row in ROWS if row["tag"] == "blue"]
+    said = f"where: {without} of {len(ROWS)} samples are left out because \"tag <> 'red' -- any\" is null for them"
+    assert caplog.messages == [f"{said}: a column that it names has no value"]
+    caplog.clear()
+    dataset.where("label = 3")
+    dataset.where("tag <> 'red' or tag is null")
+    assert not caplog.records
+    dataset.where("label = 33")
+    assert "a view without samples: where label = 33: 0 of 30" in caplog.text
+
+
+def test_large_integers_of_which_some_are_missing(tmp_path):
+    """Are read as they are, and not as the floats that are next to them."""
+    write_tar(
+        tmp_path / "s.tar", {f"{k}.cls": text for k, text in enumerate((b"9007199254740993", b"2"))} | {"z.txt": b""}
+    )
+    index = tmp_path / "train.json"
+    create_index([str(tmp_path)], str(index))
+    create_columns(str(index), str(tmp_path / "train.columns.parquet"), parse_spec(fields=[".cls=label"]))
+    dataset = wids.ShardListDataset(index)
+    assert dataset.read_column("label").tolist() == [9007199254740993, 2, None]
+    assert dataset.select([1, 2]).read_column("label").dtype == np.float64
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
