@@ -11,7 +11,7 @@
     │   │   ├── CompressedShardError   gzip, zstd, bz2, xz or lz4 around the tar
     │   │   ├── TruncatedShardError    it ends inside a member, a header, or before the end marker
     │   │   ├── CorruptHeaderError     a header that fails its checksum or cannot be parsed
-    │   │   └── UnsupportedMemberError a sparse or multi-volume member
+    │   │   └── UnsupportedMemberError a sparse or multi-volume member, a symbolic link, a device
     │   ├── DuplicateMemberError       two members of one sample have the same extension
     │   ├── CountMismatchError         the index promises another number of samples than the shard holds
     │   ├── ChangedShardError          a shard in place changed, or differs from the index in size or digest
@@ -200,10 +200,10 @@ class CorruptHeaderError(TarError):
 
 
 class UnsupportedMemberError(TarError):
-    """A member is stored in a way that has no single byte range: sparse or multi-volume."""
+    """A member of a sample has no byte range: it is sparse, multi-volume, a device, a link to no earlier file."""
 
-    summary = "has a sparse or multi-volume member"
-    advice = "pack it again without such members"
+    summary = "has a member that is sparse, a link or a device"
+    advice = "pack it again (tar -h --hard-dereference)"
 
 
 class DuplicateMemberError(ShardError):

@@ -52,6 +52,29 @@ def test_create_tells_what_it_wrote():
     assert os.path.exists("d/s0.tar.widx")
 
 
+def test_create_names_what_it_leaves_out():
+    """On stderr what looks wrong, on stdout counts; all of it with --json."""
+    write_shards("d", (3,))
+    Path("d/s1.tar").write_bytes(pack([("a.txt", b"1"), ("README", b"2")]) + pack([("b.txt", b"1")]))
+    Path("d/s2.tar").write_bytes(pack([("README", b"1")]))
+    os.symlink("s0.tar", "d/s3.tar")
+    write_json("d/sizes.json", {"s4.tar": 7, "s0.tar": 3})
+    code, out, err = run_index("create", "d", "-o", "i.json", "--counts", "d")
+    assert code == 0
+    for words in (
+        *("s1.tar: goes on behind its end marker, at byte 10,240", "s2.tar: has no sample; its 1 file: "),
+        *("s3.tar: is the same file as ", "1 count of shards that are not in the index: s4.tar"),
+    ):
+        assert words in err
+    for words in ("2 read, 1 not read, by their counts in ", "1 count from ", "2 files of the shards in no sample"):
+        assert words in out
+    told = json.loads(run_index("create", "d", "-o", "i.json", "--no-checksums", "--json")[1])
+    assert (len(told["behind"]), len(told["empty"]), len(told["repeated"]), told["left_files"]) == (1, 1, 1, 2)
+    assert "crc32" not in Path("i.json").read_text()
+    code, _, err = run_index("create", "d", "-o", "i.json", "--counts", "d", "--checksums")
+    assert (code, "counts are of shards that are not read" in err) == (1, True)
+
+
 def test_create_of_a_list_on_stdin():
     """- stands for the lines of stdin; --info takes a file's text; --base says where shards will be."""
     shards = write_shards("d", (1, 1))

@@ -97,6 +97,49 @@ def test_damage(tmp_path, server, data, kinds, words, is_local):
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (SOUND + sound(2), ("tar", f"byte {len(SOUND)}", "10,240 bytes that nothing reads")),
+        (SOUND + bytes(512), None),
+        (SOUND + b"x", ("tar", f"byte {len(SOUND)}", "1 bytes that nothing reads")),
+        (tars.files({"README": b"1", ".s.txt": b"2"}), ("empty", "", "no sample: the names of its 2 files")),
+        (tars.files({}), None),
+    ],
+    ids=["two archives", "zeros", "a byte", "no sample", "no member"],
+)
+def test_what_nothing_reads(tmp_path, server, data, problem, is_local):
+    """Bytes behind the end marker, and shards whose files are in no sample; zeros, and no files at all, are nothing."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(data)
+    finding = verify_shard(Shard(url=str(path) if is_local else server.add("/x.tar", data), nsamples=None))
+    found = [(each.kind, each.where, each.what) for each in finding.problems]
+    assert [each[:2] for each in found] == ([] if problem is None else [problem[:2]])
+    assert all(problem[2] in what for *_, what in found)
+
+
+def test_a_name_that_no_table_can_have(tmp_path):
+    """Names of 252 bytes and more: there is no table beside such a shard, and nothing is wrong."""
+    for length in (251, 252, 255):
+        path = tmp_path / ("n" * (length - 4) + ".tar")
+        path.write_bytes(SOUND)
+        assert verify_shard(Shard(url=str(path), nsamples=3)).problems == ()
+
+
+def test_members_that_are_no_files(tmp_path):
+    """A link that leads nowhere is a problem; a hard link is sound, its published table too."""
+    linked = tars.member(b"a.txt", b"1") + tars.header(b"b.txt", kind=b"1", link=b"a.txt") + tars.END
+    (tmp_path / "x.tar").write_bytes(linked)
+    save_table(tmp_path / "x.tar")
+    assert verify_shard(Shard(url=str(tmp_path / "x.tar"), nsamples=2)).problems == ()
+    other = tars.header(b"b.txt", kind=b"1", link=b"c.txt")
+    (tmp_path / "x.tar").write_bytes(tars.member(b"a.txt", b"1") + other + tars.END)
+    [problem] = verify_shard(Shard(url=str(tmp_path / "x.tar"), nsamples=None)).problems
+    assert (problem.kind, problem.where) == ("tar", "byte 1024")
+    assert "hard link" in problem.detail
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "remote"])
 def test_sound_shard(tmp_path, server, is_local):
     """Nothing is said of a sound shard; a remote one is fetched once."""
     (tmp_path / "x.tar").write_bytes(SOUND)

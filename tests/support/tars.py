@@ -2,10 +2,14 @@
 
 import io
 import tarfile
+from array import array
+from contextlib import suppress
+from itertools import accumulate
 
 from wids.errors import TarError
 from wids.index import table_pack
-from wids.index.table import SUFFIX, Identity, build_table
+from wids.index.keys import first_dot
+from wids.index.table import SUFFIX, Identity, MemberTable, build_table
 from wids.index.tar import scan
 
 BLOCK = 512
@@ -18,12 +22,14 @@ def padded(data):
     return data + bytes(-len(data) % BLOCK)
 
 
-def header(name=b"a.txt", size=0, kind=b"0", *, magic=USTAR, prefix=b"", size_field=None, tail=b"", checksum=None):
+def header(
+    name=b"a.txt", size=0, kind=b"0", *, magic=USTAR, link=b"", prefix=b"", size_field=None, tail=b"", checksum=None
+):
     """One header block.
 
-    ``name`` and ``prefix`` are cut to their fields; ``size_field`` (12 bytes) is written in place of ``size``; ``tail``
-    is what stands at the end of the block, such as star's magic; ``checksum`` is the 8 bytes of that field, or a
-    function block -> 8 bytes, and right by default.
+    ``name``, ``link`` and ``prefix`` are cut to their fields; ``size_field`` (12 bytes) is written in place of
+    ``size``; ``tail`` is what stands at the end of the block, such as star's magic; ``checksum`` is the 8 bytes of that
+    field, or a function block -> 8 bytes, and right by default.
     """
     fields = [
         name[:100].ljust(100, b"\0"),
@@ -32,7 +38,7 @@ def header(name=b"a.txt", size=0, kind=b"0", *, magic=USTAR, prefix=b"", size_fi
         b"14700000000\0",
         b" " * 8,
         kind,
-        bytes(100),
+        link[:100].ljust(100, b"\0"),
         magic,
         b"user".ljust(32, b"\0"),
         b"group".ljust(32, b"\0"),
@@ -115,6 +121,25 @@ def table_of(data, shard="s.tar"):
     return build_table(scanned(data, shard), identity=Identity(size=len(data)), shard=shard)
 
 
+def lying_table(data, order, shard="s.tar"):
+    """The member table of an archive with its samples in another order; sizes, headers and checksum are right."""
+    found = table_of(data, shard)
+    spans = [range(found.starts[row], found.starts[row + 1]) for row in order]
+    members = [m for span in spans for m in span]
+    keys = [found.key(row).encode("utf-8", "surrogateescape") for row in order]
+    parts = found.offsets, found.sizes, found.extension_ids
+    columns = [array(code, [column[m] for m in members]) for code, column in zip("QQI", parts, strict=True)]
+    starts = array("I", accumulate(map(len, spans), initial=0))
+    ends = array("Q", accumulate(map(len, keys), initial=0))
+    return MemberTable(
+        identity=found.identity,
+        columns=[memoryview(column) for column in (*columns, starts, ends)],
+        extensions=found.extensions,
+        keys=b"".join(keys),
+        nrepeated=0,
+    )
+
+
 def publish(server, path, data=None):
     """Put the member table of a shard beside it: its own, or that of other bytes."""
     server.add(path + SUFFIX, table_of(server.files[path] if data is None else data).to_bytes())
@@ -157,11 +182,31 @@ def attempted(data, size=None):
 
 
 def expected(stream):
-    """The members that tarfile finds in an archive (bytes, or an open file), as `scan` would yield them."""
+    """The members that tarfile finds in an archive (bytes, or an open file), as `scan` would yield them.
+
+    Hard links are the files that they lead to. The members end where `refused` says.
+    """
+    return _oracle(stream)[0]
+
+
+def refused(stream):
+    """Header offset of the first member that tarfile finds, that a sample would have, and that is no file; or None."""
+    return _oracle(stream)[1]
+
+
+def _oracle(stream):
     stream = io.BytesIO(stream) if isinstance(stream, bytes) else stream
+    found = []
     with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-        return [
-            (info.name.encode("utf-8", "surrogateescape"), info.offset_data - BLOCK, info.offset_data, info.size)
-            for info in archive
-            if info.isreg()
-        ]
+        for info in archive.getmembers():
+            name, header_at, file = info.name.encode("utf-8", "surrogateescape"), info.offset_data - BLOCK, info
+            while file is not None and file.islnk():
+                with suppress(KeyError):
+                    file = archive._find_link_target(file)
+                    continue
+                file = None
+            if file is not None and file.isreg():
+                found.append((name, header_at, file.offset_data, file.size))
+            elif info.type not in (tarfile.REGTYPE, tarfile.DIRTYPE, b"V", b"D", b"N", b"A") and first_dot(name):
+                return found, header_at
+    return found, None

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import logger
-from wids.index import foreign, headers, tar, urls
+from wids.index import foreign, keys, tar, urls
 from wids.index import table as tables
+from wids.index.tar import Members
 from wids.osfiles import system
 from wids.osfiles.atomic import open_file
 from wids.transport import download, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from wids.index.keys import Split
     from wids.index.spec import Shard
     from wids.index.table import Group, Identity, KeyRule, MemberTable
-    from wids.index.tar import Member
 
 
 # No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.
@@ -39,16 +40,17 @@ NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
 _FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 200e-6, 16
 
 
-def scan_members(fd: int, url: str, size: int) -> Iterator[Member]:
+def scan_members(fd: int, url: str, size: int, *, split: Split = keys.first_dot) -> Members:
     """The members of an open archive of ``size`` bytes, from its headers; see `wids.index.tar.scan`.
 
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
-    return tar.scan(_reader(fd, url), size, shard=url)
+    return Members(reader_of(fd, url), size, shard=url, split=split)
 
 
-def _reader(fd: int, url: str) -> Callable[[int, int], bytes]:
+def reader_of(fd: int, url: str) -> Callable[[int, int], bytes]:
+    """``read(offset, n)`` of an open archive, as `wids.index.tar.scan` wants it."""
     pread = system.pread  # called once for each large member, so that even the look-up counts
 
     def read(offset: int, count: int) -> bytes:
@@ -70,7 +72,7 @@ def scan_table(
     Raises:
         ShardError: it is not a readable tar, or cannot be read at all.
     """
-    members = scan_members(fd, url, identity.size)
+    members = scan_members(fd, url, identity.size, split=keys.parse_rule(rule))
     return tables.build_table(members, identity=identity, shard=url, rule=rule, group=group)
 
 
@@ -88,7 +90,7 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
             file.seek(0)
             data = file.read()
         members = foreign.list_members(foreign.parse_dali(data, shard=url), identity.size, shard=url)
-        read, start = _reader(fd, url), time.perf_counter()
+        read, start = reader_of(fd, url), time.perf_counter()
         few = members[:: max(len(members) // _FEW_HEADERS, 1)]
         for _, header, _, _ in few:
             read(header, tar.BLOCK)
@@ -185,8 +187,6 @@ def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, wher
     """
     url = shard.url
     table = tables.parse_table(data, shard=url, name=where)
-    if table.nmembers and min(table.offsets) < headers.BLOCK:
-        raise TableError(f"{url}: {where} has a member where no header fits before it", shard=url)
     md5 = table.identity.md5
     if shard_bytes not in (None, table.identity.size) or (md5 and shard.md5sum and md5 != shard.md5sum):
         raise TableError(f"{url}: {where} is of another version of the shard", shard=url)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from array import array
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from wids.index.keys import KeyRule, decode_name, encode_name, first_dot, last_d
 from wids.index.widx import SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from wids.index.tar import Member
 
@@ -64,6 +65,9 @@ class MemberTable:
         extension_ids: of each member, into ``extensions``.
         key_text: the keys one after another: str if all are ASCII (a byte offset is then a position), else raw bytes.
         key_ends: sample ``r``'s key is ``key_text[key_ends[r] : key_ends[r + 1]]``.
+        links: member that is a hard link -> where its header is. Its data are those of an earlier file, and in samples
+            that have such a member all stand in the order of their data.
+        nleft: files that are part of no sample; 0 in a table that was saved.
     """
 
     __slots__ = (
@@ -75,6 +79,8 @@ class MemberTable:
         "identity",
         "key_ends",
         "key_text",
+        "links",
+        "nleft",
         "nmembers",
         "nrepeated",
         "nsamples",
@@ -91,8 +97,10 @@ class MemberTable:
         extensions: tuple[str, ...],
         keys: bytes | memoryview,
         nrepeated: int,
+        links: Mapping[int, int] = MappingProxyType({}),
+        nleft: int = 0,
     ) -> None:
-        self.identity = identity
+        self.identity, self.links, self.nleft = identity, links, nleft
         self.offsets, self.sizes, self.extension_ids, self.starts, self.key_ends = columns
         self.extensions = extensions
         raw = bytes(keys)
@@ -155,7 +163,7 @@ class MemberTable:
 
     def with_identity(self, identity: Identity) -> MemberTable:
         """The same table, tied to another description of the same bytes."""
-        return MemberTable(**{**self._parts(), "identity": identity})
+        return MemberTable(**{**self._parts(), "identity": identity}, nleft=self.nleft)
 
     def _parts(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -166,6 +174,7 @@ class MemberTable:
             "extensions": self.extensions,
             "keys": text.encode("ascii") if isinstance(text, str) else text,
             "nrepeated": self.nrepeated,
+            "links": self.links,
         }
 
     def to_bytes(self) -> bytes:
@@ -216,15 +225,20 @@ def build_table(
     known: dict[bytes, int] = {}
     keys: list[bytes] = []
     last: bytes | None = None
-    for name, _, offset, size in members:  # what can wait until after the loop does: 2 us a member is all there is
+    links: dict[int, int] = {}
+    nleft = 0
+    for name, header, offset, size in members:  # what can wait until after the loop does: 2 us a member is all there is
         parts = split(name)
         if parts is None:
+            nleft += 1
             continue
         key, extension = parts
         if key != last:
             last = key
             keys.append(key)
             starts.append(len(offsets))
+        if offset < header:
+            links[len(offsets)] = header
         offsets.append(offset)
         sizes.append(size)
         ids.append(known.setdefault(extension, len(known)))
@@ -233,7 +247,10 @@ def build_table(
     rows = dict.fromkeys(keys)
     nrepeated = len(keys) - len(rows)
     if group == "key" and nrepeated:
-        columns, keys, nrepeated = _merge(columns, keys), list(rows), 0
+        columns, links = _merge(columns, links, keys)
+        keys, nrepeated = list(rows), 0
+    if links:
+        columns, links = _sort_data(columns, links)
     names = [decode_name(extension) for extension in known]
     _check_distinct(columns, keys, names, shard)
     ends = array("Q", itertools.accumulate(map(len, keys), initial=0))
@@ -243,6 +260,8 @@ def build_table(
         extensions=tuple(map(sys.intern, names)),
         keys=b"".join(keys),
         nrepeated=nrepeated,
+        links=links,
+        nleft=nleft,
     )
 
 
@@ -253,7 +272,11 @@ def find_groupings(table: MemberTable, nsamples: int) -> list[tuple[KeyRule, Gro
         table: made by a named rule, so that a key and an extension are a name.
         nsamples: how many are looked for.
     """
-    members = ((at, table.key(row) + name) for row in range(len(table)) for name, at, _ in table.members(row))
+    members = (
+        (table.links.get(m, table.offsets[m]), table.key(row) + table.extensions[table.extension_ids[m]])
+        for row in range(len(table))
+        for m in range(table.starts[row], table.starts[row + 1])
+    )
     names = [encode_name(name) for _, name in sorted(members)]
     found: list[tuple[KeyRule, Group]] = []
     for rule in ("first-dot", "last-dot"):
@@ -269,16 +292,28 @@ def _owners(starts: array[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.repeat(np.arange(len(counts)), counts)
 
 
-def _merge(columns: _Columns, keys: list[bytes]) -> _Columns:
+def _merge(columns: _Columns, links: dict[int, int], keys: list[bytes]) -> tuple[_Columns, dict[int, int]]:
     """Bring the members of each key together, in order of first appearance and in archive order within a sample."""
-    *members, starts = columns
     rows: dict[bytes, int] = {}
     row_of = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)
-    owners = row_of[_owners(starts)]
-    order = np.argsort(owners, kind="stable")
+    owners = row_of[_owners(columns[3])]
     ends = np.cumsum(np.bincount(owners, minlength=len(rows)))
+    starts = array("I", [0, *ends.tolist()])
+    return _reordered((*columns[:3], starts), links, np.argsort(owners, kind="stable"))
+
+
+def _sort_data(columns: _Columns, links: dict[int, int]) -> tuple[_Columns, dict[int, int]]:
+    """Bring the members of each sample into the order of their data, so that the first and the last one bound them."""
+    return _reordered(columns, links, np.lexsort((np.asarray(columns[0]), _owners(columns[3]))))
+
+
+def _reordered(
+    columns: _Columns, links: dict[int, int], order: np.ndarray[Any, np.dtype[np.int64]]
+) -> tuple[_Columns, dict[int, int]]:
+    *members, starts = columns
     offsets, sizes, ids = (array(column.typecode, np.asarray(column)[order].tobytes()) for column in members)
-    return offsets, sizes, ids, array("I", [0, *ends.tolist()])
+    place = dict(zip(order.tolist(), range(len(order)), strict=True)) if links else {}
+    return (offsets, sizes, ids, starts), dict(sorted((place[m], header) for m, header in links.items()))
 
 
 def _check_distinct(columns: _Columns, keys: list[bytes], names: list[str], shard: str) -> None:

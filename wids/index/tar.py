@@ -1,12 +1,14 @@
 """Read the headers of a tar archive in any dialect, in one pass, and yield its members.
 
-Pure: bytes come through ``read(offset, size)``. Only regular members are yielded, names stay bytes.
-A member that is not one byte range, or an archive that ends too early, is a typed error with shard and byte offset,
-never a silently shorter list. Where dialects leave room, stdlib ``tarfile`` is followed.
+Pure: bytes come through ``read(offset, size)``. Only files are yielded, names stay bytes. A hard link to an earlier
+file is that file under another name. A member of a sample that is no file (a symbolic link, a device), or not one byte
+range, and an archive that ends too early, are typed errors with shard and byte offset, never a silently shorter list.
+Where dialects leave room, stdlib ``tarfile`` is followed.
 """
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from zlib import adler32
 
@@ -18,9 +20,12 @@ from wids.errors import (
     UnsupportedMemberError,
 )
 from wids.index import headers
+from wids.index.keys import first_dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
+
+    from wids.index.keys import Split
 
     Read = Callable[[int, int], bytes]
 
@@ -32,12 +37,21 @@ _NO_SUM = 1 << 30
 _REGULAR = frozenset(b"0\x007")
 # Their size field says nothing about data that follows: hard and symbolic links, devices, directories, FIFOs.
 _WITHOUT_DATA = frozenset(b"123456")
-_LONG_NAME, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LxXg"
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LKxXg"
 _EXTENDED = frozenset(b"LKxXg")
 _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
+_HARD_LINK = ord("1")
+# Directories, and what is said of an archive: its label, GNU tar's directories and old names, Solaris' attributes.
+_ABOUT = frozenset(b"5VDNAEI")
+_NOT_FILES = {
+    ord("2"): "a symbolic link",
+    ord("3"): "a character device",
+    ord("4"): "a block device",
+    ord("6"): "a FIFO",
+}
 # PAX keys that say the same; `GNU.volume.label` alone is a title.
 _SPARSE_KEY, _VOLUME_KEY = b"GNU.sparse.", b"GNU.volume.filename"
-_PAX_KEYS, _PAX_REFUSED = frozenset({b"path", b"size"}), (_SPARSE_KEY, _VOLUME_KEY)
+_PAX_KEYS, _PAX_REFUSED = frozenset({b"path", b"linkpath", b"size"}), (_SPARSE_KEY, _VOLUME_KEY)
 # A path for all members alike makes no sense, but is legal; a long one would make a member table of many times the
 # archive's size.
 _MAX_GLOBAL_PATH_BYTES = 4096
@@ -65,9 +79,10 @@ _TEXTS = {
 }
 
 
-# One regular file in an archive: (raw name, header offset, data offset, size in bytes). A plain tuple, because
-# building a NamedTuple costs as much as all the rest of a member.
+# One file in an archive: (raw name, header offset, data offset, size in bytes). A plain tuple, because building a
+# NamedTuple costs as much as all the rest of a member. The data of a hard link lie before its header.
 Member: TypeAlias = tuple[bytes, int, int, int]
+_NO_FILE: Member = b"", 0, 0, -1
 
 
 class _Extended:
@@ -75,22 +90,27 @@ class _Extended:
 
     Attributes:
         is_empty: nothing at all. is_open: there was one, and its member has not come yet.
+        begin: where the first one for this member is, if it is open.
     """
 
-    __slots__ = ("_global_records", "_long_name", "_records", "is_empty", "is_open")
+    __slots__ = ("_global_records", "_long_link", "_long_name", "_records", "begin", "is_empty", "is_open")
 
     def __init__(self) -> None:
-        self.is_empty, self.is_open = True, False
+        self.is_empty, self.is_open, self.begin = True, False, 0
         self._global_records: dict[bytes, bytes] = {}
         self._records: dict[bytes, bytes] = {}
         self._long_name: bytes | None = None
+        self._long_link: bytes | None = None
 
     def add(self, kind: int, body: bytes, shard: str, pos: int) -> None:
         """Take in one extended header; a later one of its kind wins."""
         self.is_empty = False
-        self.is_open = self.is_open or kind != _PAX_GLOBAL
+        if not self.is_open:
+            self.is_open, self.begin = kind != _PAX_GLOBAL, pos
         if kind == _LONG_NAME:
             self._long_name = headers.until_nul(body)
+        elif kind == _LONG_LINK:
+            self._long_link = headers.until_nul(body)
         elif kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL):
             records, broken_at = headers.parse_records(body)
             if broken_at is not None:
@@ -101,28 +121,55 @@ class _Extended:
                 _raise_corrupt(shard, pos, "the global PAX header gives a very long path to all members that follow")
             (self._global_records if kind == _PAX_GLOBAL else self._records).update(kept)
 
-    def take(self) -> tuple[bytes | None, dict[bytes, bytes]]:
-        """Return (GNU long name, PAX records) for this member and forget those that hold for one member only."""
-        long_name, records = self._long_name, {**self._global_records, **self._records}
-        self._long_name, self._records, self.is_open = None, {}, False
+    def take(self) -> tuple[bytes | None, bytes | None, dict[bytes, bytes]]:
+        """Return (GNU long name, GNU long link, PAX records) for this member; forget those of one member only."""
+        long_name, long_link, records = self._long_name, self._long_link, {**self._global_records, **self._records}
+        self._long_name, self._long_link, self._records, self.is_open = None, None, {}, False
         self.is_empty = not self._global_records
-        return long_name, records
+        return long_name, long_link, records
 
 
-def scan(read: Read, size: int, *, shard: str) -> Iterator[Member]:  # noqa: C901, PLR0912 - one loop, 1 us a member
-    """Yield the regular members of a tar archive in archive order.
+class Members:
+    """The members of a tar archive, to be gone through once.
+
+    Args:
+        read, size, shard, split: see `scan`.
+
+    Attributes:
+        end: where the end marker begins; None until it was reached.
+    """
+
+    def __init__(self, read: Read, size: int, *, shard: str, split: Split = first_dot) -> None:
+        self._scan = _scan(read, size, shard, split)
+        self.end: int | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        self.end = yield from self._scan
+
+
+def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Iterator[Member]:
+    """Yield the files of a tar archive in archive order, hard links to earlier ones too.
 
     Args:
         read: ``read(offset, n)`` returns up to ``n`` bytes from there (fewer only at the end of the file).
         size: the archive's size in bytes.
         shard: what errors call the archive.
+        split: the key rule: what is no file, and for which this gives None, is passed over.
 
     Raises:
         TarError: one of its kinds (empty, compressed, truncated, corrupt header, unsupported member).
     """
+    return _scan(read, size, shard, split)
+
+
+def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
+    read: Read, size: int, shard: str, split: Split | None
+) -> Generator[Member, None, int]:
+    """See `scan`; returns where the end marker is. With no ``split``, what is no file has a size of -1."""
     if size == 0:
         raise EmptyShardError(f"{shard}: the file is empty (0 bytes); write or fetch it again", shard=shard, offset=0)
     extended = _Extended()
+    files: dict[bytes, Member] | None = None  # by name, for hard links; from the first of these on
     window, start, pos, count = b"", 0, 0, 0
     while True:
         at = pos - start
@@ -136,7 +183,7 @@ def scan(read: Read, size: int, *, shard: str) -> Iterator[Member]:  # noqa: C90
         if header[0] == 0 and header == _ZERO_BLOCK:
             if extended.is_open:
                 _raise_corrupt(shard, pos, "an extended header is followed by the end-of-archive marker, not a member")
-            return
+            return pos
         count += 1
         # The common form of both numbers is read in line, two calls a member fewer; the rest goes to functions.
         try:
@@ -163,19 +210,57 @@ def scan(read: Read, size: int, *, shard: str) -> Iterator[Member]:  # noqa: C90
                 name = headers.join_prefix(name, header)
             is_file = kind != 0 or not name.endswith(b"/")
         else:
-            name, length, is_file = _resolve(header, kind, length, extended, shard, pos)
+            begin = extended.begin if extended.is_open else pos
+            name, link, length, is_file = _resolve(header, kind, length, extended, shard, pos)
+            if is_file:
+                pass
+            elif split is None:
+                yield name, pos, data, -1
+            elif kind == _HARD_LINK:
+                files = _files_before(read, begin, shard) if files is None else files
+                found = name, pos, *files.get(posixpath.normpath(link), _NO_FILE)[2:]
+                files[posixpath.normpath(name)] = found
+                if found[3] >= 0:
+                    yield found
+                elif split(name) is not None:
+                    _raise_no_file(shard, name, pos, f"a hard link to {_show(link)}, which is no earlier file of it")
+            elif kind not in _REGULAR and kind not in _ABOUT and split(name) is not None:
+                _raise_no_file(shard, name, pos, _NOT_FILES.get(kind, f"of the unknown kind {chr(kind)!r}"))
         if data + length > size:
             _raise_short_member(shard, name, pos, data + length, size)
         if is_file:
             yield name, pos, data, length
+        if files is not None and kind != _HARD_LINK:
+            files[posixpath.normpath(name)] = name, pos, data, length if is_file else -1
         pos = data + (length + 511 & -512)
+
+
+def find_behind(read: Read, end: int, size: int) -> int | None:
+    """Where the first byte that is not zero is behind an end marker, which begins at ``end``; None: there is none.
+
+    It is of no member: of a second archive, say, as after ``cat a.tar b.tar``.
+    """
+    while end < size and (data := read(end, min(_WIDE_WINDOW, size - end))):
+        if rest := data.lstrip(b"\0"):
+            return end + len(data) - len(rest)
+        end += len(data)
+    return None
+
+
+def _files_before(read: Read, end: int, shard: str) -> dict[bytes, Member]:
+    """By name the last member of it before byte ``end``, at which a header begins."""
+
+    def read_before(offset: int, count: int) -> bytes:
+        return read(offset, min(count, end - offset)) if offset < end else _ZERO_BLOCK
+
+    return {posixpath.normpath(member[0]): member for member in _scan(read_before, end + BLOCK, shard, None)}
 
 
 def _resolve(
     header: bytes, kind: int, length: int, extended: _Extended, shard: str, pos: int
-) -> tuple[bytes, int, bool]:
-    """Name, data length and is-a-regular-file of a member that is not a plain file with a plain name."""
-    long_name, records = extended.take()
+) -> tuple[bytes, bytes, int, bool]:
+    """Name, link's target, data length and is-a-regular-file of what is not a plain file with a plain name."""
+    long_name, link, records = extended.take()
     name = long_name
     if name is None:
         name = headers.join_prefix(headers.until_nul(header[:100]), header)
@@ -195,7 +280,8 @@ def _resolve(
         length = found
     if kind in _WITHOUT_DATA:
         length = 0
-    return name, length, kind in _REGULAR and not is_directory
+    link = records.get(b"linkpath") or (headers.until_nul(header[157:257]) if link is None else link)
+    return name, link, length, kind in _REGULAR and not is_directory
 
 
 def _check_supported(kind: int, name: bytes, records: dict[bytes, bytes], shard: str, pos: int) -> None:
@@ -209,6 +295,15 @@ def _check_supported(kind: int, name: bytes, records: dict[bytes, bytes], shard:
     raise UnsupportedMemberError(
         f"{shard}: member {_show(name)} at byte {pos} is {what}; "
         "its bytes are not stored in one piece. Pack the shard again without --sparse and --multi-volume",
+        shard=shard,
+        offset=pos,
+    )
+
+
+def _raise_no_file(shard: str, name: bytes, pos: int, what: str) -> NoReturn:
+    raise UnsupportedMemberError(
+        f"{shard}: member {_show(name)} at byte {pos} is {what}; it has no bytes here. Pack the shard again with what "
+        "links lead to in their place (tar -h --hard-dereference), or without it",
         shard=shard,
         offset=pos,
     )

@@ -29,26 +29,30 @@ Version 1::
                     extensions     each with its leading dot, raw bytes, NUL after each
                     keys           raw bytes, as in the archive (mostly UTF-8)
                     etag           UTF-8, the server's entity tag for the shard
+                    links          only where there are hard links: their members, ascending, u64 x n;
+                                   then the byte offset of the header of each, u64 x n
 
-Within a sample, members stand in archive order and do not overlap.
+A member's header is the block before its data; that of a hard link is elsewhere, behind the data, which are those of an
+earlier file. No two headers and data overlap. Samples ascend by their first headers. Within a sample, members stand in
+archive order; if there are links among them, in the order of their data.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from wids.errors import TableError
-from wids.index import sections
+from wids.index import headers, sections
 from wids.index.identity import Identity
 from wids.index.keys import decode_name, encode_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SUFFIX = ".widx"
 _MAGIC = b"\x89WIDX\r\n\x1a"
@@ -56,6 +60,7 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQq16sQQIIIIQ")
 _UNKNOWN_MD5 = bytes(16)
 _UNKNOWN_MTIME = -1
+_BLOCK = headers.BLOCK
 
 
 class Content(NamedTuple):
@@ -67,6 +72,7 @@ class Content(NamedTuple):
         extensions: the distinct ones.
         keys: all keys, one after another.
         nrepeated: samples whose key had appeared before.
+        links: members that are hard links, ascending -> where their headers are.
     """
 
     identity: Identity
@@ -74,6 +80,7 @@ class Content(NamedTuple):
     extensions: tuple[str, ...]
     keys: bytes | memoryview
     nrepeated: int
+    links: Mapping[int, int]
 
 
 def pack(content: Content) -> bytes:
@@ -82,6 +89,8 @@ def pack(content: Content) -> bytes:
     extensions = b"".join(encode_name(extension) + b"\0" for extension in content.extensions)
     etag = encode_name(identity.etag or "")
     parts = [_little(column) for column in content.columns] + [extensions, content.keys, etag]
+    if content.links:
+        parts.append(np.array([*content.links, *content.links.values()], "<u8").tobytes())
     body = b"".join(sections.pad(parts))
     mtime_ns = identity.mtime_ns
     if mtime_ns is None or not -(1 << 63) <= mtime_ns < 1 << 63:  # some file systems date files past the year 2262
@@ -135,13 +144,16 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
     etag_bytes, extension_bytes, key_bytes = lengths
     widths = (8 * nmembers, 8 * nmembers, 4 * nmembers, 4 * nsamples + 4, 8 * nsamples + 8)
     found, end = sections.cut(view, _HEADER.size, (*widths, extension_bytes, key_bytes, etag_bytes))
-    if end != length:
+    if end > length or (length - end) % 16:
         raise broken("contradicts its own header")
     columns = [sections.native(section, code) for section, code in zip(found[:5], "QQIIQ", strict=True)]
     *extensions, rest = bytes(found[5]).split(b"\0")
+    links = np.frombuffer(view[end:], "<u8").reshape(2, -1)
     is_list_sound = not rest and len(set(extensions)) == len(extensions) == nextensions
     if not is_list_sound or nrepeated > nsamples or not _is_consistent(columns, size, nextensions, key_bytes):
         raise broken("points outside its shard or itself")
+    if not _is_archive(columns, size, links):
+        raise broken("has samples in an order, or members in places, that no tar has")
     identity = Identity(
         size=size,
         mtime_ns=None if mtime_ns == _UNKNOWN_MTIME else mtime_ns,
@@ -149,7 +161,7 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
         etag=str(found[7], "utf-8", "surrogateescape") or None,
     )
     names = tuple(sys.intern(decode_name(raw)) for raw in extensions)
-    return Content(identity, columns, names, found[6], nrepeated)
+    return Content(identity, columns, names, found[6], nrepeated, dict(zip(*links.tolist(), strict=True)))
 
 
 def _is_consistent(columns: Sequence[memoryview], size: int, nextensions: int, key_bytes: int) -> bool:
@@ -166,12 +178,38 @@ def _is_consistent(columns: Sequence[memoryview], size: int, nextensions: int, k
     if most(ids) >= nextensions or most(sizes) > size or most(offsets) > size:
         return False
     after = offsets + sizes
-    if most(after) > size or (size >> 63 and (after < offsets).any()):  # the sum may not fit in 64 bits
+    return bool(most(after) <= size and not (size >> 63 and (after < offsets).any()))  # it may not fit in 64 bits
+
+
+def _is_archive(columns: Sequence[memoryview], size: int, links: np.ndarray[Any, np.dtype[np.uint64]]) -> bool:
+    """Whether members can lie so in an archive, and the rows are in its order; of columns that are consistent.
+
+    Else a table would decide which sample is number ``i`` of its shard.
+    """
+    offsets, sizes, _, starts, _ = (np.asarray(column) for column in columns)
+    if not len(offsets):
+        return not links.size
+    ends = offsets + sizes
+    least = np.minimum.reduce
+    # Most are the members of an archive in its order: a header fits before each. The rest takes some passes more.
+    if not links.size and least((offsets[1:] - ends[:-1]).view(np.int64), initial=_BLOCK) >= _BLOCK <= offsets[0]:
+        return True
+    if least(offsets) < _BLOCK:
         return False
-    # A reader takes a sample's bytes from its first member's start to its last one's end.
-    is_after = offsets[1:] >= after[:-1]
-    is_after[starts[1:-1] - 1] = True  # the next sample may lie anywhere
-    return bool(is_after.all())
+    # Others have links, or members of a key that were brought together.
+    begins, data_ends = offsets - np.uint64(_BLOCK), ends.copy()
+    linked, places = links
+    if links.size:
+        is_sound = linked[-1] < len(offsets) and (linked[1:] > linked[:-1]).all() and places.max() <= size - _BLOCK
+        if not is_sound or (ends[linked] > places).any():
+            return False
+        begins[linked], data_ends[linked] = places, places + np.uint64(_BLOCK)
+    order = np.argsort(begins, kind="stable")
+    is_apart = begins[order[1:]] >= data_ends[order[:-1]]
+    firsts = np.minimum.reduceat(begins, starts[:-1])
+    is_rising = offsets[1:] >= offsets[:-1]
+    is_rising[starts[1:-1] - 1] = True  # the next sample
+    return bool(is_apart.all() and (firsts[1:] > firsts[:-1]).all() and is_rising.all())
 
 
 def _little(column: memoryview) -> bytes:

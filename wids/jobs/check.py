@@ -6,6 +6,7 @@ looked at. A fault of a shard is a `Problem`; only a trouble that all have (a fu
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from functools import partial
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})
 # A table that is right and not used, as after copying without times: nothing is wrong, but shards open more slowly.
 UNUSED, _UNUSED_WORDS = "unused", "it is right, but not of the shard's time, so it is not used"
+_PACK_AGAIN = "if it is two archives in one file, extract it (tar -i) and pack it again"
 _FETCH_AGAIN = "upload or copy the shard again; if it was written anew, write the index again"
 
 
@@ -122,6 +124,12 @@ def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
     else:
         yield from _compare_digests(facts, shard)
+    if facts.behind is not None:
+        what = f"goes on behind its end marker: {facts.filesize - facts.behind:,} bytes that nothing reads"
+        yield Problem(kind="tar", what=what, where=f"byte {facts.behind}", advice=_PACK_AGAIN)
+    if facts.table is not None and facts.nleft and not facts.nsamples:
+        what = f"has no sample: the names of its {facts.nleft:,} files have no extension, or a dot first"
+        yield Problem(kind="empty", what=what, advice="pack it again with names like 0017.jpg")
     if facts.error is not None:
         yield problem_of(facts.error)
     elif facts.table is not None and (what := find_difference_in_count(shard, facts.table)):
@@ -278,7 +286,7 @@ def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Proble
     """Faults of the tables beside a local shard, our own and those of other tools."""
 
     def members() -> Iterator[tar.Member]:
-        return member_tables.scan_members(fd, path, scanned.identity.size)
+        return iter(member_tables.scan_members(fd, path, scanned.identity.size))
 
     def find_in_energon(data: bytes) -> str:
         return foreign.find_difference_in_offsets(foreign.parse_offsets(data, shard=path), members())
@@ -294,9 +302,10 @@ def _table_problems(path: str, fd: int, scanned: MemberTable) -> Iterator[Proble
         try:
             with open(atomic.open_file(name)[0], "rb") as file:
                 what = find(file.read())
-        except (FileNotFoundError, IsADirectoryError):
-            continue
         except OSError as error:
+            # There is none, or no file can be called so.
+            if isinstance(error, (FileNotFoundError, IsADirectoryError)) or error.errno == errno.ENAMETOOLONG:
+                continue
             what = f"it cannot be read ({error.strerror})"
         except TableError as error:
             what = str(error).removeprefix(f"{path}: ")

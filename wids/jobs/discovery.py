@@ -1,26 +1,32 @@
 """From what a user names to the shards to be indexed: paths, directories, globs, brace patterns, URLs, prefixes.
 
 Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
-comes once. What a listing says of a shard on the way (size, version) is kept, so that it is not asked for again.
+comes once, by two links too. Links are followed. In a directory, what has the name of an archive counts, also one that
+cannot be read (compressed, a link to nothing): whoever reads the shards says so. What a listing says of a shard on the
+way (size, version) is kept, so that it is not asked for again.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import SpecError
+from wids.errors import FetchDeniedError, SpecError, WidsError
 from wids.index import urls, writing
 from wids.transport import filesystems, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 SUFFIX = ".tar"
-_GLOB = frozenset("*?[")
+# The compressed ones are no shards, and named as such when they are read.
+_ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
+_GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -30,11 +36,43 @@ class Found(msgspec.Struct, frozen=True):
         url: a URL or an absolute path.
         size: bytes, or None where that is not known yet.
         mark: its version in words, as `mark_words` has it; None likewise.
+        file: (device, inode) of a local one.
     """
 
     url: str
     size: int | None = None
     mark: str | None = None
+    file: tuple[int, int] | None = None
+
+
+class Sources:
+    """What sources name; see `find_shards`.
+
+    Attributes:
+        found: place -> shard, in order.
+        repeated: another place of a shard that is found already -> the first one. Both are local.
+        failed: directories that cannot be gone through -> why.
+    """
+
+    def __init__(self, known: Iterable[Found] = ()) -> None:
+        self.found: dict[str, Found] = {}
+        self.repeated: dict[str, str] = {}
+        self.failed: dict[str, WidsError] = {}
+        self._files = {shard.file: shard.url for shard in known if shard.file is not None}
+
+    def add(self, shards: Sequence[Found]) -> None:
+        """Take the shards that are not there yet; of two names of one file, the one that is no link."""
+        counts = Counter(shard.file for shard in shards)
+        for is_link in (False, True):
+            for shard in shards:
+                if shard.file is not None and (counts[shard.file] == 1 or _is_link(shard.url) is is_link):
+                    self._files.setdefault(shard.file, shard.url)
+        for shard in shards:
+            first = shard.url if shard.file is None else self._files[shard.file]
+            if first == shard.url:
+                self.found.setdefault(shard.url, shard)
+            elif shard.url not in self.found:
+                self.repeated[shard.url] = first
 
 
 def find_shards(sources: Iterable[str], *, storage_options: dict[str, Any] | None = None) -> list[Found]:
@@ -42,13 +80,28 @@ def find_shards(sources: Iterable[str], *, storage_options: dict[str, Any] | Non
 
     Raises:
         SpecError: a pattern is malformed, or a directory, pattern or prefix holds no shards.
-        FetchError: a remote one cannot be listed.
+        FetchError: a remote one cannot be listed. FetchDeniedError: a directory cannot be read.
     """
-    found: dict[str, Found] = {}
+    named = look_for_shards(sources, storage_options=storage_options)
+    for error in named.failed.values():
+        raise error
+    return list(named.found.values())
+
+
+def look_for_shards(
+    sources: Iterable[str], *, known: Iterable[Found] = (), storage_options: dict[str, Any] | None = None
+) -> Sources:
+    """As `find_shards`, with what is left out; files of ``known`` shards have these names."""
+    named = Sources(known)
     for source in sources:
-        for shard in _expand(source, storage_options):
-            found.setdefault(shard.url, shard)
-    return list(found.values())
+        for shards in _expand(source, storage_options, named.failed):
+            named.add(shards)
+    return named
+
+
+def _is_link(url: str) -> bool:
+    path = urls.local_path(url)
+    return os.path.realpath(path) != path
 
 
 def mark_words(mark: Any) -> str | None:
@@ -64,63 +117,79 @@ def look_local(url: str) -> Found:
         facts = os.stat(urls.local_path(url))
     except (OSError, ValueError):  # also a name that no file can have
         return Found(url)
-    return Found(url, facts.st_size, f"{facts.st_mtime_ns}")
+    return Found(url, facts.st_size, f"{facts.st_mtime_ns}", (facts.st_dev, facts.st_ino))
 
 
-def _expand(source: str, storage_options: dict[str, Any] | None) -> Iterator[Found]:
-    if not urls.scheme_of(source) and os.path.exists(os.path.expanduser(source)):
-        yield from _local(source)  # the name of an existing file may hold any letters
+def _expand(source: str, storage_options: dict[str, Any] | None, failed: dict[str, WidsError]) -> Iterator[list[Found]]:
+    if not urls.scheme_of(source) and os.path.lexists(os.path.expanduser(source)):
+        yield _local(source, failed)  # the name of an existing file may hold any letters
         return
     for name in urls.expand(source):
         if urls.is_local(name):
-            yield from _local(name)
+            yield _local(name, failed)
         elif urls.scheme_of(name) == "pipe":
-            yield Found(name)
+            yield [Found(name)]
         elif urls.without_query(name).endswith("/"):
-            yield from _listed(name, "prefix", storage_options)
-        elif urls.scheme_of(name) not in ("http", "https") and not _GLOB.isdisjoint(name):
-            yield from _listed(name, "pattern", storage_options)
+            yield list(_listed(name, "prefix", storage_options))
+        elif urls.scheme_of(name) not in _WEB and not _GLOB.isdisjoint(name):
+            yield list(_listed(name, "pattern", storage_options))
         else:
-            yield Found(name)
+            yield [Found(name)]
 
 
-def _local(name: str) -> Iterator[Found]:
+def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
     path = os.path.abspath(os.path.expanduser(urls.local_path(name)))
     if os.path.isdir(path):
-        paths = [os.path.join(at, file) for at, _, files in os.walk(path, onerror=_raise) for file in files]
-        paths = [found for found in paths if found.endswith(SUFFIX) and not os.path.basename(found).startswith(".")]
-        if not paths:
+        before = len(failed)
+        paths = _archives_in(path, failed)
+        if not paths and len(failed) == before:
             raise SpecError(f"{name}: there are no {SUFFIX} files in this directory", path=path)
-    elif not os.path.exists(path) and not _GLOB.isdisjoint(path):
-        paths = [found for found in glob.glob(path, recursive=True) if os.path.isfile(found)]
+    elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
+        matches = glob.glob(path, recursive=True)
+        paths = [found for found in matches if not os.path.isdir(found)]
+        for directory in sorted(set(matches).difference(paths)):
+            paths += _archives_in(directory, failed)
         if not paths:
             raise SpecError(f"{name}: no file has a name like this", path=path)
     else:
         paths = [path]
-    for found in sorted(paths, key=writing.natural_key):
-        yield look_local(writing.writable(found))
+    return [look_local(writing.writable(found)) for found in sorted(dict.fromkeys(paths), key=writing.natural_key)]
 
 
-def _raise(error: OSError) -> None:
-    """A directory that cannot be read is not an empty one."""
-    raise error
+def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
+    """The archives below a directory. Links to directories come last, so that those inside have their own names."""
+    found, todo, links = list[str](), [root], list[str]()
+    seen: set[tuple[int, int]] = set()
+    while todo or links:
+        directory = todo.pop() if todo else links.pop(0)
+        try:
+            status = os.stat(directory)
+            entries = sorted(os.scandir(directory), key=lambda entry: writing.natural_key(entry.name))
+        except OSError as error:
+            why = f"{directory}: this directory cannot be read ({error.strerror or error})"
+            failed[directory] = FetchDeniedError(why, url=directory)
+            continue
+        if (status.st_dev, status.st_ino) in seen:  # links may lead in circles
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in entries:
+            if entry.is_dir():
+                (links if entry.is_symlink() else todo).append(entry.path)
+            elif _is_archive(entry.name):
+                found.append(entry.path)
+    return found
+
+
+def _is_archive(name: str) -> bool:
+    """Whether a file's name is that of an archive; hidden files are others' (``._a.tar`` of macOS)."""
+    return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
 
 
 def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iterator[Found]:
     """The shards below a remote prefix, or of the names that match a pattern."""
-    is_web = urls.scheme_of(url) in ("http", "https")
-
-    def once() -> dict[str, Any]:
-        filesystem, name = filesystems.open_filesystem(url, storage_options)
-        filesystem.invalidate_cache()
-        if kind == "pattern":
-            return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
-        if is_web:  # a page with links: those of this directory, for links may lead in circles
-            return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
-        return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
-
-    listed = retrying.try_repeatedly(once, url=url, path=None, hooks=())
-    names = [name for name in listed if kind == "pattern" or urls.without_query(name).endswith(SUFFIX)]
+    is_web = urls.scheme_of(url) in _WEB
+    listed = _list(url, kind, storage_options)
+    names = [name for name in listed if kind == "pattern" or _is_archive(urls.basename_of(name))]
     if not names:
         advice = "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
         raise SpecError(f"{url}: there are no {SUFFIX} files at this {kind}{advice}", url=url)
@@ -128,3 +197,28 @@ def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iter
         info = listed[name]
         if info.get("type") != "directory":
             yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
+
+
+def list_names(url: str, is_wanted: Callable[[str], bool], storage_options: dict[str, Any] | None) -> list[str]:
+    """The files below a remote prefix whose last parts are wanted, in natural order.
+
+    Raises:
+        FetchError: it cannot be listed.
+    """
+    found = [name for name in _list(url, "prefix", storage_options) if is_wanted(urls.basename_of(name))]
+    return sorted(found, key=writing.natural_key)
+
+
+def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[str, Any]:
+    """What is there by name, with what the listing says of each."""
+
+    def once() -> dict[str, Any]:
+        filesystem, name = filesystems.open_filesystem(url, storage_options)
+        filesystem.invalidate_cache()
+        if kind == "pattern":
+            return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
+        if urls.scheme_of(url) in _WEB:  # a page with links: those of this directory, for links may lead in circles
+            return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
+        return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
+
+    return retrying.try_repeatedly(once, url=url, path=None, hooks=())

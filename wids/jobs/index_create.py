@@ -18,40 +18,47 @@ from wids.index import checks, checksums, urls, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.table import SUFFIX as TABLE_SUFFIX
-from wids.jobs.discovery import find_shards
+from wids.jobs.counts import match_counts
+from wids.jobs.discovery import look_for_shards
 from wids.jobs.journal import unwritten
 from wids.jobs.known import KnownShards
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
-from wids.jobs.scan import ScanTask, scan_shard
+from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.osfiles import atomic
 from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
-    from wids.jobs.discovery import Found
-    from wids.jobs.scan import ShardFacts
+    from wids.jobs.discovery import Found, Sources
 
 # Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
 _PROCESSES_PAY_BYTES = 16 << 30
 _REMOTE_JOBS, _RAY_JOBS = 16, 64
+_MAX_NAME_BYTES = 200
 
 
 class IndexSettings(msgspec.Struct, kw_only=True, frozen=True):
     """How shards are indexed.
 
     Attributes:
-        has_md5: with checksums. has_tables: with their member tables published.
+        has_md5: with an md5 and a CRC-32 of each shard.
+        checksums: with a CRC-32 of each shard; None: of local shards, and of remote ones that are read whole anyway;
+            False: of none.
+        has_tables: with their member tables published.
         is_skipping: shards that cannot be read are left out, and listed; else the first one ends it.
         is_dropping_missing: shards that are not there any more are left out, too, and not listed.
+        counts: where counts of samples are, by which shards are indexed that are not read; see `wids.jobs.counts`.
         storage_options: for fsspec.
     """
 
     has_md5: bool = False
+    checksums: bool | None = None
     has_tables: bool = False
     is_skipping: bool = False
     is_dropping_missing: bool = False
+    counts: tuple[str, ...] = ()
     storage_options: dict[str, Any] | None = None
 
 
@@ -62,9 +69,16 @@ class IndexOutcome(JobOutcome, kw_only=True):
         output: the index's path.
         samples, members: in the index, as the ``shards``. bytes: of its shards.
         surveyed: shards that were read. unchanged: shards that were known from before.
+        counted: shards that were taken by their counts, not read. counts: the files of these -> how many each gave.
+        unused_counts: shards that these files name, and the sources do not.
         added, dropped: by an update.
         requests, read_bytes: byte ranges of remote shards.
         tables: where member tables are that could not be put beside their shards: place -> path.
+        repeated: another name of a file that is in the index under the first one -> that one.
+        behind: shards with bytes behind their end marker, which nothing reads -> where these begin.
+        empty: shards without a sample -> their files, which are part of none.
+        left_files: files of all shards that are part of no sample. repeated_keys: samples whose key came before in
+            their shard.
     """
 
     output: str
@@ -73,11 +87,19 @@ class IndexOutcome(JobOutcome, kw_only=True):
     bytes: int = 0
     surveyed: int = 0
     unchanged: int = 0
+    counted: int = 0
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    unused_counts: list[str] = msgspec.field(default_factory=list)
     added: int = 0
     dropped: int = 0
     requests: int = 0
     read_bytes: int = 0
     tables: dict[str, str] = msgspec.field(default_factory=dict)
+    repeated: dict[str, str] = msgspec.field(default_factory=dict)
+    behind: dict[str, int] = msgspec.field(default_factory=dict)
+    empty: dict[str, int] = msgspec.field(default_factory=dict)
+    left_files: int = 0
+    repeated_keys: int = 0
 
 
 def create_index(
@@ -111,13 +133,15 @@ def create_index(
         WidsError: a shard cannot be read, and none is to be skipped.
     """
     output = check_output(output)
-    found = find_shards(sources, storage_options=settings.storage_options)
-    if not found:
+    named = look_for_shards(sources, storage_options=settings.storage_options)
+    found = list(named.found.values())
+    if not (found or named.failed):
         raise InputError("no shards to index: give tars, directories, patterns or URLs")
     check_index_replaceable(output, shards=(shard.url for shard in found), overwrite=overwrite)
     home = os.path.dirname(output)
     writing.place_entries([shard.url for shard in found], home=home, base=base)  # what cannot be, fails before the work
     with contextlib.closing(Indexing(output, settings, options, show)) as indexing:
+        indexing.note(named)
         scanned = indexing.scan(found)
         places = writing.place_entries([each.url for each in scanned], home=home, base=base)
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
@@ -157,6 +181,7 @@ class Indexing:
 
     Attributes:
         outcome: what became of them so far.
+        summed: remote shards of which a CRC-32 is wanted, too. listed: shards that the index has already.
     """
 
     def __init__(
@@ -171,11 +196,25 @@ class Indexing:
         self._start = time.monotonic()
         self._progress = JobProgress()
         self._table_names: dict[str, str] = {}
+        self.summed: Container[str] = ()
+        self.listed: Container[str] = ()
         self._known_shards = KnownShards(output)
 
     def close(self) -> None:
         """Close the journal: shards that were read stay known for the next run, if the index is not there."""
         self._known_shards.close()
+
+    def note(self, named: Sources) -> None:
+        """Take note of what the sources name and is left out.
+
+        Raises:
+            FetchDeniedError: a directory cannot be read, and nothing is to be skipped.
+        """
+        self.outcome.repeated = named.repeated
+        for place, error in named.failed.items():
+            if not self._settings.is_skipping:
+                raise error
+            self.outcome.fail(place, error)
 
     def scan(self, found: Sequence[Found]) -> list[ShardFacts]:
         """Read the shards; those that cannot be read are left out, if that is wanted.
@@ -188,10 +227,13 @@ class Indexing:
         self._progress.shards = len(found)
         done: dict[str, ShardFacts] = {}
         tasks = []
+        counts = self._read_counts(found)
         for shard in found:
             before = self._known(shard)
             if before is not None and shard.mark and (shard.size, shard.mark) == before.version():
                 done[shard.url] = self._take(msgspec.structs.replace(before, is_unchanged=True))
+            elif shard.url in counts:
+                done[shard.url] = self._claim(shard, counts[shard.url])
             else:
                 tasks.append(self._task(shard, before))
         self._show(self._progress)
@@ -204,19 +246,42 @@ class Indexing:
                     self._fail(tasks[result.k].url, result.error)
         places = [shard.url for shard in found]
         outcome = self.outcome
-        outcome.sort_failed(places)
+        outcome.sort_failed([*outcome.failed, *places])
         outcome.tables = {place: outcome.tables[place] for place in places if place in outcome.tables}
         if not done:
             first = next(iter(outcome.failed.values()), "they are not there")
             raise JobError(f"none of {len(found):,} shards can be read; the first: {first}")
-        return [done[place] for place in places if place in done]
+        scanned = [done[place] for place in places if place in done]
+        outcome.behind = {each.url: each.behind for each in scanned if each.behind is not None}
+        outcome.empty = {each.url: each.nleft for each in scanned if not (each.nsamples or each.is_claimed)}
+        outcome.left_files = sum(each.nleft for each in scanned)
+        outcome.repeated_keys = sum(each.nrepeated for each in scanned)
+        return scanned
+
+    def _read_counts(self, found: Sequence[Found]) -> dict[str, int]:
+        settings, outcome = self._settings, self.outcome
+        if not settings.counts:
+            return {}
+        if settings.has_md5 or settings.has_tables or settings.checksums:
+            what = "counts are of shards that are not read, and checksums and member tables are made by reading them"
+            raise InputError(f"{what}; ask for one of these", hint="counts")
+        counts = match_counts(settings.counts, [each.url for each in found], storage_options=settings.storage_options)
+        outcome.counts, outcome.unused_counts = counts.sources, counts.unused
+        return counts.nsamples
+
+    def _claim(self, shard: Found, nsamples: int) -> ShardFacts:
+        """A shard by its count alone; nothing of it is kept for another run."""
+        self.outcome.counted += 1
+        self._progress.ended += 1
+        return ShardFacts(url=shard.url, nsamples=nsamples, filesize=shard.size or 0, is_claimed=True)
 
     def entry(self, found: ShardFacts, place: str) -> dict[str, Any]:
         """The entry of a shard that is written as ``place``."""
-        entry = {**found.entry(), "url": place}
-        if not self._settings.has_md5:
-            for key in checksums.KEYS:
-                entry.pop(key, None)
+        settings, entry = self._settings, {**found.entry(), "url": place}
+        if not settings.has_md5:
+            entry.pop("md5sum", None)
+            if settings.checksums is False:
+                entry.pop("crc32", None)
         return entry
 
     def publish(self, index: dict[str, Any], scanned: Sequence[ShardFacts]) -> None:
@@ -227,19 +292,19 @@ class Indexing:
         """
         try:
             atomic.write_atomically(self._output, writing.dump_index(index))
-            self._known_shards.finish(scanned)
+            self._known_shards.finish(each for each in scanned if not each.is_claimed)
         except OSError as error:
             raise unwritten(self._output, error) from error
         outcome, entries = self.outcome, index["shardlist"]
         outcome.shards = len(entries)
-        outcome.samples, outcome.bytes = (sum(each[key] for each in entries) for key in ("nsamples", "filesize"))
+        outcome.samples, outcome.bytes = (sum(each.get(key, 0) for each in entries) for key in ("nsamples", "filesize"))
         outcome.members = sum(each.nmembers for each in scanned)
         outcome.seconds = time.monotonic() - self._start
 
     def _known(self, shard: Found) -> ShardFacts | None:
         """Its facts of an earlier run, if these are all that is wanted."""
         known = self._known_shards.facts.get(shard.url)
-        if known is None or (self._settings.has_md5 and None in (known.md5sum, known.crc32)):
+        if known is None or any(getattr(known, key) is None for key in self._checksums(shard.url)):
             return None
         if not self._settings.has_tables:
             return known
@@ -250,12 +315,20 @@ class Indexing:
             return None
         return known
 
+    def _checksums(self, url: str) -> tuple[str, ...]:
+        """Those that a shard is read for."""
+        settings = self._settings
+        if settings.has_md5:
+            return checksums.KEYS
+        is_wanted = urls.is_local(url) or url in self.summed if settings.checksums is None else settings.checksums
+        return ("crc32",) if is_wanted else ()
+
     def _task(self, shard: Found, known: ShardFacts | None) -> ScanTask:
         settings = self._settings
         return ScanTask(
             url=shard.url,
             known=None if urls.is_local(shard.url) else known,
-            checksums=checksums.KEYS if settings.has_md5 else (),
+            checksums=self._checksums(shard.url),
             has_table=settings.has_tables,
             storage_options=settings.storage_options,
         )
@@ -276,7 +349,7 @@ class Indexing:
 
     def _fail(self, url: str, error: BaseException) -> None:
         self._progress.ended += 1
-        if self._settings.is_dropping_missing and isinstance(error, ShardNotFoundError):
+        if url in self.listed and self._settings.is_dropping_missing and isinstance(error, ShardNotFoundError):
             return
         self._progress.failed += 1
         self.outcome.fail(url, error)
@@ -288,7 +361,8 @@ class Indexing:
         home, taken = os.path.dirname(self._output), set()
         for shard in found:
             name = urls.basename_of(shard.url)
-            if name in taken:
+            # A name of 230 bytes has no room for the endings of a table and of a file that is being written.
+            if name in taken or len(os.fsencode(name)) > _MAX_NAME_BYTES:
                 name = urls.cache_name(shard.url)
             taken.add(name)
             self._table_names[shard.url] = os.path.join(home, name + TABLE_SUFFIX)
@@ -301,12 +375,13 @@ class Indexing:
         self.outcome.tables[facts.url] = path
 
     def _resolve(self, tasks: Sequence[ScanTask], found: Sequence[Found]) -> RunOptions:
-        settings, cores = self._settings, os.cpu_count() or 1
+        cores = os.cpu_count() or 1
         if self._options.is_ray:
             return self._options.resolve("threads", _RAY_JOBS)
         is_remote = any(not urls.is_local(task.url) for task in tasks)
         size = sum(shard.size or 0 for shard in found)
-        is_worth = not is_remote and not settings.has_md5 and size > _PROCESSES_PAY_BYTES and min(cores, len(tasks)) > 1
+        is_summed = any(task.checksums for task in tasks)
+        is_worth = not (is_remote or is_summed) and size > _PROCESSES_PAY_BYTES and min(cores, len(tasks)) > 1
         if self._options.engine == "processes" or (self._options.is_automatic and is_worth):
             return self._options.resolve("processes", cores)
         return self._options.resolve("threads", _REMOTE_JOBS if is_remote else cores)

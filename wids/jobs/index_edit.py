@@ -19,7 +19,7 @@ from wids.index import checks, checksums, compiled, urls, view_file, writing
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
-from wids.jobs.discovery import Found, find_shards, look_local
+from wids.jobs.discovery import Found, look_for_shards, look_local
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.view_edit import IndexToMerge
@@ -109,7 +109,7 @@ def update_index(
         place: path of the index.
         add: sources of more shards, which come last; those that the index has are left where they are.
         drop: patterns (as in a shell) of URLs, or of their last parts, of shards that go.
-        settings: how. Checksums are wanted too if the index has one.
+        settings: how. Checksums are wanted too if the index has some, and none if it has none.
         options: what runs it.
         show: called now and then.
 
@@ -125,15 +125,22 @@ def update_index(
     root = urls.join(home, base) if base else home
     old = [(absolute(urls.join(root, entry["url"])), entry) for entry in index["shardlist"]]
     kept = _without(old, drop)
-    if any(entry.get(key) for _, entry in kept for key in checksums.KEYS):
+    summed = {url for url, entry in kept if entry.get("crc32")}
+    if any(entry.get("md5sum") for _, entry in kept):
         settings = msgspec.structs.replace(settings, has_md5=True)
+    elif kept and not summed and settings.checksums is None:
+        settings = msgspec.structs.replace(settings, checksums=False)
     found = {url: look_local(url) if urls.is_local(url) else Found(url) for url, _ in kept}
-    for shard in find_shards(add, storage_options=settings.storage_options):
-        found[shard.url] = shard
+    named = look_for_shards(add, known=found.values(), storage_options=settings.storage_options)
+    if summed.issuperset(url for url in found if not urls.is_local(url)) and not all(map(urls.is_local, found)):
+        summed.update(named.found)
+    found.update(named.found)
     if not found:
         raise SelectionError(f"{place}: no shards would be left in it", path=output)
     indexing = Indexing(output, settings, options, show)
+    indexing.summed, indexing.listed = summed, {url for url, _ in kept}
     with contextlib.closing(indexing):
+        indexing.note(named)
         scanned = indexing.scan(list(found.values()))
         now = {each.url: each for each in scanned}
         entries = []

@@ -19,8 +19,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a shard.
 
     Attributes:
-        kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, count, table, changed,
-            decode, error.
+        kind: one word: missing, denied, unreachable, page, refused, fetch, size, digest, tar, empty, count, table,
+            changed, decode, error.
         what: in a few words. where: in the shard, or the file beside it; ``""``: as a whole. advice: what to do.
         detail: the whole story, where there is more to say.
         key, field, row: of the sample and member, for ``decode``.

@@ -26,6 +26,7 @@ from wids.errors import (
 from wids.events import logger
 from wids.index import checksums, tar, urls
 from wids.index import table as tables
+from wids.index.tar import Members
 from wids.jobs.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
@@ -37,6 +38,7 @@ from wids.transport.upload import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.index.keys import Split
     from wids.index.table import Identity, MemberTable
 
     IsCancelled = Callable[[], bool]
@@ -52,7 +54,10 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: as in its task.
-        nsamples, nmembers: counts. filesize: bytes. md5sum, crc32: if they were wanted.
+        nsamples, nmembers: counts. filesize: bytes.
+        md5sum, crc32: if they were wanted; the CRC-32 also where all bytes passed anyway.
+        nleft: files that are part of no sample. nrepeated: samples whose key had appeared before.
+        behind: where the first byte behind the end marker is that is not zero; None: there is none.
         mark: the version that was read, in words; None where that is not known.
         has_table: its member table was published.
         table: its member table, of a file that was scanned; it is not pickled.
@@ -60,12 +65,16 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         error: of its headers; the counts mean nothing then.
         requests, read_bytes: of byte ranges, for a remote shard.
         is_unchanged: it was known before, and not read again.
+        is_claimed: it was not read: its count is another program's, its size that of a listing, 0 if unknown.
     """
 
     url: str
     nsamples: int
     filesize: int
     nmembers: int = 0
+    nleft: int = 0
+    nrepeated: int = 0
+    behind: int | None = None
     md5sum: str | None = None
     crc32: str | None = None
     mark: str | None = None
@@ -76,6 +85,7 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     requests: int = 0
     read_bytes: int = 0
     is_unchanged: bool = False
+    is_claimed: bool = False
 
     def kept(self, url: str) -> ShardFacts:
         """Those that are kept, for a shard that is called ``url``."""
@@ -89,7 +99,8 @@ class ShardFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     def entry(self) -> dict[str, Any]:
         """The entry of the shard in a shard list."""
         digests = {key: digest for key in checksums.KEYS if (digest := getattr(self, key)) is not None}
-        return {"url": self.url, "nsamples": self.nsamples, "filesize": self.filesize, **digests}
+        size = {} if self.is_claimed and not self.filesize else {"filesize": self.filesize}
+        return {"url": self.url, "nsamples": self.nsamples, **size, **digests}
 
 
 class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
@@ -113,8 +124,13 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
     storage_options: dict[str, Any] | None = None
     allow_pipe: bool = False
 
-    def build_table(self, members: Any, identity: Identity) -> MemberTable:
-        """The member table of members as `wids.index.tar.scan` gives them."""
+    @property
+    def split(self) -> Split:
+        """The key rule, on raw names."""
+        return tables.parse_rule(self.rule)
+
+    def build_table(self, members: Members, identity: Identity) -> MemberTable:
+        """The member table of the members of an archive."""
         return tables.build_table(members, identity=identity, shard=self.url, rule=self.rule, group=self.group)
 
 
@@ -149,6 +165,7 @@ def read_shard(task: ScanTask, context: TaskContext) -> ShardFacts:
             if source.has_ranges and not may_be_mixed:
                 return _scan_ranges(task, source, mark, context.is_cancelled)
     with tempdirs.directory("scan") as directory:
+        task = msgspec.structs.replace(task, checksums=task.checksums or ("crc32",))  # all of it is here
         facts = scan_copy(os.path.join(directory, "shard.tar"), task, context.is_cancelled)
         facts.mark = mark
         return facts
@@ -169,8 +186,7 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
     fd, identity = _open(path, task.url)
     try:
         facts = ShardFacts(url=task.url, nsamples=0, filesize=identity.size, mark=f"{identity.mtime_ns}")
-        window = None
-        members = member_tables.scan_members(fd, task.url, identity.size)
+        window, read = None, member_tables.reader_of(fd, task.url)
         if task.checksums:
             window = Window(
                 partial(_pread, fd),
@@ -179,9 +195,11 @@ def _scan_file_once(path: str, task: ScanTask, is_cancelled: IsCancelled) -> Sha
                 summed_bytes=_LOCAL_BYTES,
                 checksums=task.checksums,
             )
-            members = tar.scan(window.read, identity.size, shard=task.url)
+            read = window.read
+        members = Members(read, identity.size, shard=task.url, split=task.split)
         try:
             facts.table = task.build_table(members, identity)
+            facts.behind = tar.find_behind(read, members.end or 0, identity.size)
         except ShardError as error:
             facts.error = error
         if window is not None:
@@ -242,15 +260,19 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
         first=first,
     )
     identity = tables.Identity(size=source.size, etag=mark)
-    table = task.build_table(tar.scan(window.read, source.size, shard=task.url), identity)
+    members = Members(window.read, source.size, shard=task.url, split=task.split)
+    table = task.build_table(members, identity)
     facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)
-    facts = msgspec.structs.replace(facts, **window.digests())
+    facts.behind = tar.find_behind(window.read, members.end or 0, source.size)
+    if task.checksums or source.is_strong:  # else bytes of two versions may have passed
+        facts = msgspec.structs.replace(facts, **window.digests())
     facts.requests, facts.read_bytes = source.requests, source.read_bytes
     return _counted(facts, table.with_identity(msgspec.structs.replace(identity, md5=facts.md5sum)))
 
 
 def _counted(facts: ShardFacts, table: MemberTable) -> ShardFacts:
     facts.nsamples, facts.nmembers, facts.table = len(table), table.nmembers, table
+    facts.nleft, facts.nrepeated = table.nleft, table.nrepeated
     return facts
 
 
@@ -278,7 +300,8 @@ def _open(path: str, url: str) -> tuple[int, Identity]:
     try:
         return atomic.open_file(path)
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{url}: there is no file {path}; check the name", url=url) from error
+        what = f"{path}, for this is a link to {os.readlink(path)}" if os.path.islink(path) else path
+        raise ShardNotFoundError(f"{url}: there is no file {what}; check the name", url=url) from error
     except OSError as error:
         raise FetchDeniedError(f"{url}: {path} cannot be opened ({error})", url=url) from error
 

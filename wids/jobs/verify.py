@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from wids.jobs.runner import TaskResult
 
 DEFAULT_JOBS, _MAX_PROCESSES, _RAY_JOBS = 8, 64, 64
-_FORMAT = 2  # of findings; raised when the same shards give other ones
+_FORMAT = 3  # of findings; raised when the same shards give other ones
 # Faults that stay as long as a shard and its tables do; others (no connection, say) may be over in the next run.
-_LASTING = frozenset({"size", "digest", "tar", "count", "table", "decode"})
+_LASTING = frozenset({"size", "digest", "tar", "empty", "count", "table", "decode"})
 
 
 class VerifyOutcome(JobOutcome, kw_only=True):

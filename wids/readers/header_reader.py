@@ -25,7 +25,7 @@ class Window:
     """Reads for `wids.index.tar.scan`, which asks for headers, from a place where each read has its price.
 
     Where members are short, their payload is read with them, in ever longer pieces; where it is long, it is skipped.
-    For checksums, all is read, piece by piece.
+    For checksums, all is read, piece by piece. Where all passes anyway, its CRC-32 is computed.
 
     Args:
         read: ``read(offset, n)``, as `scan` wants it.
@@ -46,15 +46,20 @@ class Window:
         first: bytes = b"",
     ) -> None:
         self._read, self._size, self._is_cancelled = read, size, is_cancelled
-        self._digest = Checksums(checksums) if summed_bytes else None
+        self._is_summing = summed_bytes > 0
+        self._digest: Checksums | None = Checksums(checksums if summed_bytes else ("crc32",))
         self._data, self._lo = first, 0
         self._length = summed_bytes or max(len(first), FIRST_BYTES // _GROWTH)
         self._last, self._step = 0, 0.0
-        if self._digest is not None:
-            self._digest.update(first)
+        self._digest.update(first)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to ``count`` bytes from ``offset`` on; fewer only at the shard's end. Offsets never go back."""
+        """Up to ``count`` bytes from ``offset`` on; fewer only at the shard's end.
+
+        Offsets go back only where headers are read once more, for hard links.
+        """
+        if offset < self._lo:
+            return self._read(offset, min(count, self._size - offset))
         hop, self._last = offset - self._last, offset
         if hop > _AFTER_SKIP_BYTES:
             self._step = hop if not self._step else 0.75 * self._step + 0.25 * hop
@@ -64,10 +69,11 @@ class Window:
         return self._data[offset - self._lo : end - self._lo]
 
     def digests(self) -> dict[str, str]:
-        """Read the rest, and give the checksums of the whole shard, by their keys in an index."""
-        while self._lo + len(self._data) < self._size:
+        """The checksums of the whole shard, by their keys in an index; {} where not all of it was read."""
+        while self._is_summing and self._lo + len(self._data) < self._size:
             self._load(self._size, self._size)
-        return {} if self._digest is None else self._digest.digests()
+        is_whole = self._digest is not None and self._lo + len(self._data) == self._size
+        return self._digest.digests() if is_whole and self._digest is not None else {}
 
     def _load(self, offset: int, end: int) -> None:
         """Have bytes up to ``end``, or the next piece on the way there; those before ``offset`` may go."""
@@ -75,17 +81,19 @@ class Window:
             raise CancelledTransferError
         here = self._lo + len(self._data)
         kept = self._data[max(offset - self._lo, 0) :]
-        if self._digest is not None:
+        if self._is_summing:
             length = self._length
         elif self._step > _WORTH_BYTES:
             self._length, length = FIRST_BYTES, _AFTER_SKIP_BYTES
         else:
             length = self._length = min(_GROWTH * self._length, _MAX_BYTES)
-        lo = here if self._digest is not None else max(here, offset)
-        more = self._read(lo, min(max(length, end - lo if self._digest is None else 0), self._size - lo))
+        lo = here if self._is_summing else max(here, offset)
+        more = self._read(lo, min(max(length, 0 if self._is_summing else end - lo), self._size - lo))
         if not more:
-            self._size = here  # it has become shorter, which scan finds out
+            self._size, self._digest = here, None  # it has become shorter, which scan finds out
             return
+        if lo > here:
+            self._digest = None
         if self._digest is not None:
             self._digest.update(more)
         self._data = kept + more

@@ -214,6 +214,8 @@ class LocalReader(Reader):
         """
         if fields is not None:
             return [self._read_apart(row, fields) for row in rows]
+        if self.table.links:  # data of a sample may lie anywhere before it
+            return [self.read(row) for row in rows]
         kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
         is_text = isinstance(text, str)
         top = 0  # the block in ``data`` holds the small samples that begin below this offset
@@ -366,9 +368,9 @@ def _has_layout(fd: int, url: str, size: int, table: MemberTable) -> bool:
     Raises:
         TarError: it is no readable archive.
     """
-    found = {offset: (name, size) for name, _, offset, size in member_tables.scan_members(fd, url, size)}
+    found = {(name, offset, size) for name, _, offset, size in member_tables.scan_members(fd, url, size)}
     return all(
-        found.get(offset) == (encode_name(table.key(row) + extension), size)
+        (encode_name(table.key(row) + extension), offset, size) in found
         for row in range(table.nsamples)
         for extension, offset, size in table.members(row)
     )

@@ -273,7 +273,8 @@ class RangeProvider:
         return table
 
     def _scan_once(self, source: ShardBytes) -> MemberTable:
-        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url)
+        split = tables.parse_rule(self._rule)
+        members = tar.scan(Window(source.read, source.size).read, source.size, shard=source.url, split=split)
         identity = self._identity(source)
         return tables.build_table(members, identity=identity, shard=source.url, rule=self._rule, group=self._group)
 

@@ -3,9 +3,9 @@
 Rules: each member is read together with its header, which must say what the member table says, and each whole sample
 with the header behind it, which must not be of one more member; a table that is stale is found out before it gives a
 wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
-that does not decide it either, all headers are. What a call asks for is read in as few requests as pay, all at the same
-time; from a store without strong versions, each sample in one, from its first byte to its last, so that it is of one
-version whatever happens meanwhile.
+that does not decide it either, or there are hard links, all headers are. What a call asks for is read in as few
+requests as pay, all at the same time; from a store without strong versions, each sample in one, from its first byte to
+its last, so that it is of one version whatever happens meanwhile.
 Before each read it asks whether the shard is still to be read in this way; where it is not, the reader closes, and the
 shard is opened in another way the next time.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.errors import ChangedShardError, FetchError, ShardError, TarError
+from wids.errors import ChangedShardError, FetchError, ShardError, TarError, UnsupportedMemberError
 from wids.events import RangesRead, emit, logger
 from wids.index import headers, tar
 from wids.index import table as tables
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 100  # what fits a header by itself
 _REGULAR = frozenset(b"0\x007")
+_MEMBERS = _REGULAR | {ord("1")}
 # Extended headers of one member are a few blocks; a longer gap has other members in it.
 _EXTENDED_BYTES = 64 << 10
 
@@ -223,16 +224,24 @@ class RangeReader(Reader):
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
         """
-        doubtful = []
+        # The header before the data of a hard link has another name; that it is a link, all headers say.
+        doubtful, links = [], self.table.links
+        unproven = [m for m in pieces if m in links] if links and not (self._is_proven and extended is None) else []
         for m, piece in pieces.items():
             header = piece[: headers.BLOCK]
             size = self.table.sizes[m]
             if len(piece) < headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
                 raise self._changed(names[m])
             found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
-            if headers.parse_size(header) != size or not self._is_named(found, names[m]):
+            if headers.parse_size(header) != size or not (m in links or self._is_named(found, names[m])):
                 doubtful.append(m)
-        longer = [m for m in last if self._is_followed(m, pieces[m], names[m][0])]
+        if unproven and extended is not None:
+            raise UnsupportedMemberError(
+                f"{self.url}: {''.join(names[unproven[0]])} is a hard link, and this server does not tell versions of "
+                "an object apart, so that its bytes cannot be checked; read the shard with access='fetch'",
+                shard=self.url,
+            )
+        longer = unproven + [m for m in last if self._is_followed(m, pieces[m], names[m][0])]
         is_sure = not doubtful or self._are_extended(doubtful, names, extended)
         if is_sure and not longer:
             return
@@ -244,7 +253,7 @@ class RangeReader(Reader):
     def _is_followed(self, member: int, piece: bytes, key: str) -> bool:
         """Whether the header behind a sample's last member is of one more member of that sample."""
         header = piece[headers.BLOCK + _padded(self.table.sizes[member]) :]
-        if len(header) < headers.BLOCK or header[156] not in _REGULAR or not headers.is_sum_right(header):
+        if len(header) < headers.BLOCK or header[156] not in _MEMBERS or not headers.is_sum_right(header):
             return False
         parts = self._split(headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header))
         return parts is not None and parts[0] == encode_name(key)

@@ -1,8 +1,10 @@
 """Indexes made by the library: what is found, what is read of it, what a second run reads, and what is written."""
 
+import gzip
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import fsspec
@@ -14,6 +16,8 @@ from tests.support.servers import status
 from tests.support.shards import digests, serve, survey_shard, write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
 from wids.errors import (
+    CountMismatchError,
+    FetchDeniedError,
     FetchError,
     InputError,
     JobError,
@@ -27,7 +31,7 @@ from wids.errors import (
 )
 from wids.index import checksums, tar, writing
 from wids.index import table as tables
-from wids.jobs import index_create, scan
+from wids.jobs import discovery, index_create, scan
 from wids.jobs.discovery import find_shards, look_local
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
@@ -88,6 +92,76 @@ def test_a_name_with_braces_or_stars_is_a_name_first(tmp_path):
     for name in ("a{1,2}.tar", "b[1].tar"):
         path = write_shard(tmp_path / name, 1)
         assert [shard.url for shard in find_shards([path])] == [path]
+
+
+def test_links_are_followed_each_file_once(tmp_path):
+    """Directories and files that are links, links in circles, two names of one file: each file comes once, by the name
+    that is no link, and the others are named.
+    """
+    write_shard(tmp_path / "elsewhere/far.tar", 1)
+    for name in ("s2.tar", "S3.TAR", "deep/s1.tar"):
+        write_shard(tmp_path / "d" / name, 1)
+    os.symlink("../elsewhere", tmp_path / "d/linked")
+    os.symlink("..", tmp_path / "d/deep/loop")
+    os.symlink("s2.tar", tmp_path / "d/a-link.tar")
+    os.link(tmp_path / "d/s2.tar", tmp_path / "d/same.tar")
+    named = discovery.look_for_shards([str(tmp_path / "d")])
+    assert [url.removeprefix(f"{tmp_path}/d/") for url in named.found] == [
+        *("S3.TAR", "deep/s1.tar", "linked/far.tar", "s2.tar")
+    ]
+    assert set(map(os.path.basename, named.repeated)) == {"a-link.tar", "same.tar"}
+    assert set(named.repeated.values()) == {str(tmp_path / "d/s2.tar")}
+    assert set(names(find_shards([str(tmp_path / "*")]))) == {"S3.TAR", "s1.tar", "far.tar", "s2.tar"}
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.zst", "x.TAR.XZ", "dangling.tar"])
+@pytest.mark.parametrize("source", ["d", "d/*"])
+def test_what_looks_like_a_shard_and_is_none_is_named(tmp_path, name, source):
+    """Compressed archives and links to nothing: an error, or left out and listed."""
+    write_shard(tmp_path / "d/s0.tar", 2)
+    if name.startswith("x"):
+        (tmp_path / "d" / name).write_bytes(gzip.compress(Path(tmp_path / "d/s0.tar").read_bytes()))
+    else:
+        os.symlink("gone.tar", tmp_path / "d" / name)
+    (tmp_path / "d/._s0.tar").write_bytes(b"of macOS")
+    output = str(tmp_path / "i.json")
+    if source == "d/*":
+        os.unlink(tmp_path / "d/._s0.tar")
+    with pytest.raises(WidsError, match=re.escape(name)):
+        create_index([str(tmp_path / source)], output)
+    told = create_index([str(tmp_path / source)], output, settings=IndexSettings(is_skipping=True))
+    assert (told.shards, list(map(os.path.basename, told.failed))) == (1, [name])
+    assert ("gzip" if name.startswith("x") else "link to gone.tar") in str(told.failed)
+
+
+def test_compressed_objects_at_a_prefix_are_named(bucket, tmp_path):
+    """As in a directory."""
+    url, filesystem = bucket
+    data = pack([("a.txt", b"1")])
+    for name, body in (("a.tar", data), ("b.TAR", data), ("c.tgz", gzip.compress(data)), ("notes.txt", b"x")):
+        filesystem.pipe_file(f"{url}/{name}", body)
+    told = create_index([f"{url}/"], str(tmp_path / "i.json"), settings=IndexSettings(is_skipping=True))
+    assert (told.shards, list(map(os.path.basename, told.failed))) == (2, ["c.tgz"])
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """It is no empty one."""
+    write_shard(tmp_path / "d/s0.tar", 1)
+    write_shard(tmp_path / "d/closed/s1.tar", 1)
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(FetchDeniedError, match="closed: this directory cannot be read"):
+        create_index([str(tmp_path / "d")], str(tmp_path / "i.json"))
+    with pytest.raises(FetchDeniedError):
+        find_shards([str(tmp_path / "d")])
+    told = create_index([str(tmp_path / "d")], str(tmp_path / "i.json"), settings=IndexSettings(is_skipping=True))
+    assert (told.shards, list(told.failed)) == (1, [str(tmp_path / "d/closed")])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +252,9 @@ def test_a_shard_that_becomes_shorter_is_truncated():
 
 
 def test_scan_agrees_everywhere(tmp_path, ranged, bucket, no_waits):
-    """Local, by ranges, from fsspec and without ranges: the same entry but for the URL, with and without checksums."""
+    """Local, by ranges, from fsspec and without ranges: the same entry but for the URL, with and without checksums;
+    a CRC-32 costs nothing where all bytes pass, and all are of one version.
+    """
     path = write_shard(tmp_path / "s.tar", 5)
     data = Path(path).read_bytes()
     url, filesystem = bucket
@@ -187,7 +263,9 @@ def test_scan_agrees_everywhere(tmp_path, ranged, bucket, no_waits):
         places = [path, ranged.add("/s.tar", data), f"{url}/s.tar", f"{plain.url}/s.tar", f"file://{path}"]
         for place in places:
             assert survey_shard(place) == {"url": place, "nsamples": 5, "filesize": len(data), **digests(data)}
-            assert survey_shard(place, checksums=()) == {"url": place, "nsamples": 5, "filesize": len(data)}
+            is_passing = place.startswith("http")
+            passing = {"crc32": digests(data)["crc32"]} if is_passing else {}
+            assert survey_shard(place, checksums=()) == {"url": place, "nsamples": 5, "filesize": len(data), **passing}
 
 
 def test_remote_headers_alone_are_read(ranged):
@@ -308,13 +386,206 @@ def test_a_server_without_ranges_is_read_as_a_whole(tmp_path, no_waits):
         assert (told.surveyed, told.unchanged) == (1, 1)
 
 
+def test_checksums_by_default(tmp_path, ranged):
+    """Of local shards, and of remote ones that are read whole for their headers; or of all, or of none."""
+    write_shards(tmp_path / "d", (1, 2))
+    wide = pack([(f"{k}.mp4", bytes(2_000_000)) for k in range(3)])
+    sources = [str(tmp_path / "d"), ranged.add("/small.tar", pack([("a.txt", b"1")])), ranged.add("/wide.tar", wide)]
+
+    def crcs(checksums=None, **settings):
+        output = str(tmp_path / f"{checksums}.json")
+        create_index(sources, output, settings=IndexSettings(checksums=checksums, **settings))
+        return [entry.get("crc32") for entry in read(output)["shardlist"]]
+
+    wanted = [digests(Path(tmp_path / f"d/s{k}.tar").read_bytes())["crc32"] for k in range(2)]
+    small = digests(ranged.files["/small.tar"])["crc32"]
+    assert crcs() == [*wanted, small, None]
+    assert crcs(True) == [*wanted, small, digests(wide)["crc32"]]
+    assert crcs(False) == [None] * 4
+    assert crcs() == [*wanted, small, None]  # from the last run
+    assert "md5sum" not in read(tmp_path / "None.json")["shardlist"][0]
+
+
+@pytest.mark.parametrize("checksums", [None, False])
+def test_update_has_the_checksums_of_the_index(tmp_path, checksums):
+    """New shards as those that are there: with them, or without; an index of md5s has both."""
+    write_shards(tmp_path / "d", (1, 2))
+    output = str(tmp_path / "i.json")
+    create_index([str(tmp_path / "d")], output, settings=IndexSettings(checksums=checksums))
+    write_shard(tmp_path / "d/s9.tar", 3)
+    update_index(output, add=[str(tmp_path / "d")])
+    assert ["crc32" in entry for entry in read(output)["shardlist"]] == [checksums is None] * 3
+    update_index(output, settings=IndexSettings(has_md5=True))
+    os.utime(tmp_path / "d/s0.tar", (1, 1))
+    update_index(output)
+    assert all({"crc32", "md5sum"} <= entry.keys() for entry in read(output)["shardlist"])
+
+
+def test_update_adds_no_file_twice(tmp_path):
+    """A shard that is there by another name is not added, and named."""
+    write_shards(tmp_path / "d", (1, 2))
+    output = str(tmp_path / "i.json")
+    create_index([str(tmp_path / "d")], output)
+    os.symlink("d", tmp_path / "e")
+    told = update_index(output, add=[str(tmp_path / "e")])
+    assert (told.shards, told.added, len(told.repeated)) == (2, 0, 2)
+    os.symlink("gone.tar", tmp_path / "x.tar")
+    with pytest.raises(ShardNotFoundError):  # it was never in the index
+        update_index(output, add=[str(tmp_path / "x.tar")], settings=IndexSettings(is_dropping_missing=True))
+
+
+ODD = {
+    "behind": pack([("a.txt", b"1")]) + pack([("b.txt", b"2")]),
+    "empty": pack([]),
+    "unnamed": pack([("README", b"1"), ("._a.jpg", b"2"), ("d/.hidden.txt", b"3")]),
+    "sound": pack([("a.txt", b"1"), ("README", b"1"), ("b.txt", b"1"), ("a.txt", b"2")]),
+}
+
+
+@pytest.mark.parametrize("checksums", [None, False])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_what_is_in_no_sample_is_counted(tmp_path, ranged, is_local, checksums):
+    """Bytes behind the end marker, shards without a sample, files without an extension, keys that repeat; also of
+    shards that are not read again.
+    """
+    output, sources = str(tmp_path / "i.json"), []
+    for name, data in ODD.items():
+        (tmp_path / f"{name}.tar").write_bytes(data)
+        sources.append(str(tmp_path / f"{name}.tar") if is_local else ranged.add(f"/{name}.tar", data))
+    for count in (4, 0):
+        told = create_index(sources, output, settings=IndexSettings(checksums=checksums))
+        assert told.surveyed == count
+        assert told.behind == {sources[0]: len(ODD["behind"]) // 2}
+        assert told.empty == {sources[1]: 0, sources[2]: 3}
+        assert (told.left_files, told.repeated_keys, told.samples) == (4, 1, 4)
+
+
+# --- counts of other tools
+
+
+@pytest.fixture
+def claimed(tmp_path):
+    """Shards that cannot be read, and counts of two of them: the sources, and a function of settings -> the index."""
+    for name in ("00000.tar", "00001.tar", "00002.tar"):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / name).write_bytes(b"not read")
+
+    def create(counts, **settings):
+        settings = IndexSettings(counts=tuple(map(str, counts)), **settings)
+        return create_index([str(tmp_path / "d")], str(tmp_path / "i.json"), settings=settings)
+
+    return tmp_path / "d", create
+
+
+def test_counts_of_other_tools(claimed):
+    """``sizes.json`` with numbers or digits, img2dataset's stats, from one directory, are taken without a look at the
+    shards; how many came from where is told, as are those that are of no shard. Shards without a count are read.
+    """
+    directory, create = claimed
+    write_json(directory / "sizes.json", {"00000.tar": 10, "./00001.tar": "20", "00009.tar": 7})
+    write_json(directory / "00002_stats.json", {"count": 40, "successes": 30, "failed_to_download": 10})
+    told = create([directory])
+    assert (told.counted, told.surveyed, told.samples, told.unused_counts) == (3, 0, 60, ["00009.tar"])
+    assert told.counts == {str(directory / "sizes.json"): 2, str(directory / "00002_stats.json"): 1}
+    entries = read(directory.parent / "i.json")["shardlist"]
+    assert [entry["nsamples"] for entry in entries] == [10, 20, 30]
+    assert entries[0] == {"url": "d/00000.tar", "nsamples": 10, "filesize": 8}
+    with pytest.raises(ShardError, match=r"00002\.tar"):  # read, for it has no count
+        create([directory / "sizes.json"])
+    with pytest.raises(ShardError, match=r"00000\.tar"):  # what was taken by its count is not known
+        create([])
+
+
+def test_a_wrong_count_is_an_error_when_the_shard_is_opened(tmp_path):
+    """A count is a claim."""
+    write_shard(tmp_path / "a.tar", 3)
+    counts = write_json(tmp_path / "sizes.json", {"a.tar": 4})
+    output = str(tmp_path / "i.json")
+    told = create_index([str(tmp_path / "a.tar")], output, settings=IndexSettings(counts=(counts,)))
+    assert (told.counted, told.samples) == (1, 4)
+    with pytest.raises(CountMismatchError):
+        ShardListDataset(output)[0]
+
+
+def test_remote_shards_are_asked_nothing_where_there_are_counts(ranged, bucket, tmp_path):
+    """An index of shards on servers, by a file there or here, is made of the counts alone."""
+    ranged.add("/d/sizes.json", json.dumps({f"{k:05}.tar": k for k in range(50)}).encode())
+    settings = IndexSettings(counts=(f"{ranged.url}/d/sizes.json",))
+    told = create_index([f"{ranged.url}/d/{{00000..00049}}.tar"], str(tmp_path / "i.json"), settings=settings)
+    assert (told.counted, told.samples) == (50, sum(range(50)))
+    assert not [path for path in ranged.requests if path.endswith(".tar")]
+    assert read(tmp_path / "i.json")["shardlist"][7] == {"url": f"{ranged.url}/d/00007.tar", "nsamples": 7}
+    url, filesystem = bucket
+    filesystem.pipe_file(f"{url}/x.tar", b"not read")
+    filesystem.pipe_file(f"{url}/x_stats.json", b'{"successes": 5}')
+    told = create_index([f"{url}/"], str(tmp_path / "j.json"), settings=IndexSettings(counts=(f"{url}/",)))
+    assert (told.counted, told.samples, told.bytes) == (1, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"sizes.json": {}}, "has no counts"),
+        ({"sizes.json": {"00000.tar": -1}}, "no number of samples"),
+        ({"sizes.json": {"00000.tar": 1.5}}, "no number of samples"),
+        ({"sizes.json": {"00000.tar": True}}, "no number of samples"),
+        ({"sizes.json": {"00000.tar": "many" * 1000}}, "no number of samples"),
+        ({"00000_stats.json": {"successes": None}}, "no number of samples"),
+        ({"00000_stats.json": {"count": 3}}, None),
+        ({"sizes.json": {"00000.tar": 1}, "00000_stats.json": {"successes": 2}}, "give one of them"),
+        ({"notes.json": {"00000.tar": 1}}, r"there is no sizes\.json"),
+    ],
+)
+def test_counts_that_are_none_are_refused(claimed, files, words):
+    """By file and name, shortened."""
+    directory, create = claimed
+    for name, value in files.items():
+        write_json(directory / name, value)
+    with pytest.raises(WidsError, match=words) as refused:
+        create([directory])
+    if words:
+        assert type(refused.value) is InputError
+    assert len(str(refused.value)) < 500
+
+
+def test_counts_of_a_name_that_several_shards_have(tmp_path):
+    """Each takes the count beside it; one that could be of either is refused."""
+    for part, count in (("train", 10), ("val", 3)):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "0.tar").write_bytes(b"not read")
+        write_json(tmp_path / part / "sizes.json", {"0.tar": count})
+    sources, output = [str(tmp_path / "train"), str(tmp_path / "val")], str(tmp_path / "i.json")
+    create_index(sources, output, settings=IndexSettings(counts=tuple(sources)))
+    assert [entry["nsamples"] for entry in read(output)["shardlist"]] == [10, 3]
+    whole = write_json(tmp_path / "sizes.json", {"train/0.tar": 10, "val/0.tar": 3})
+    create_index(sources, output, settings=IndexSettings(counts=(whole,)))
+    assert [entry["nsamples"] for entry in read(output)["shardlist"]] == [10, 3]
+    other = write_json(tmp_path / "sizes.json", {"0.tar": 10})
+    with pytest.raises(InputError, match="2 shards have this name"):
+        create_index(sources, output, settings=IndexSettings(counts=(other,)))
+    for setting in ({"has_md5": True}, {"checksums": True}, {"has_tables": True}):
+        with pytest.raises(InputError, match="shards that are not read"):
+            create_index(sources, output, settings=IndexSettings(counts=(whole,), **setting))
+
+
+def test_tables_of_long_names_are_kept_beside_the_index(tmp_path):
+    """A name of 252 bytes has no room for the table's ending, nor 240 for that of a file that is being written."""
+    for length in (252, 240, 220):
+        write_shard(tmp_path / "d/s.tar", 2)
+        os.rename(tmp_path / "d/s.tar", tmp_path / "d" / ("n" * (length - 4) + ".tar"))
+    told = create_index([str(tmp_path / "d")], str(tmp_path / "i.json"), settings=IndexSettings(has_tables=True))
+    assert (told.shards, len(told.tables)) == (3, 2)
+    for path in told.tables.values():
+        assert len(tables.parse_table(Path(path).read_bytes(), shard="s.tar")) == 2
+
+
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     """What was read before is not read again, though the last line was cut; at the end the journal is gone."""
     shards = write_shards(tmp_path / "d", (1, 2, 3))
     output = str(tmp_path / "d/i.json")
     journal = KnownShards(output)
     for shard in shards[:2]:
-        journal.add(scan_shard(ScanTask(url=shard["url"])))
+        journal.add(scan_shard(ScanTask(url=shard["url"], checksums=("crc32",))))
     journal.close()
     with open(output + ".journal", "ab") as file:
         file.write(b'{"url": "s2.t')

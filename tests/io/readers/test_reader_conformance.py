@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import cache_shards as shards
+from tests.support import tars
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import PATIENCE_SECONDS
+from wids.index.table import SUFFIX
 from wids.readers.base import ClosedReaderError
 
 DATA = shards.shard("a", 3, 40_000)
@@ -43,6 +45,31 @@ def test_open_reads_samples(way, events):
             _ = reader[3]
     [opened] = [event for event in events if type(event).__name__ == "Opened"]
     assert (opened.url, opened.nsamples) == (url, 3)
+
+
+def test_a_hard_link_has_the_bytes_of_its_file(way):
+    """Of an earlier sample, its own or of none, near and far; by a saved or published table, too. Oracle: tarfile."""
+    parts = [tars.member(b"README", b"read me"), tars.member(b"a.txt", b"text")]
+    parts += [tars.member(b"a.bin", b"data" * 20_000), tars.member(b"b.bin", b"b")]
+    links = {b"a.copy": b"a.bin", b"b.txt": b"a.txt", b"c.txt": b"b.txt", b"c.doc": b"README", b"d.bin": b"b.bin"}
+    parts.insert(3, tars.header(b"a.copy", kind=b"1", link=b"a.bin"))
+    parts += [tars.header(name, kind=b"1", link=links[name]) for name in (b"b.txt", b"c.txt", b"c.doc", b"d.bin")]
+    data = b"".join([*parts, tars.member(b"d.txt", b"d"), tars.END])
+    wanted = {}
+    for name, _, at, size in tars.expected(data)[1:]:
+        key, dot, extension = name.decode().partition(".")
+        wanted.setdefault(key, {"__key__": key})[dot + extension] = data[at : at + size]
+    assert [len(sample) for sample in wanted.values()] == [4, 3, 3, 3]
+    url = way.put("a.tar", data)
+    provider, shard = way.make(), described(url, data)
+    for _ in range(2):  # the second time by the table that the first one saved, if it did
+        with contextlib.closing(provider.open(shard)) as reader:
+            found = [values(reader.read(row)) for row in (0, 3, 1, 2)]
+            assert found == [wanted[key] for key in "adbc"]
+            assert [values(sample) for sample in reader.read_rows([0, 1, 2, 3, 1])] == [wanted[k] for k in "abcdb"]
+            assert values(reader.read(2, (".doc",))) == {".doc": b"read me", "__key__": "c"}
+        way.put("a.tar" + SUFFIX, tars.table_of(data, url).to_bytes())
+        provider = way.make()
 
 
 # --- closing

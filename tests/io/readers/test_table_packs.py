@@ -17,7 +17,7 @@ from tests.support import cache_shards as shards
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.servers import instead, status
-from tests.support.tars import pack_of, publish, publish_pack, table_of
+from tests.support.tars import lying_table, pack_of, publish, publish_pack, table_of
 from wids import indexes
 from wids.cache import table_packs
 from wids.cache.cleanup import keep_most_recent_files
@@ -317,9 +317,16 @@ def lack(web):
     web.add(PACK, pack_of(tables, web.url + PACK))
 
 
+def lie(web):
+    """Its tables have the right samples in another order."""
+    order = [1, 0, *range(2, ROWS)]
+    tables = {f"{web.url}/{tag}.tar": lying_table(web.files[f"/{tag}.tar"], order).to_bytes() for tag in TAGS}
+    web.add(PACK, pack_of(tables, web.url + PACK))
+
+
 FAULTS = [
     *(remove, refuse, cut, damage, mislead, send_a_page),
-    *(forget_ranges, forget_versions, damage_tables, outdate, lack),
+    *(forget_ranges, forget_versions, damage_tables, outdate, lie, lack),
 ]
 
 

@@ -3,6 +3,7 @@ import mmap
 import pickle
 import struct
 import sys
+import tarfile
 import tracemalloc
 from zlib import crc32
 
@@ -562,8 +563,8 @@ def test_extensions_that_repeat():
 def test_sound_changes_are_read():
     """The control for the tests above: sealed as it is, or with other sound values, the table is read."""
     assert parse_table(sealed(saved()), shard="s.tar").to_bytes() == saved()
-    found = parse_table(changed((SIZES, "Q", 1024), (IDS, "I", 1), (IDS + 4, "I", 0), (76, "I", 0)), shard="s.tar")
-    assert found.members(0) == [(".seg.png", 512, 1024), (".txt", 1536, 1)]
+    found = parse_table(changed((SIZES, "Q", 512), (IDS, "I", 1), (IDS + 4, "I", 0), (76, "I", 0)), shard="s.tar")
+    assert found.members(0) == [(".seg.png", 512, 512), (".txt", 1536, 1)]
 
 
 @settings(max_examples=examples(1000))
@@ -583,6 +584,86 @@ def test_hostile_tables_are_refused_or_harmless(changes):
         for _, at, size in found.members(row):
             assert last <= at <= at + size <= found.identity.size
             last = at + size
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 1, 3), (0, 0, 1, 2, 3), (3, 2, 1, 0)], ids=str)
+def test_samples_in_another_order_than_the_archives(order):
+    """Rows permuted or repeated, all else right: such a table would decide which sample has which index."""
+    data = tars.files({f"{key}.{field}": b"1" * 700 for key in "abcd" for field in ("txt", "cls")})
+    assert parse_table(tars.lying_table(data, range(4)).to_bytes(), shard="s.tar").nsamples == 4
+    assert "that no tar has" in refuse(tars.lying_table(data, order).to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("row", "offset", "size"),
+    [(0, 0, 1), (0, 511, 1), (1, 2048, 1), (1, 2048 + 511, 1), (1, 3072, 1025)],
+    ids=["no header", "half a header", "no header between", "half a header between", "into the next header"],
+)
+def test_members_where_no_tar_has_them(row, offset, size):
+    """Each member has a block of its own before it, and ends before the next one begins."""
+    members = [(b"a.txt", 512, 1024, 1024), (b"b.txt", 2560, 3072, 512), (b"c.txt", 4096, 4608, 1)]
+    assert (
+        parse_table(build_table(members, identity=Identity(size=8192), shard="s").to_bytes(), shard="s").nsamples == 3
+    )
+    name = members[row][0]
+    members[row] = (name, max(offset - 512, 0), offset, size)
+    refuse(build_table(members, identity=Identity(size=8192), shard="dir/s.tar").to_bytes())
+
+
+@checked
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("jkl"), st.integers(-1, 5)), max_size=12), st.data())
+def test_hard_links_are_members(wanted, more):
+    """Oracle: tarfile. Members with the bytes of earlier files, in the same sample, others or none: built, saved and
+    read again, in both groupings, they are what tarfile extracts.
+    """
+    entries, names = [], []
+    for key, extension, target in wanted:
+        info = tarfile.TarInfo(f"{key}.{extension}")
+        info.type = tarfile.LNKTYPE if 0 <= target < len(names) else tarfile.REGTYPE
+        info.linkname = names[target] if info.islnk() else ""
+        text = f"{len(entries)}" * 300
+        info.size = 0 if info.islnk() else len(text)
+        entries.append((info, b"" if info.islnk() else text.encode()))
+        names.append(info.name)
+    data, _ = tars.written(entries, tarfile.USTAR_FORMAT)
+    try:
+        found = build_table(
+            tars.scanned(data),
+            identity=Identity(size=len(data)),
+            shard="s.tar",
+            group=more.draw(st.sampled_from(["adjacent", "key"])),
+        )
+    except DuplicateMemberError:
+        return
+    again = parse_table(found.to_bytes(), shard="s.tar")
+    assert (contents(again), again.links) == (contents(found), found.links)
+    values = [
+        (found.key(row) + name, data[at : at + size])
+        for row in range(len(found))
+        for name, at, size in found.members(row)
+    ]
+    assert sorted(values) == sorted((name.decode(), data[at : at + size]) for name, _, at, size in tars.expected(data))
+    assert len(found.links) == sum(info.islnk() for info, _ in entries)
+    for row in range(len(found)):
+        places = [at for _, at, _ in found.members(row)]
+        assert places == sorted(places)
+
+
+LINKED = tars.member(b"a.txt", b"1") + tars.member(b"b.cls", b"2") + tars.header(b"b.txt", kind=b"1", link=b"a.txt")
+
+
+@pytest.mark.parametrize(
+    "links",
+    [(2, 2048), (1, 512), (1, 1 << 62), (3, 2048), (1, 2048, 1, 2048), (2, 2048, 1, 2048)],
+    ids=["is none", "before its data", "behind the end", "no member", "twice", "falling"],
+)
+def test_links_that_no_tar_has(links):
+    """Headers of links are behind their data, where nothing else is; else the order of samples would be anything."""
+    data = tars.table_of(LINKED + tars.END).to_bytes()
+    assert parse_table(data, shard="s.tar").links == {1: 2048}
+    refuse(sealed(data[:-16] + struct.pack(f"<{len(links)}Q", *links[::2], *links[1::2])))
+    refuse(sealed(data[:-8]))
+    refuse(sealed(data + bytes(8)))
 
 
 @pytest.mark.parametrize("at", [56, 64, 88])

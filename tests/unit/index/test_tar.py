@@ -93,19 +93,38 @@ def archives(draw):
     return form, entries
 
 
+def files_alone():
+    """As `archives`, where nothing is refused."""
+    return archives().filter(lambda archive: tars.refused(tars.written(archive[1], FORMATS[archive[0]])[0]) is None)
+
+
 @checked
 @given(archives(), st.sampled_from([None, {"comment": "é" * 300}]))
 def test_agrees_with_tarfile(archive, global_records):
-    """Oracle: tarfile. Names, header offsets, data offsets and sizes of the regular members, in order."""
+    """Oracle: tarfile. Names, header offsets, data offsets and sizes of files and hard links to them, in order; then
+    the first member of a sample that is no file is refused.
+    """
     form, entries = archive
     # tarfile cannot read the archive of no members that it writes with a global header.
     options = {"pax_headers": global_records} if form == "pax" and entries else {}
     data, _ = tars.written(entries, FORMATS[form], **options)
-    assert scanned(data) == expected(data)
+    check_found(data)
+
+
+def check_found(data):
+    """Scan an archive: what tarfile finds."""
+    found, error = attempted(data)
+    assert found == expected(data)
+    if tars.refused(data) is None:
+        assert error is None
+    else:
+        assert type(error) is errors.UnsupportedMemberError
+        assert error.offset == tars.refused(data)
+        assert "--hard-dereference" in str(error)
 
 
 @checked
-@given(archives(), st.data())
+@given(files_alone(), st.data())
 def test_every_cut_is_told(archive, more):
     """Cut before its end marker, an archive gives a prefix of its members and a TruncatedShardError; later, all."""
     form, entries = archive
@@ -128,7 +147,7 @@ def check_cut(data, whole, *, is_whole):
 
 
 @checked
-@given(archives(), st.binary(max_size=2000))
+@given(files_alone(), st.binary(max_size=2000))
 def test_junk_behind_the_end_is_ignored(archive, junk):
     """What follows the end marker is none of our business, as with tarfile and GNU tar."""
     form, entries = archive
@@ -145,8 +164,7 @@ def test_windows_of_any_size(archive, window):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tar, "_WIDE_WINDOW", window)
         patch.setattr(tar, "_NARROW_WINDOW", window)
-        found = scanned(data)
-    assert found == expected(data)
+        check_found(data)
 
 
 @checked
@@ -286,11 +304,61 @@ def test_extended_headers_hold_for_one_member():
     assert found_names(data) == [b"a.txt", b"b.txt"]
 
 
-def test_long_link_names_are_passed_over():
-    """GNU tar's K header names a link's target: nothing for us, and the member after it has its own name."""
+def test_long_link_names_name_no_member():
+    """GNU tar's K header names a link's target, and the member after it has its own name."""
     data = member(b"././@LongLink", b"target" * 40 + b"\0", b"K", magic=GNU) + member(b"a.txt", b"1", magic=GNU) + END
     assert scanned(data) == expected(data)
     assert found_names(data) == [b"a.txt"]
+
+
+LONG = b"d/" + b"l" * 150 + b".txt"
+
+
+@pytest.mark.parametrize(
+    ("target", "before", "link", "name"),
+    [
+        (b"a.txt", b"", b"a.txt", b"b.txt"),
+        (b"./d/../a.txt", b"", b"a.txt", b"b.txt"),
+        (LONG, member(b"././@LongLink", LONG + b"\0", b"K", magic=GNU), b"cut", b"b.txt"),
+        (LONG, pax({b"linkpath": LONG}), b"cut", b"b.txt"),
+        (LONG, pax({b"linkpath": LONG, b"path": b"other.txt"}), b"cut", b"other.txt"),
+    ],
+    ids=["plain", "normal", "gnu", "pax", "pax path"],
+)
+def test_a_hard_link_is_the_file_that_it_leads_to(target, before, link, name):
+    """However its name is written: the last earlier file of this name; later ones of the name are others, and a link to
+    a link is the same file. Oracle: tarfile.
+    """
+    first = pax({b"path": target}) + member(b"cut", b"old") + pax({b"path": target}) + member(b"cut", b"data")
+    links = before + header(b"b.txt", kind=b"1", link=link) + header(b"c.txt", kind=b"1", link=name)
+    data = first + member(b"x.txt", b"x") + links + pax({b"path": target}) + member(b"cut", b"later") + END
+    check_found(data)
+    found = {name: data[at : at + size] for name, _, at, size in scanned(data)}
+    assert found == {target: b"later", b"x.txt": b"x", name: b"data", b"c.txt": b"data"}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        header(b"b.txt", kind=b"1", link=b"later.txt") + member(b"later.txt", b"1"),
+        header(b"b.txt", kind=b"1", link=b"b.txt"),
+        header(b"d/", kind=b"5") + header(b"b.txt", kind=b"1", link=b"d"),
+        header(b"s", kind=b"2", link=b"a.txt") + header(b"b.txt", kind=b"1", link=b"s"),
+        header(b"b.txt", kind=b"2", link=b"a.txt"),
+        header(b"b.txt", kind=b"3"),
+        header(b"b.txt", kind=b"4"),
+        header(b"b.txt", kind=b"6"),
+        member(b"b.txt", b"data", kind=b"Z"),
+    ],
+    ids=["later", "itself", "directory", "link to link", "symbolic", "character", "block", "FIFO", "unknown kind"],
+)
+def test_what_is_no_file_is_refused_where_a_sample_would_have_it(what):
+    """A link that leads to no earlier file, and a device; under a name that no sample has, they are passed over."""
+    data = member(b"a.txt", b"1") + what + END
+    check_found(data)
+    assert type(attempted(data)[1]) is errors.UnsupportedMemberError
+    passed = tar.scan(tars.reader(data), len(data), shard="s.tar", split=lambda _: None)
+    assert {name for name, *_ in passed} - {b"later.txt"} == {b"a.txt"}
 
 
 def test_size_of_what_has_no_data_is_ignored():
@@ -300,9 +368,9 @@ def test_size_of_what_has_no_data_is_ignored():
         assert scanned(data) == expected(data) == [(b"a.txt", 512, 1024, 1)]
 
 
-def test_unknown_kinds_are_skipped_with_their_data():
-    """GNU's volume labels (V) and dump directories (D), and vendors' own kinds, are no members of a sample."""
-    for kind in b"VDNAZ":
+def test_what_is_said_of_the_archive_is_skipped_with_its_data():
+    """GNU's volume labels (V), dump directories (D) and old names (N), and Solaris' attributes, are no members."""
+    for kind in b"VDNA":
         data = member(b"x.txt", b"data" * 200, bytes([kind])) + member(b"a.txt", b"1") + END
         assert scanned(data) == expected(data) == [(b"a.txt", 1536, 2048, 1)]
 
@@ -482,7 +550,7 @@ RAW_NAMES = [b"latin-\xe9.txt", b"\xff" * 110 + b".txt", b"d/\xe9\xe8/a.txt"]
 
 
 def plant(root, wanted):
-    """Make a tree with these files, an empty directory and a link; give name (bytes) -> content."""
+    """Make a tree with these files, an empty directory and a link that no sample has; give name (bytes) -> content."""
     contents = {}
     for k, name in enumerate(wanted):
         raw = os.fsencode(name)
@@ -492,7 +560,7 @@ def plant(root, wanted):
         with open(path, "wb") as file:
             file.write(contents[raw])
     os.makedirs(root / "zz" / "empty-dir")
-    os.symlink("../a.txt", root / "zz" / "link.txt")
+    os.symlink("../a.txt", root / "zz" / "link")
     return contents
 
 
@@ -532,7 +600,7 @@ def test_archives_of_gnu_tar_and_bsdtar(tmp_path, tool):
     program, form = tool.split()
     contents = plant(tmp_path / "tree", TOOLS[tool])
     if form != "v7":
-        os.mkfifo(tmp_path / "tree" / "zz" / "fifo.txt")
+        os.mkfifo(tmp_path / "tree" / "zz" / "fifo")
     run_tool(program, f"--format={form}", "-cf", str(tmp_path / "s.tar"), ".", cwd=tmp_path / "tree")
     data = (tmp_path / "s.tar").read_bytes()
     check_packed(data, contents)

@@ -30,6 +30,15 @@ class ScanFlags:
         bool,
         typer.Option("--md5", help="With checksums: md5 and CRC-32. All bytes are read then, of remote ones too."),
     ] = False
+    checksums: Annotated[
+        bool | None,
+        typer.Option(
+            "--checksums/--no-checksums",
+            help="A CRC-32 of each shard, or of none. Default: of local shards, which are read whole for it, and of "
+            "remote ones that are read whole anyway.",
+            show_default=False,
+        ),
+    ] = None
     has_tables: Annotated[
         bool,
         typer.Option(
@@ -41,6 +50,15 @@ class ScanFlags:
     is_skipping: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out shards that cannot be read, and list them.")
     ] = False
+    counts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--counts",
+            metavar="FILE",
+            help="sizes.json, *_stats.json (img2dataset), or a directory of them: shards that have a count there are "
+            "not read. A wrong one is an error when the shard is opened. Repeatable.",
+        ),
+    ] = None
     storage_options: StorageOptions = None
 
 
@@ -91,12 +109,18 @@ def create_index(
 ) -> None:
     """Write the index of a dataset's shards.
 
-    Local shards are read where they are, of remote ones byte ranges over their headers. A second run reads only what
-    changed since (INDEX.state remembers sizes and versions); one that was killed goes on where it was.
+    Local shards are read where they are, whole for their CRC-32 (--no-checksums: headers alone); of remote ones byte
+    ranges over their headers. A second run reads only what changed since (INDEX.state remembers sizes and versions);
+    one that was killed goes on where it was.
+
+    In a directory, links are followed, each file comes once. What is named like an archive and cannot be read
+    (compressed, a link to nothing) is an error, or with --skip-errors left out and listed.
 
     `wids index create data/ -o data/train.json`
 
     `wids index create 's3://bucket/train-{000000..000999}.tar' gs://bucket/more/ -o train.json --members`
+
+    `wids index create 's3://bucket/{00000..00999}.tar' -o train.json --counts s3://bucket/`
 
     `find /nas -name '*.tar' | wids index create - -o train.json --base https://host/data`
     """
@@ -135,7 +159,7 @@ def update_index(
 ) -> None:
     """Bring an index up to date: read again what changed, drop and add shards.
 
-    Its own keys and those of its shards stay. If it has checksums, new shards get them too.
+    Its own keys and those of its shards stay. If it has checksums, new shards get them too; if it has none, none.
 
     `wids index update train.json --add data/new/ --drop 'bad-*.tar'`
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from wids.cli.format import count_of, format_size, print_errors, print_json, shown_path
+from wids.cli.format import count_of, format_size, print_errors, print_json, printable, shown_path, shown_url
 from wids.cli.progress import job_bar
 from wids.index.writing import stem_of
 from wids.jobs.index_create import IndexSettings, create_index
@@ -106,12 +106,31 @@ def _text_of(info: str | None) -> str | None:
     return info
 
 
+def _warnings(outcome: IndexOutcome) -> Iterator[str]:
+    """What was left out, or looks wrong, though nothing failed."""
+    for url, at in outcome.behind.items():
+        yield (
+            f"{shown_url(url)}: goes on behind its end marker, at byte {at:,}; nothing reads that (two archives in one "
+            "file? `tar -i` extracts both: pack them again)"
+        )
+    for url, count in outcome.empty.items():
+        files = f"; its {count_of(count, 'file')}: names without an extension, or with a dot first" if count else ""
+        yield f"{shown_url(url)}: has no sample{files}"
+    for url, first in outcome.repeated.items():
+        yield f"{shown_url(url)}: is the same file as {shown_url(first)}, and comes once"
+    if outcome.unused_counts:
+        names = ", ".join(map(printable, outcome.unused_counts[:3])) + ", ..." * (len(outcome.unused_counts) > 3)
+        yield f"{count_of(len(outcome.unused_counts), 'count')} of shards that are not in the index: {names}"
+
+
 def _settings(flags: ScanFlags, *, is_dropping_missing: bool = False) -> IndexSettings:
     return IndexSettings(
         has_md5=flags.has_md5,
+        checksums=flags.checksums,
         has_tables=flags.has_tables,
         is_skipping=flags.is_skipping,
         is_dropping_missing=is_dropping_missing,
+        counts=tuple(flags.counts or ()),
         storage_options=flags.storage_options,
     )
 
@@ -122,6 +141,7 @@ def _bar(flags: ScanFlags, *, is_json: bool) -> AbstractContextManager[Callable[
 
 def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
     print_errors([f"left out: {why}" for why in outcome.failed.values()])
+    print_errors([f"warning: {what}" for what in _warnings(outcome)])
     if is_json:
         print_json(msgspec.to_builtins(outcome))
         return
@@ -130,6 +150,7 @@ def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
     counts = {
         "read": outcome.surveyed,
         "unchanged": outcome.unchanged,
+        "not read, by their counts": outcome.counted,
         "added": outcome.added,
         "dropped": outcome.dropped,
         "left out": len(outcome.failed),
@@ -139,6 +160,15 @@ def _report(outcome: IndexOutcome, *, is_json: bool) -> None:
     if outcome.requests:
         words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
     print(words)
+    for source, count in outcome.counts.items():
+        print(f"{count_of(count, 'count')} from {shown_url(source)}")
+    if outcome.repeated_keys:
+        print(f"{count_of(outcome.repeated_keys, 'sample')} with a key that came before in the same shard")
+    if outcome.left_files:
+        print(
+            f"{count_of(outcome.left_files, 'file')} of the shards in no sample: names without an extension, or with "
+            "a dot first"
+        )
     if outcome.tables:
         place = shown_path(os.path.dirname(outcome.output))
         print(f"{count_of(len(outcome.tables), 'member table')} in {place}: their shards' places cannot be written")

@@ -1,0 +1,161 @@
+"""Counts of samples that other tools have written: an index is made of them without reading the shards.
+
+``sizes.json``, as programs around webdataset have it beside the shards: ``{"00000.tar": 1000, ...}``, counts as
+numbers or as digits. ``00000_stats.json``, as img2dataset writes it beside ``00000.tar``: its ``successes``. A count is
+a claim: a shard of another number of samples is a `wids.errors.CountMismatchError` when it is opened.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import InputError
+from wids.index import urls, writing
+from wids.index.shardlist import MAX_COUNT
+from wids.index.spec import parse_json
+from wids.jobs import discovery
+from wids.transport.download import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+SIZES_NAME, STATS_SUFFIX = "sizes.json", "_stats.json"
+_MAX_BYTES = 64 << 20
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a file says of one shard.
+
+    Attributes:
+        directory, name: of the shard. nsamples: its count. source: the file.
+    """
+
+    directory: str
+    name: str
+    nsamples: int
+    source: str
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Counts for the shards of an index.
+
+    Attributes:
+        nsamples: URL of a shard -> its count. sources: file -> how many of these it gave.
+        unused: names of shards in the files that are none of the index's.
+    """
+
+    nsamples: dict[str, int] = msgspec.field(default_factory=dict)
+    sources: dict[str, int] = msgspec.field(default_factory=dict)
+    unused: list[str] = msgspec.field(default_factory=list)
+
+
+def match_counts(
+    places: Iterable[str], shards: Sequence[str], *, storage_options: dict[str, Any] | None = None
+) -> Counts:
+    """The counts of shards, from files.
+
+    A shard takes the count of its name beside it; else that of its name elsewhere, if no other shard has this name.
+
+    Args:
+        places: files, directories of them, patterns, URLs, prefixes.
+        shards: URLs.
+        storage_options: for fsspec.
+
+    Raises:
+        InputError: a file has no counts, or they contradict each other, or fit several shards.
+        FetchError: one cannot be read.
+    """
+    claims: dict[str, dict[str, Claim]] = {}
+    for place in places:
+        for claim in _read(place, storage_options):
+            before = claims.setdefault(claim.name, {}).setdefault(claim.directory, claim)
+            if before.nsamples != claim.nsamples:
+                raise InputError(
+                    f"{claim.source}: says that {claim.name} has {claim.nsamples} samples, and {before.source} says "
+                    f"{before.nsamples}; give one of them",
+                    path=claim.source,
+                )
+    named: dict[str, list[str]] = {}
+    for url in shards:
+        named.setdefault(urls.basename_of(url), []).append(url)
+    counts, used = Counts(), set[tuple[str, str]]()
+    for name, places_of in named.items():
+        for url in places_of:
+            found = _choose(claims.get(name, {}), url, places_of)
+            if found is not None:
+                counts.nsamples[url] = found.nsamples
+                counts.sources[found.source] = counts.sources.get(found.source, 0) + 1
+                used.add((found.directory, name))
+    counts.unused = [name for name, those in claims.items() for directory in those if (directory, name) not in used]
+    return counts
+
+
+def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | None:
+    """The claim that is of a shard; ``claims``: of its name, by directory; ``same``: all shards of this name.
+
+    Raises:
+        InputError: one may be of this shard or of another one.
+    """
+    directories = set(map(urls.directory_of, same))
+    own = claims.get(urls.directory_of(url))
+    others = [claim for directory, claim in claims.items() if directory not in directories]
+    if own is not None or not others:
+        return own
+    if len(same) > 1 or len(others) > 1:
+        raise InputError(
+            f"{others[0].source}: has a count of {others[0].name}, and "
+            + (f"{len(same)} shards have" if len(same) > 1 else f"{others[1].source} has one, too, for")
+            + " this name; put it beside the shards that it is of",
+            path=others[0].source,
+        )
+    return others[0]
+
+
+def _read(place: str, storage_options: dict[str, Any] | None) -> Iterator[Claim]:
+    for source in _files(place, storage_options):
+        raw = parse_json(read_bytes(source, storage_options=storage_options, max_bytes=_MAX_BYTES), source)
+        name = urls.basename_of(source)
+        directory = urls.directory_of(source)
+        if name.endswith(STATS_SUFFIX) and "successes" in raw:
+            shard = name.removesuffix(STATS_SUFFIX) + discovery.SUFFIX
+            yield Claim(directory, shard, _count(raw["successes"], source, "successes"), source)
+            continue
+        if not raw:
+            raise InputError(f'{source}: has no counts; it must be like {{"00000.tar": 1000}}', path=source)
+        for key, value in raw.items():
+            below, _, shard = key.rpartition("/")
+            yield Claim(urls.join(directory, below) if below else directory, shard, _count(value, source, key), source)
+
+
+def _files(place: str, storage_options: dict[str, Any] | None) -> list[str]:
+    """The files of counts that a place names."""
+    if not urls.is_local(place):
+        is_many = urls.without_query(place).endswith("/")
+        return discovery.list_names(place, _is_counts, storage_options) if is_many else [place]
+    path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+    if os.path.isdir(path):
+        found = [os.path.join(path, name) for name in os.listdir(path) if _is_counts(name)]
+    else:
+        found = [path] if os.path.exists(path) else glob.glob(path)
+    if not found:
+        raise InputError(f"{place}: there is no {SIZES_NAME} and no *{STATS_SUFFIX} there", path=path)
+    return sorted(found, key=writing.natural_key)
+
+
+def _is_counts(name: str) -> bool:
+    return name == SIZES_NAME or name.endswith(STATS_SUFFIX)
+
+
+def _count(value: Any, source: str, key: str) -> int:
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_COUNT:
+        raise InputError(
+            f"{source}: {key[:200]!r} is {value!r:.60}, which is no number of samples; counts are like "
+            '{"00000.tar": 1000}, or "successes" of a file that ends in _stats.json',
+            path=source,
+        )
+    return number
