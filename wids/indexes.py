@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from wids.osfiles.shared_selection import SharedSelection
     from wids.transport.source import Stat
 
+# The checksum of a compiled index of fewer bytes is compared at each opening, in half a millisecond.
+_CHECKED_BYTES = 1 << 20
 # Indexes of fewer shards are parsed in a tenth of a second, and pickled in a few MB.
 MIN_SHARDS = 20_000
 # A shard takes more bytes than that in an index.
@@ -103,7 +105,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
         try:
             data, status = atomic.map_file(self.path)
             if status.st_uid == system.user_id() or not self.is_cached:
-                found = _unpack(data, self.request, place=self.path)
+                found = _open(data, status, self.request, path=self.path, place=self.path)
                 if found.identity == self.identity:
                     return ShardList(found.header, columns=found.columns, origin=self)
         except (OSError, SpecError) as error:
@@ -221,12 +223,12 @@ class _JsonIndex:
 
     def _map(self, indexes: CompiledIndexes, digest: str) -> LoadedIndex | None:
         """The compiled index of a digest, if its sub-datasets are what they were."""
-        data = indexes.map(digest)
-        if data is None:
+        here = indexes.open(digest)
+        if here is None:
             return None
         path = indexes.path(digest)
         try:
-            found = compiled.unpack(data, place=path, home=None)
+            found = _open(*here, self._request, path=path, place=path)
         except SpecError as error:
             logger.info("compiled again: %s", error)
             return None
@@ -255,6 +257,7 @@ class _JsonIndex:
                 return parsed
             if not indexes.publish(digest, lambda _, fd: system.write_parts(fd, packed)):
                 return parsed
+            indexes.note_checked(indexes.path(digest))
         return self._map(indexes, digest) or parsed
 
 
@@ -391,8 +394,8 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
 
 def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
     path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
-    data, _ = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
-    found = _unpack(data, request, place=place)
+    data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
+    found = _open(data, status, request, path=path, place=place)
     return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.storage_options)
 
 
@@ -413,14 +416,16 @@ class _RemoteIndex:
         digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
         is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
         digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
-        data = indexes.map(digest) if is_known else None
-        if data is None and indexes.publish(digest, self._download):
-            data = indexes.map(digest)
-        if data is None:
+        here = indexes.open(digest) if is_known else None
+        if here is None and indexes.publish(digest, self._download):
+            indexes.note_checked(indexes.path(digest))
+            here = indexes.open(digest)
+        if here is None:
             text = read_bytes(self._place, storage_options=request.storage_options)
             return self._take(self._check(text), "")
         try:
-            found = _unpack(data, request, place=self._place) if is_known else self._check(data)
+            path = indexes.path(digest)
+            found = _open(*here, request, path=path, place=self._place) if is_known else self._check(here[0])
         except SpecError:
             indexes.remove(digest)  # the next one downloads it again
             raise
@@ -474,6 +479,24 @@ def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: boo
         request=request,
     )
     return shards
+
+
+def _open(
+    data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, place: str
+) -> compiled.Compiled:
+    """Read a compiled index that is a file, its checksum where this machine has not compared it yet.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    if len(data) < _CHECKED_BYTES:
+        return _unpack(data, request, place=place, is_whole=False)
+    indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
+    is_whole = indexes is not None and indexes.is_checked(path, status)
+    found = _unpack(data, request, place=place, is_whole=is_whole)
+    if indexes is not None and not is_whole:
+        indexes.note_checked(path, status)
+    return found
 
 
 def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:

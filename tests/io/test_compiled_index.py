@@ -6,7 +6,9 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -422,6 +424,68 @@ def test_a_local_one_that_changes(converted, tmp_path, index):
         ShardListDataset(converted)
     with pytest.raises(FetchError, match=r"train\.widsx"):
         pickle.loads(data)
+
+
+def test_no_damage_is_taken_for_an_index(converted, tmp_path, index, cache):
+    """Any byte changed, with its checksums or without: refused at the first opening, or in a cache made again."""
+    raw = json.loads(Path(index).read_text())
+    for k, entry in enumerate(raw["shardlist"]):
+        entry |= {"crc32": f"{k:08x}", "md5sum": f"{k * 7:032x}", "own": k}
+    write_json(index, raw)
+    convert_index(index, converted)
+    good, random = Path(converted).read_bytes(), np.random.default_rng(0)
+    wanted = list(map(dict, ShardListDataset(converted).shards))
+    assert [shard["crc32"] for shard in wanted] == [f"{k:08x}" for k in range(4)]
+    spots = [*range(96), *random.integers(96, len(good), 904).tolist()]
+    assert len(good) < 4000  # most bytes are hit
+    for at in spots:
+        bad = bytearray(good)
+        bad[at] ^= int(random.integers(1, 256))
+        Path(converted).write_bytes(bad)
+        with pytest.raises(SpecError, match="this compiled index"):
+            load_shards(converted)
+    first = list(map(dict, ShardListDataset(index, cache_dir=cache).shards))
+    (name,) = files(cache)
+    path = Path(cache, ".wids", "indexes", name)
+    good = path.read_bytes()
+    for at in random.integers(0, len(good), 100).tolist():
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        found = ShardListDataset(index, cache_dir=cache)
+        assert is_mapped(found)
+        assert list(map(dict, found.shards)) == first
+        assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("kind", ["its own", "compiled here", "downloaded"])
+def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypatch, kind):
+    """Each machine does so at the first opening, and when the file is another one; pickles too go by that."""
+    monkeypatch.setattr(indexes, "_CHECKED_BYTES", 0)
+    summed = []
+    monkeypatch.setattr(compiled, "crc32", lambda data, *rest: summed.append(len(data)) or crc32(data, *rest))
+    with serve(tmp_path / "d") as server:
+        place = {"its own": converted, "compiled here": index, "downloaded": f"{server.url}/train.widsx"}[kind]
+
+        def open_it(make=lambda: ShardListDataset(place, cache_dir=cache)):
+            """Whether all of the file is summed; the dataset."""
+            summed.clear()
+            dataset = make()
+            assert dataset.lengths == list(COUNTS)
+            return len(summed) == 3, dataset
+
+        first = ShardListDataset(place, cache_dir=cache)
+        path = converted if kind == "its own" else os.path.join(cache, ".wids", "indexes", files(cache)[0])
+        is_summed, again = open_it()
+        assert not is_summed
+        data = pickle.dumps(again)
+        assert not open_it(lambda: pickle.loads(data))[0]
+        os.utime(path)
+        assert open_it()[0]
+        assert not open_it()[0]
+        monkeypatch.setattr(compiled_indexes, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+        os.utime(path)
+        assert open_it()[0]
+        assert open_it()[0]  # written just now, it may change without its times showing it
+        assert first.fingerprint == again.fingerprint
 
 
 def test_a_remote_one_is_downloaded_once(converted, index, tmp_path, cache, monkeypatch):

@@ -3,6 +3,7 @@
     .wids/indexes/DIGEST.widsx      a compiled index (`wids.index.compiled`); DIGEST: of all that it was made from
     .wids/indexes/DIGEST.tables     the directory of a pack of member tables (`wids.cache.table_packs`)
     .wids/indexes/DIGEST.source     which of them a local JSON file is, as long as its size, times and inode are these
+    .wids/indexes/DIGEST.checked    likewise, that the checksum of a compiled index was compared; DIGEST: of its path
     .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
     .wids/indexes/DIGEST.rows       the rows of a remote view (`wids.cache.view_rows`)
 
@@ -16,6 +17,7 @@ cannot be used, there are none, and each process parses its index.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
@@ -35,12 +37,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 COPY_SUFFIX = ".parquet"
-_SOURCE_SUFFIX = ".source"
+_SOURCE_SUFFIX, _CHECKED_SUFFIX = ".source", ".checked"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SUFFIXES = "|".join(map(re.escape, (SUFFIX, _SOURCE_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX, view_file.SUFFIX)))
+_SUFFIXES = "|".join(
+    map(re.escape, (SUFFIX, _SOURCE_SUFFIX, _CHECKED_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX, view_file.SUFFIX))
+)
 _OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{_SUFFIXES})")
 _PART = re.compile(rf"{_OWN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.part")
 _UNUSED_SECONDS = 30 * 86_400.0
+# So often a file's time says that it is used; another time costs a look at its checksum.
+_USED_SECONDS = 86_400.0
 # A file that changes again within the tick of a clock may keep its times.
 _SETTLED_NS = 2_000_000_000
 _MODE = 0o600
@@ -67,9 +73,15 @@ def look_at(path: str) -> FileStatus | None:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    now = time.time_ns()
-    if not stat.S_ISREG(status.st_mode) or max(status.st_mtime_ns, status.st_ctime_ns) > now - _SETTLED_NS:
-        return None
+    return status_of(status) if stat.S_ISREG(status.st_mode) and _is_settled(status) else None
+
+
+def _is_settled(status: os.stat_result) -> bool:
+    return max(status.st_mtime_ns, status.st_ctime_ns) <= time.time_ns() - _SETTLED_NS
+
+
+def status_of(status: os.stat_result) -> FileStatus:
+    """The state of a file that was asked for."""
     return FileStatus(
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
@@ -77,6 +89,10 @@ def look_at(path: str) -> FileStatus | None:
         inode=status.st_ino,
         device=status.st_dev,
     )
+
+
+def _key_of(path: str) -> str:
+    return hashlib.blake2b(b"checked " + os.fsencode(path), digest_size=32).hexdigest()
 
 
 class CompiledIndexes:
@@ -97,13 +113,20 @@ class CompiledIndexes:
 
     def map(self, digest: str) -> memoryview | None:
         """Its bytes, mapped; None: there is none of this user's own."""
+        found = self.open(digest)
+        return None if found is None else found[0]
+
+    def open(self, digest: str) -> tuple[memoryview, os.stat_result] | None:
+        """As `map`, with the state of the file."""
         path = self.path(digest)
         with contextlib.suppress(OSError):
             self._check_directory()
             data, status = atomic.map_file(path)
             if status.st_uid == system.user_id():
-                os.utime(path)
-                return data
+                if status.st_mtime < time.time() - _USED_SECONDS:
+                    os.utime(path)
+                    status = os.stat(path)
+                return data, status
         return None
 
     def recall(self, key: str, status: FileStatus) -> str | None:
@@ -113,9 +136,12 @@ class CompiledIndexes:
             key: 64 hexadecimal digits for the file's path, and for how it is parsed.
             status: of the file.
         """
+        return self._read_note(self._note(key), status)
+
+    def _read_note(self, path: str, status: FileStatus) -> str | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._check_directory()
-            fd, _ = atomic.open_file(self._note(key))
+            fd, _ = atomic.open_file(path)
             try:
                 is_own = os.fstat(fd).st_uid == system.user_id()
                 note = msgspec.json.decode(system.pread(fd, 4096, 0), type=_SourceNote)
@@ -127,11 +153,26 @@ class CompiledIndexes:
 
     def remember(self, key: str, status: FileStatus, digest: str) -> None:
         """Let `recall` find a digest; best effort."""
-        if self.recall(key, status) == digest:
+        self._write_note(self._note(key), status, digest)
+
+    def _write_note(self, path: str, status: FileStatus, digest: str) -> None:
+        if self._read_note(path, status) == digest:
             return
         data = msgspec.json.encode(_SourceNote(status=status, digest=digest))
         with contextlib.suppress(OSError):
-            self._publish(self._note(key), lambda _, fd: system.write_all(fd, data, 0))
+            self._publish(path, lambda _, fd: system.write_all(fd, data, 0))
+
+    def is_checked(self, path: str, status: os.stat_result) -> bool:
+        """Whether the checksum of a file was compared as it is now."""
+        key = _key_of(path)
+        return self._read_note(self._note(key, _CHECKED_SUFFIX), status_of(status)) == key
+
+    def note_checked(self, path: str, status: os.stat_result | None = None) -> None:
+        """Let `is_checked` know; best effort. ``status``: of the file; None: this process wrote it just now."""
+        with contextlib.suppress(OSError):
+            if status is None or _is_settled(status):
+                key = _key_of(path)
+                self._write_note(self._note(key, _CHECKED_SUFFIX), status_of(status or os.stat(path)), key)
 
     @contextlib.contextmanager
     def writing(self, digest: str) -> Iterator[None]:
@@ -180,11 +221,11 @@ class CompiledIndexes:
         with atomic.part_file(self._directory.staging(os.path.basename(path))) as (part, fd):
             os.fchmod(fd, _MODE)
             write(part, fd)
-            os.fsync(fd)  # what columns hold is not checked again when they are mapped
+            os.fsync(fd)  # what columns hold is not checked each time that they are mapped
             os.replace(part, path)
 
-    def _note(self, key: str) -> str:
-        return os.path.join(self._directory.indexes, key + _SOURCE_SUFFIX)
+    def _note(self, key: str, suffix: str = _SOURCE_SUFFIX) -> str:
+        return os.path.join(self._directory.indexes, key + suffix)
 
     def _is_private(self) -> bool:
         return self._directory.path == atomic.private_dir()

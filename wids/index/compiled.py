@@ -2,8 +2,9 @@
 
 Pure: bytes in, columns over them out. The format is in the README of this folder. Three checks: CRC-32 of the header,
 and whether counts, ends and offsets agree with each other and with the file's length, each time it is opened (some
-milliseconds for a million shards); CRC-32 of the columns when it came over a network. So no wrong byte makes a read
-leave the file, and no file that was cut is taken for a whole one.
+milliseconds for a million shards); CRC-32 of all the rest unless the caller has compared it before (it takes ten times
+as long: once for each machine, `wids.indexes`). So no wrong byte makes a read leave the file, no file that was cut is
+taken for a whole one, and no damage for an index.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 SUFFIX = ".widsx"
 MAGIC = b"\x89WIDSX\r\n"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<8sII9QI4x")
 IDENTITY_BYTES = _HEADER.size
 _MD5_BYTES, _CRC32_BYTES = 16, 4
+_HAS_MD5, _HAS_CRC32 = 1, 2
 # Columns are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
@@ -114,6 +116,10 @@ def pack(
         np.asarray(shards.filesizes, "<i8").tobytes(),
         _pack_digests(shards.md5sums, _MD5_BYTES),
         _pack_digests(shards.crc32s, _CRC32_BYTES),
+        bytes(
+            _HAS_MD5 * bool(md5) | _HAS_CRC32 * bool(crc)
+            for md5, crc in zip(shards.md5sums, shards.crc32s, strict=True)
+        ),
         url_ends,
         hashes[order].tobytes(),
         order.astype("<i8").tobytes(),
@@ -124,7 +130,7 @@ def pack(
     ]
     body = sections.pad(parts)
     checksum = 0
-    for part in body[2:]:
+    for part in body[1:]:
         checksum = crc32(part, checksum)
     facts = (
         _HEADER.size + sum(map(len, body)),
@@ -170,7 +176,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         data: the file's bytes.
         place: what errors call it.
         home: what relative URLs of shards are relative to; those of packs of member tables are given as written.
-        is_whole: False: compare the columns' checksum, too.
+        is_whole: False: compare the checksum of all behind the header, too.
 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.
@@ -188,16 +194,16 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     if start > length or crc32(view[_HEADER.size : start], crc32(view[16 : _HEADER.size])) != head:
         raise damaged(place, "is damaged (the checksum of its header is another)")
     meta = _parse_meta(bytes(view[_HEADER.size : start]), n, place)
+    if not is_whole and crc32(view[start:]) != checksum:
+        raise damaged(place, "is damaged (the checksum of its columns is another)")
     start += -start % 8
-    digests = _MD5_BYTES * n, _CRC32_BYTES * n
+    digests = _MD5_BYTES * n, _CRC32_BYTES * n, n
     widths = (8 * n, 8 * n, 8 * n, *digests, 8 * n, 8 * n, 8 * n, 8 * nextra, 8 * nextra, url_bytes, key_bytes)
     found, end = sections.cut(view, start, widths)
     if end != length or not 0 < n <= MAX_SHARDS or nextra > n:
         raise damaged(place, "contradicts its own header")
-    if not is_whole and crc32(view[start:]) != checksum:
-        raise damaged(place, "is damaged (the checksum of its columns is another)")
     counts, ends, filesizes, url_ends, hashes, rows, key_rows, key_ends = (
-        sections.native(found[k], code) for k, code in zip((0, 1, 2, 5, 6, 7, 8, 9), "qqqqQqqq", strict=True)
+        sections.native(found[k], code) for k, code in zip((0, 1, 2, 6, 7, 8, 9, 10), "qqqqQqqq", strict=True)
     )
     if not (
         _are_counts(counts, ends, total)
@@ -210,13 +216,13 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         raise damaged(place, "points outside itself, or contradicts itself")
     home = None if meta.is_resolved else home or ""
     columns = Columns(
-        urls=Places(Texts(url_ends, found[10], place=place), hashes, rows, home=home),
+        urls=Places(Texts(url_ends, found[11], place=place), hashes, rows, home=home),
         nsamples=Numbers(counts),
         ends=ends,
         filesizes=Numbers(filesizes),
-        md5sums=Digests(found[3], _MD5_BYTES),
-        crc32s=Digests(found[4], _CRC32_BYTES),
-        extras=SparseKeys(key_rows, Texts(key_ends, found[11], place=place)),
+        md5sums=Digests(found[3], _MD5_BYTES, found[5], _HAS_MD5),
+        crc32s=Digests(found[4], _CRC32_BYTES, found[5], _HAS_CRC32),
+        extras=SparseKeys(key_rows, Texts(key_ends, found[12], place=place)),
         starts=meta.starts,
         defaults=meta.defaults,
         packs=meta.packs,

@@ -98,19 +98,20 @@ class Numbers(Column[int]):
 
 
 class Digests(Column[str]):
-    """Digests in hexadecimal; "" where all bytes are zero.
+    """Digests in hexadecimal; "" where one is unknown.
 
     Args:
         data: one after another. width: bytes of each.
+        flags: a byte for each. flag: the bit in it that says that it is known.
     """
 
-    def __init__(self, data: memoryview, width: int) -> None:
-        super().__init__(len(data) // width)
-        self._data, self._width = data, width
+    def __init__(self, data: memoryview, width: int, flags: memoryview, flag: int) -> None:
+        super().__init__(len(flags))
+        self._data, self._width, self._flags, self._flag = data, width, flags, flag
 
     def _item(self, k: int) -> str:
-        digest = bytes(self._data[self._width * k : self._width * (k + 1)])
-        return digest.hex() if any(digest) else ""
+        known = self._flags[k] & self._flag
+        return self._data[self._width * k : self._width * (k + 1)].hex() if known else ""
 
 
 class Texts:
