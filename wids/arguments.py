@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wids import error_log
 from wids.cache.placement import default_cache_dir
-from wids.collection import ARCHIVES
+from wids.collection import is_archive
 from wids.errors import without_secrets
 from wids.events import fallback, format_size, logger
-from wids.index import urls
 from wids.index.table import find_groupings
 from wids.osfiles.index_paths import absolute
 from wids.substitutes import Substitutes
@@ -102,7 +101,7 @@ def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | No
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
     place = os.fspath(shards)
-    return None if urls.basename_of(place).endswith(ARCHIVES) else absolute(place)
+    return None if is_archive(place) else absolute(place)
 
 
 def choose_name(name: str | None, shards: Any, found: ShardList) -> str:

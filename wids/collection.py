@@ -56,7 +56,13 @@ OnCountMismatch: TypeAlias = Literal["error", "warn"]
 _SIZED_SHARDS = 64
 _NAMED = 10  # extensions in a message
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
-ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_GLOB = frozenset("*?[")
+
+
+def is_archive(place: str) -> bool:
+    """Whether a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
+    return urls.basename_of(place).lower().endswith(_ARCHIVES)
 
 
 def load_shards(
@@ -89,7 +95,8 @@ def load_shards(
         shards = os.fspath(shards)
     data: bytes | str | None = None
     if isinstance(shards, str):
-        if urls.basename_of(shards).endswith(ARCHIVES):
+        _check_place(shards, base)
+        if is_archive(shards):
             return base, _list([shards], base, options), storage_options
     elif hasattr(shards, "read"):
         data = shards.read()
@@ -571,12 +578,43 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
             f"shards is {shards!r}; give an index (URL, path or open file) or a list of shards (dicts, pairs or tars)",
             path="",
         )
+    if isinstance(shards, (list, tuple)):
+        for name in shards:
+            if isinstance(name, str):
+                _check_place(name, base)
     found = list_shards(shards, base=base)
     if sum(found.nsamples) > MAX_COUNT:
         raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
     found.header.update(options or {})
     found.use_packs(own_packs(found.header, None, base))
     return found
+
+
+def _check_place(place: str, base: str | None) -> None:
+    """Refuse what is neither an index nor a shard, with what to do.
+
+    Raises:
+        SpecError: it is a directory, a glob, or several places in one text.
+    """
+    parts = place.split("::")
+    if len(parts) > 1 and all(is_archive(part) or part.endswith(".json") for part in parts):
+        raise _no_shards(place, "is several places in one text; give a list of them", "")
+    if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
+        return
+    scheme = urls.scheme_of(place)
+    path = os.path.expanduser(urls.local_path(place)) if urls.is_local(place) and "\0" not in place else ""
+    if (path and os.path.isdir(path)) or (scheme not in ("", "pipe") and urls.without_query(place).endswith("/")):
+        raise _no_shards(place, "is a directory", "")
+    is_glob = not os.path.lexists(path) if path else scheme not in ("pipe", "http", "https")
+    if is_glob and not _GLOB.isdisjoint(place):
+        raise _no_shards(place, "is a glob, and there is no file of this name", ", or sorted(glob.glob(...))")
+
+
+def _no_shards(place: str, what: str, more: str) -> SpecError:
+    advice = (
+        "an index (wids index create makes one of it), a tar, a brace pattern like 'train-{000..099}.tar', or a list"
+    )
+    return SpecError(f"shards: {place} {what}; give {advice}{more}", path="shards", url=place)
 
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:

@@ -105,12 +105,12 @@ def create_columns(
 
 
 def _place_of(index: str) -> str:
-    from wids.collection import ARCHIVES
+    from wids.collection import is_archive
     from wids.columns.file import place_beside
     from wids.index import urls
 
     place = place_beside(index)
-    if place is None or not urls.is_local(index) or urls.basename_of(index).endswith(ARCHIVES):
+    if place is None or not urls.is_local(index) or is_archive(index):
         raise typer.BadParameter(
             "say where the table goes (-o FILE): only beside a local index has it a place of its own"
         )

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from wids.collection import ARCHIVES
+from wids.collection import is_archive
 from wids.columns import join, sql
 from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError
-from wids.index import urls
 from wids.index.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -233,7 +232,7 @@ def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -
         shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)) and collection.provider.files.is_standard:
         name = os.fspath(shards)
-        if isinstance(name, str) and not urls.basename_of(name).endswith(ARCHIVES):
+        if isinstance(name, str) and not is_archive(name):
             place = place_beside(name)
     return SampleColumns(place=place, cache_dir=cache_dir, storage_options=collection.provider.storage_options)
 

@@ -12,7 +12,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.collection import ARCHIVES, ShardCollection, load_shards
+from wids.collection import ShardCollection, is_archive, load_shards
 from wids.columns.samples import beside
 from wids.errors import SampleError, shown
 from wids.index import compiled, urls, ustar
@@ -140,4 +140,4 @@ def list_dataset(
 
 def is_dataset(source: str) -> bool:
     """Whether a name is that of an index, of a tar, or of a pattern of tars."""
-    return urls.basename_of(source).endswith((".json", compiled.SUFFIX, *ARCHIVES))
+    return is_archive(source) or urls.basename_of(source).endswith((".json", compiled.SUFFIX))
