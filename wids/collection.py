@@ -95,6 +95,8 @@ def load_shards(
         shards = os.fspath(shards)
     data: bytes | str | None = None
     if isinstance(shards, str):
+        if not shards:
+            raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards, base)
         if is_archive(shards):
             return base, _list([shards], base, options), storage_options
@@ -597,24 +599,28 @@ def _check_place(place: str, base: str | None) -> None:
         SpecError: it is a directory, a glob, or several places in one text.
     """
     parts = place.split("::")
-    if len(parts) > 1 and all(is_archive(part) or part.endswith(".json") for part in parts):
-        raise _no_shards(place, "is several places in one text; give a list of them", "")
+    if len(parts) > 1 and all(map(is_archive, parts)):
+        raise _no_shards(place, f"is several places in one text; give a list of them: {parts}")
+    if len(parts) > 1 and all(part.endswith(".json") for part in parts):
+        raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
     if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
         return
     scheme = urls.scheme_of(place)
     path = os.path.expanduser(urls.local_path(place)) if urls.is_local(place) and "\0" not in place else ""
-    if (path and os.path.isdir(path)) or (scheme not in ("", "pipe") and urls.without_query(place).endswith("/")):
-        raise _no_shards(place, "is a directory", "")
+    if path and os.path.isdir(path):
+        tars = os.path.join(path, "*.tar")
+        ways = f"make its index (wids index create {path} -o train.json), or give a list: sorted(glob.glob({tars!r}))"
+        raise _no_shards(place, f"is a directory; {ways}")
+    if scheme not in ("", "pipe", "file") and urls.without_query(place).endswith("/"):
+        raise _no_shards(place, "is a directory; make its index (wids index create URL/ -o train.json)")
     is_glob = not os.path.lexists(path) if path else scheme not in ("pipe", "http", "https")
     if is_glob and not _GLOB.isdisjoint(place):
-        raise _no_shards(place, "is a glob, and there is no file of this name", ", or sorted(glob.glob(...))")
+        ways = "make its index (wids index create), or give a brace pattern ('train-{000..099}.tar') or a list"
+        raise _no_shards(place, f"is a glob; {ways}" + (f": sorted(glob.glob({path!r}))" if path else ""))
 
 
-def _no_shards(place: str, what: str, more: str) -> SpecError:
-    advice = (
-        "an index (wids index create makes one of it), a tar, a brace pattern like 'train-{000..099}.tar', or a list"
-    )
-    return SpecError(f"shards: {place} {what}; give {advice}{more}", path="shards", url=place)
+def _no_shards(place: str, what: str) -> SpecError:
+    return SpecError(f"shards: {place} {what}", path="shards", url=place)
 
 
 def _own_base(header: dict[str, Any], place: str | None) -> str | None:

@@ -333,6 +333,20 @@ def test_table_beside_a_remote_shard(server, table, words):
     assert all(words in problem.what for problem in problems)
 
 
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "remote"])
+def test_a_table_in_another_order(server, tmp_path, is_local):
+    """Rows permuted, all else right: it would decide which sample is which."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(SOUND)
+    lying = tars.lying_table(SOUND, (1, 0, 2))
+    identity = Identity(size=len(SOUND), mtime_ns=os.stat(path).st_mtime_ns)
+    (tmp_path / "x.tar.widx").write_bytes(lying.with_identity(identity).to_bytes())
+    server.add("/x.tar.widx", lying.to_bytes())
+    [problem] = verify_shard(promised(str(path) if is_local else server.add("/x.tar", SOUND))).problems
+    assert (problem.kind, problem.where) == ("table", "x.tar.widx")
+    assert "that no tar has" in problem.what
+
+
 def test_tables_in_packs(local, server, tmp_path):
     """They are compared as those beside shards are: of a local shard before it is published, and of a remote one."""
     url = server.add("/x.tar", SOUND)

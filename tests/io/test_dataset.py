@@ -31,7 +31,6 @@ from wids.errors import (
     ChangedShardError,
     CountMismatchError,
     DecodeError,
-    FetchError,
     ShardNotFoundError,
     SpecError,
     TarError,
@@ -128,12 +127,32 @@ def test_open_file_in_the_working_directory(index, monkeypatch):
         ([("a.tar", -1)], "nsamples"),
         ([("a.tar", "many")], "nsamples"),
         (["x{0..1.tar"], "brace pattern"),
+        ("", "shards is an empty text"),
+        ("no/*.tar", r"is a glob; make its index .*brace pattern.* or a list: sorted\(glob\.glob\('no/\*\.tar'\)\)"),
+        (["no/*.tar"], "is a glob"),
+        ("s3://b/*.tar", "is a glob; make its index"),
+        (".", r"is a directory; make its index \(wids index create \. .*sorted\(glob\.glob\('\./\*\.tar'\)\)"),
+        (["."], "is a directory"),
+        ("gs://b/d/", "is a directory; make its index"),
+        ("a.tar::b.tar", r"several places in one text; give a list of them: \['a\.tar', 'b\.tar'\]"),
+        (["a-{0..3}.tar::b-{0..3}.tar"], "several places in one text"),
+        ("a.json::s3://b/b.json", r"several indexes in one text; merge them .*wids\.mix"),
     ],
 )
 def test_what_is_no_list_of_shards_is_refused_with_a_sentence(given, message):
-    """A dict, None, a number, bytes, and items that say too little."""
+    """A dict, None, a number, bytes, items that say too little, and places that are no index and no shard."""
     with pytest.raises(SpecError, match=message):
         wids.ShardListDataset(given)
+
+
+def test_names_that_only_look_odd(tmp_path, monkeypatch):
+    """Files whose names have brackets or colons, and whose endings are in capitals, are shards."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a[1].tar", "b*.tar", "c.TAR"):
+        write_shard("x.tar", 2)
+        os.rename("x.tar", name)
+        assert len(wids.ShardListDataset(name)) == 2
+        assert len(wids.ShardListDataset([name])) == 2
 
 
 def test_an_index_that_cannot_be_read(tmp_path, monkeypatch):
@@ -141,7 +160,7 @@ def test_an_index_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShardNotFoundError, match=r"none\.json"):
         wids.ShardListDataset("none.json")
-    with pytest.raises(FetchError, match=str(tmp_path)):
+    with pytest.raises(SpecError, match=f"{tmp_path} is a directory"):
         wids.ShardListDataset(tmp_path)
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(SpecError, match=r"x\.json: not valid JSON"):

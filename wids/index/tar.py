@@ -140,15 +140,15 @@ class Members:
     """
 
     def __init__(self, read: Read, size: int, *, shard: str, split: Split = first_dot) -> None:
-        self._scan = _scan(read, size, shard, split)
+        self._scan = scan(read, size, shard=shard, split=split)
         self.end: int | None = None
 
     def __iter__(self) -> Iterator[Member]:
         self.end = yield from self._scan
 
 
-def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Iterator[Member]:
-    """Yield the files of a tar archive in archive order, hard links to earlier ones too.
+def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Generator[Member, None, int]:
+    """Yield the files of a tar archive in archive order, hard links to earlier ones too; return where it ends.
 
     Args:
         read: ``read(offset, n)`` returns up to ``n`` bytes from there (fewer only at the end of the file).
@@ -165,7 +165,7 @@ def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Iter
 def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
     read: Read, size: int, shard: str, split: Split | None
 ) -> Generator[Member, None, int]:
-    """See `scan`; returns where the end marker is. With no ``split``, what is no file has a size of -1."""
+    """See `scan`. With no ``split``, what is no file has a size of -1."""
     if size == 0:
         raise EmptyShardError(f"{shard}: the file is empty (0 bytes); write or fetch it again", shard=shard, offset=0)
     extended = _Extended()

@@ -264,7 +264,7 @@ class Indexing:
             return {}
         if settings.has_md5 or settings.has_tables or settings.checksums:
             what = "counts are of shards that are not read, and checksums and member tables are made by reading them"
-            raise InputError(f"{what}; ask for one of these", hint="counts")
+            raise InputError(f"{what}; ask for one of these")
         counts = match_counts(settings.counts, [each.url for each in found], storage_options=settings.storage_options)
         outcome.counts, outcome.unused_counts = counts.sources, counts.unused
         return counts.nsamples

@@ -20,6 +20,7 @@ import numpy as np
 from wids.cache import member_tables
 from wids.collection import count_mismatch, load_shards
 from wids.errors import FetchError, JobError, OutputError, OutputExistsError, SpecError, TableError, WidsError
+from wids.events import logger
 from wids.index import checks, compiled, table_pack, urls, writing
 from wids.index import table as tables
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
@@ -202,6 +203,8 @@ def _remote_beside(task: TableTask) -> MemberTable | None:
             size = scan.look_remote(shard.url, task.storage_options).size
         return member_tables.read_beside(shard, shard_bytes=size, storage_options=task.storage_options)
     except (FetchError, TableError) as error:  # there is none
+        if isinstance(error, TableError):
+            logger.warning("%s", error)
         forget_frames(error)
         return None
 

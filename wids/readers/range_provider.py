@@ -179,6 +179,7 @@ class RangeProvider:
                 self._without_tables.add(urls.directory_of(url))
             elif not isinstance(error, FetchError):
                 self._spent.add(url)
+                logger.warning("%s", error)
             logger.debug("%s: is downloaded before it is read (%s)", url, error)
             forget_frames(error)
             return None

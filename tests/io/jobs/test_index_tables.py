@@ -11,7 +11,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_shards import pack
 from tests.support.servers import status
 from tests.support.shards import write_json
-from tests.support.tars import publish, table_of
+from tests.support.tars import lying_table, publish, table_of
 from wids.errors import (
     CountMismatchError,
     JobError,
@@ -22,7 +22,7 @@ from wids.errors import (
     TableError,
 )
 from wids.index import table_pack
-from wids.index.table import parse_table
+from wids.index.table import Identity, parse_table
 from wids.jobs import index_tables
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
@@ -277,6 +277,24 @@ def test_shards_that_are_not_what_the_index_says(home, remote, web):
     index["shardlist"][0]["filesize"] = len(web.files["/a.tar"])
     with pytest.raises(CountMismatchError, match=f"holds {2 * ROWS} samples, and the index says {ROWS}"):
         pack_tables(write_json(remote, index))
+
+
+def test_tables_in_another_order_are_not_packed(home, remote, web, caplog):
+    """A table beside its shard whose rows were permuted is named, and the shard's headers are read."""
+    order = [1, 0, *range(2, ROWS)]
+    data = (home / "a.tar").read_bytes()
+    lying = lying_table(data, order)
+    mtime_ns = os.stat(home / "a.tar").st_mtime_ns
+    (home / "a.tar.widx").write_bytes(lying.with_identity(Identity(size=len(data), mtime_ns=mtime_ns)).to_bytes())
+    web.add("/a.tar.widx", lying.to_bytes())
+    wanted = list(table_of(data).keys())
+    for index, place, url in ((home / "train.json", home / "train.tables", str(home / "a.tar")), (remote, None, None)):
+        outcome = pack_tables(str(index))
+        assert (outcome.tables, outcome.scanned) == (4, 4)
+        find = tables_in(place or outcome.output)
+        assert list(find(url or f"{web.url}/a.tar").keys()) == wanted
+        assert "that no tar has" in caplog.text
+        caplog.clear()
 
 
 def test_places_that_are_refused(home, web):

@@ -20,7 +20,7 @@ from tests.support import cache_shards as shards
 from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
-from tests.support.tars import publish, publish_pack
+from tests.support.tars import lying_table, publish, publish_pack
 from wids import batches
 from wids.cache import arrivals
 from wids.cache.usage_hints import PlanFile
@@ -250,6 +250,16 @@ def test_a_table_with_another_count(web, make, held):
     with pytest.raises(CountMismatchError):
         dataset[0]
     assert dataset.stats().range_requests == 0
+
+
+def test_a_table_in_another_order(web, make, held, caplog):
+    """Rows permuted, all else right: it is named, and the samples are those of the shard."""
+    held.go.set()
+    web.add("/a.tar.widx", lying_table(web.files["/a.tar"], [1, 0, *range(2, ROWS)]).to_bytes())
+    dataset = make("a")
+    assert [dataset[k][".txt"] for k in (0, 1)] == [text_of(0), text_of(1)]
+    assert dataset.stats().range_requests == 0
+    assert "that no tar has" in caplog.text
 
 
 def test_a_stale_table(web, make, held):
