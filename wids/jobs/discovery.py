@@ -8,6 +8,7 @@ way (size, version) is kept, so that it is not asked for again.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -216,6 +217,10 @@ def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[s
         filesystem, name = filesystems.open_filesystem(url, storage_options)
         filesystem.invalidate_cache()
         if kind == "pattern":
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # of a bucket that can only be listed
+                info = filesystem.info(name)
+                if info.get("type") != "directory":  # the name of an existing object may hold any letters
+                    return {url: info}
             return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
         if urls.scheme_of(url) in _WEB:  # a page with links: those of this directory, for links may lead in circles
             return {info["name"]: {} for info in filesystem.ls(name, detail=True)}

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support import backends
 from tests.support.cache_shards import pack
-from tests.support.servers import status
+from tests.support.range_faults import WEAK, replaced, said
+from tests.support.servers import status, whole
 from tests.support.shards import digests, serve, survey_shard, write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
 from wids.errors import (
@@ -162,6 +163,44 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         find_shards([str(tmp_path / "d")])
     told = create_index([str(tmp_path / "d")], str(tmp_path / "i.json"), settings=IndexSettings(is_skipping=True))
     assert (told.shards, list(told.failed)) == (1, [str(tmp_path / "d/closed")])
+
+
+@pytest.mark.parametrize("place", [1, 2, 4])
+@pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
+def test_checksums_are_of_one_version(ranged, headers, place, monkeypatch):
+    """From a server without strong versions a shard comes in one stream: its sums, size and table are of one file."""
+    monkeypatch.setattr(scan, "_REMOTE_BYTES", 2000)
+    old, new = (pack([(f"{k}.txt", tag * 700) for k in range(9)]) for tag in (b"o", b"n"))
+    faults = [*[whole] * place, replaced(new), whole]
+    url = ranged.add("/a.tar", old, *(said(fault, **headers) for fault in faults))
+    facts = scan_shard(ScanTask(url=url, checksums=checksums.KEYS))
+    assert {key: getattr(facts, key) for key in checksums.KEYS} in (digests(old), digests(new))
+
+
+def test_marks_of_a_listing(bucket, monkeypatch):
+    """They are those that a look at the object gives, so that a second run reads nothing again."""
+    url, filesystem = bucket
+    filesystem.pipe(f"{url.removeprefix('memory:/')}/a.tar", pack([("x.txt", b"x")]))
+    real = type(filesystem).info
+    tagged = lambda self, path, **options: {**real(self, path, **options), "ETag": 'W/"1"'}  # noqa: E731
+    monkeypatch.setattr(type(filesystem), "info", tagged)
+    monkeypatch.setattr(type(filesystem), "find", lambda self, path, **_: {f"{path}/a.tar": self.info(f"{path}/a.tar")})
+    (found,) = find_shards([f"{url}/"])
+    assert found.mark == scan.look_remote(found.url).mark == '"1"'
+
+
+def test_a_remote_name_with_stars_is_a_name_first(bucket):
+    """The object that is really called so; where there is none, it is a pattern."""
+    url, filesystem = bucket
+    objects = ("a[1].tar", "a1.tar", "b*.tar", "b2.tar", "c?.tar", "c3.tar")
+    for name in objects:
+        filesystem.pipe(f"{url.removeprefix('memory:/')}/{name}", pack([("x.txt", name.encode())]))
+    for name in ("a[1].tar", "b*.tar", "c?.tar"):
+        (found,) = find_shards([f"{url}/{name}"])
+        assert (found.url, found.size) == (f"{url}/{name}", 10240)
+        filesystem.rm_file(f"{url.removeprefix('memory:/')}/{name}")
+    patterns = [f"{url}/{name}" for name in ("a[1].tar", "b*.tar", "c?.tar")]
+    assert names(find_shards(patterns)) == list(objects[1::2])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Shards and indexes in real stores: what each of them gives, and what is said when it does not."""
 
+import asyncio
 import base64
+import contextlib
 import gzip
 import json
 import random
@@ -11,6 +13,7 @@ from datetime import datetime
 import fsspec
 import pytest
 from google.oauth2.credentials import Credentials
+from s3fs import S3FileSystem
 from torch.utils.data import ConcatDataset, DataLoader
 
 import wids
@@ -27,10 +30,15 @@ from wids.errors import (
     FetchError,
     ShardNotFoundError,
     SizeMismatchError,
+    SpecError,
+    TooLongError,
     UnreachableError,
     WrongContentError,
 )
+from wids.jobs.discovery import find_shards
+from wids.jobs.index_create import IndexSettings, create_index
 from wids.osfiles import system
+from wids.transport import download, filesystems
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -424,6 +432,85 @@ def test_files_by_url(tmp_path, load):
         _ = load(place, [entry(f"{place.url}/a.tar", shard(), filesize=20_480)])[0]
     with pytest.raises(DigestMismatchError, match=f"{place.url}/a.tar"):
         _ = load(place, [entry(f"{place.url}/a.tar", shard(), md5sum="0" * 32)], cache="other", cache_local=True)[0]
+
+
+# --- what S3 does
+
+
+@pytest.fixture
+def replaced_after(monkeypatch):
+    """A function: after so many reads of any object, one of them is put anew; ranges are short."""
+    for name in ("_FIRST_RANGE_BYTES", "_MIN_RANGE_BYTES", "_MAX_RANGE_BYTES"):
+        monkeypatch.setattr(filesystems, name, 1000)
+    real = S3FileSystem._cat_file
+
+    def arm(count, put, *args):
+        async def read(self, *given, **options):
+            nonlocal count
+            count -= 1
+            if not count:
+                await asyncio.to_thread(put, *args)
+            return await real(self, *given, **options)
+
+        monkeypatch.setattr(S3FileSystem, "_cat_file", read)
+
+    return arm
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 20])
+def test_an_object_in_s3_that_is_replaced(s3, load, replaced_after, count):
+    """During a download all samples are of the new one; by range, those of the old one end with a typed error."""
+    place, (old, new) = s3.place(), (pack([(f"{k}.txt", tag * 700) for k in range(9)]) for tag in (b"o", b"n"))
+    url = place.add("a.tar", old)
+    place.add("a.tar.widx", table_of(old).to_bytes())
+    dataset = load(place, [(url, 9)], early_reads=False)
+    replaced_after(count, place.put, "a.tar", new)
+    found = {sample[".txt"][:1] for sample in dataset}
+    assert found == {b"n"} or (found == {b"o"} and count == 20)
+    place.put("a.tar", old)
+    dataset = load(place, [(url, 9)], cache="other", access="range")
+    replaced_after(count, place.put, "a.tar", new)
+    seen = []
+    with contextlib.suppress(ChangedShardError):
+        seen += [dataset[row][".txt"] for row in range(9)]
+    assert set(seen) <= {b"o" * 700}
+
+
+def test_a_name_in_s3_that_looks_like_a_pattern(s3, load, tmp_path):
+    """It is the object's; an index is made of it, and read; where there is no such object, it is a pattern."""
+    place = s3.place()
+    url, _ = place.add("a[1].tar", shard()), place.add("a1.tar", shard("b"))
+    settings = IndexSettings(storage_options=place.options)
+    with pytest.raises(SpecError, match=r"no \.tar files"):
+        find_shards([f"{place.url}/a[2-3]*.tar"], storage_options=place.options)
+    for source, tags in ((url, "a"), (f"{place.url}/?[[]1].tar", "a"), (f"{place.url}/a?.tar", "b")):
+        create_index([source], str(tmp_path / "train.json"), settings=settings)
+        assert samples_of(load(place, str(tmp_path / "train.json"))) == packed(tags)
+
+
+def test_a_version_in_s3(s3, load):
+    """One that a URL names is read, whole and by range, whatever is there by now."""
+    place = s3.place()
+    bucket = place.url.removeprefix("s3://")
+    enabled = b'<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status>'
+    s3.send("PUT", f"/{bucket}?versioning", enabled + b"</VersioningConfiguration>", Authorization=s3._SIGNED)
+    url = place.add("a.tar", shard("a"))
+    before = s3.send("HEAD", f"/{bucket}/a.tar", Authorization=s3._SIGNED)["x-amz-version-id"]
+    place.put("a.tar", shard("b"))
+    assert samples_of(load(place, [(url, 3)])) == packed("b")
+    for access in ("fetch", "range"):
+        assert samples_of(load(place, [(f"{url}?versionId={before}", 3)], access=access)) == packed("a")
+
+
+def test_an_index_in_s3_that_is_too_long(s3, load, monkeypatch):
+    """No more is read than shows it."""
+    place = s3.place()
+    index = place.add_index([entry("a.tar", shard())])
+    monkeypatch.setattr(download, "MAX_READ_BYTES", 20)
+    with pytest.raises(TooLongError, match=r"train\.json"):
+        load(place, index)
+    (request,) = place.requests(index)
+    assert request["range"] == "bytes=0-20"
 
 
 # --- what nginx does
