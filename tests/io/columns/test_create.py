@@ -1,5 +1,6 @@
 """``wids columns create``: rows against lists of Python, what is read, what is not read again, what fails."""
 
+import errno
 import gzip
 import json
 import math
@@ -28,6 +29,7 @@ from wids.columns.spec import ColumnSpec, parse_spec
 from wids.errors import ColumnsError, InputError, JobError, OutputError, OutputExistsError
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.runner import RunOptions
+from wids.osfiles import atomic
 
 COUNTS = (3, 0, 5, 2)
 
@@ -479,6 +481,57 @@ def test_a_full_disk(tmp_path, bytes_):
     assert made.make_columns(index).samples == 600
     assert made.read_rows(table_of(index)) == made.rows_of(counts)
     assert len(os.listdir(os.path.dirname(index))) == len(counts) + 3
+
+
+def end_at(patch, where, index, error):
+    """Have a run end by ``error`` when it writes: a second part or its record, the table, the state; or publishes."""
+    calls = []
+
+    def failing(function, is_meant, after=0):
+        def call(*args, **options):
+            if is_meant(*args):
+                calls.append(args)
+                if len(calls) > after:
+                    raise error
+            return function(*args, **options)
+
+        return call
+
+    put, table = atomic.write_atomically, table_of(index)
+    places = {
+        "part": (atomic, "write_atomically", failing(put, lambda path, _: path.endswith(".arrow"), after=1)),
+        "journal": (os, "write", failing(os.write, lambda _, data: b'"spec"' in data, after=1)),
+        "table": (pq.ParquetWriter, "write_table", failing(None, lambda *_: True)),
+        "synced": (os, "fsync", failing(None, lambda *_: True)),
+        "state": (atomic, "write_atomically", failing(put, lambda path, _: path.endswith(".state"))),
+        "published": (os, "replace", failing(os.replace, lambda _, path: path == table)),
+    }
+    patch.setattr(*places[where])
+
+
+# How many shards the next run reads: of two that were written anew, those that were not kept; without the state of the
+# table that is there, the two others.
+@pytest.mark.parametrize(
+    ("where", "again"), [("part", 1), ("journal", 1), ("table", 0), ("synced", 0), ("state", 0), ("published", 2)]
+)
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), KeyboardInterrupt()], ids=str)
+def test_a_run_that_ends_in_the_middle(index, monkeypatch, where, again, error):
+    """By a full disk or by Ctrl-C, at any write: the table of before stays, nothing else is there, a rerun goes on."""
+    made.make_columns(index)
+    before, home = Path(table_of(index)).read_bytes(), Path(index).parent
+    for name, first, count in (("s0.tar", 20, 3), ("s3.tar", 30, 2)):
+        made.write_shard_of(home / name, first, count)
+        os.utime(home / name, ns=(1, 1))
+    with monkeypatch.context() as patch:
+        end_at(patch, where, index, error)
+        with pytest.raises(OutputError if isinstance(error, OSError) else KeyboardInterrupt):
+            made.make_columns(index, options=RunOptions(jobs=1))
+    assert Path(table_of(index)).read_bytes() == before
+    assert not [name for name in os.listdir(home) if name.endswith(".part")]
+    assert made.make_columns(index).surveyed == again
+    numbers = [20, 21, 22, 3, 4, 5, 6, 7, 30, 31]
+    assert [row["key"] for row in made.read_rows(table_of(index))] == [f"k{g:04d}" for g in numbers]
+    assert len(os.listdir(home)) == len(COUNTS) + 3
 
 
 def test_tables_of_others(tmp_path, index):
