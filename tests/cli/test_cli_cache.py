@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
 import queue
 import re
+import shlex
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.cache_dirs import files_in, keep_mark_of, names_in, put_file, put_garbage, put_shard
 from tests.support.cache_shards import described, shard, texts, texts_of, write
 from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_apart, run_ok, run_on_terminal, spawn
+from tests.support.paths import ROOT
+from tests.support.readmes import blocks
 from tests.support.servers import Server, status, whole
 from wids.cache import usage_hints
 from wids.cli.format import count_of, format_seconds, format_size, parse_size, printable
@@ -391,8 +399,8 @@ def test_clean_tells_why_something_stays(full):
         code, out, err = run("cache", "clean", full, "--all")
         assert (code, out.splitlines()[-1]) == (1, f"{full}: deleted 2 shards (2 kB); 2 shards (2 kB) stay")
         assert err == (
-            f"wids: {full}: something stays: 1 shard (1 kB) marked as kept (--unkeep removes the marks); "
-            "1 shard (1 kB) open in some process\n"
+            f"wids: {full}: something stays: 1 shard (1 kB) marked as kept "
+            "(wids cache clean --unkeep removes the marks); 1 shard (1 kB) open in some process\n"
         )
         code, out, err = run("cache", "clean", full, "--max-size", 500, "--json")
     assert (code, json.loads(out)["is_reached"], json.loads(out)["stays"]) == (
@@ -674,12 +682,13 @@ def test_warm_under_nohup(server, cache):
 
 # --- daemon
 
+LOGGED = re.compile(r"^[0-9-]{10}T[0-9:.]{12}[+-][0-9]{2}:[0-9]{2} (INFO|WARNING) wids: ")
+
 
 class Daemon:
-    """A running daemon, and the lines that it logs."""
+    """A running daemon, and the lines that it logs, without their time and level."""
 
     def __init__(self, *args, **options):
-        options = {"env": {"JOURNAL_STREAM": "8:1"}, **options}  # the journal has its own clock
         self._ending = contextlib.ExitStack()
         self.process = self._ending.enter_context(spawn("cache", "daemon", *args, **options))
         self._lines = queue.Queue()
@@ -688,7 +697,7 @@ class Daemon:
 
     def _read(self):
         for line in self.process.stderr:
-            self._lines.put(line.rstrip("\n"))
+            self._lines.put(LOGGED.sub("", line.rstrip("\n")))
 
     def __enter__(self):
         return self
@@ -724,19 +733,22 @@ class Daemon:
 @pytest.mark.parametrize("name", ["TERM", "INT"])
 @pytest.mark.e2e
 def test_daemon(name, full):
-    """It says what it keeps, logs each deletion, looks again when asked to, and ends well by SIGTERM and SIGINT."""
+    """It logs what it keeps, each deletion and what stays; it looks again when asked to, and ends well by signals."""
     put_file(full, "notes.txt")
     with Daemon(full, "--max-size", "3kB", "--max-files", 3, "--every", 3600) as daemon:
         assert daemon.until("d.tar") == [
             f"cleanup: keeping {full} at 3 kB and 3 shards at most, looking every 3600 s",
-            f"cleanup: deleted {full}/d.tar (1000 bytes)",
+            f"cleanup: deleted {full}/d.tar (1 kB)",
         ]
+        stay = "cleanup: deleted 1 shard (1 kB); 3 shards (3 kB) stay, limit 3 kB and 3 shards"
+        assert daemon.line() == stay
         put_shard(full, "e.tar", 1000)
         daemon.send("HUP")
         assert daemon.until("e.tar") == [
             "cleanup: SIGHUP, looking now",
-            f"cleanup: deleted {full}/e.tar (1000 bytes)",
+            f"cleanup: deleted {full}/e.tar (1 kB)",
         ]
+        assert daemon.line() == stay
         assert daemon.end(name) == (0, "", [f"cleanup: ended by SIG{name}"])
     assert names_in(full) == ["a.tar", "b.tar", "c.tar"]
     assert (full / "notes.txt").exists()
@@ -746,22 +758,44 @@ def test_daemon(name, full):
 def test_daemon_looks_again_by_itself(full):
     """It looks every so many seconds, with no signal."""
     with Daemon(full, "--max-files", 4, "--every", 0.1) as daemon:
-        daemon.until("keeping")
+        daemon.until("4 shards (4 kB) stay")
         put_shard(full, "e.tar", 1000, used=1)
-        assert daemon.until("deleted") == [f"cleanup: deleted {full}/e.tar (1000 bytes)"]
+        assert daemon.until("e.tar")[-1] == f"cleanup: deleted {full}/e.tar (1 kB)"
         assert daemon.end()[0] == 0
+
+
+FORGED = "x\n2000-01-01T00:00:00.000+00:00 INFO wids: cleanup: all is well.tar"
 
 
 @pytest.mark.e2e
-def test_daemon_tells_the_time_outside_of_the_journal(full):
-    """Where no journal adds it, each line begins with the time; a name cannot break a line."""
-    name = "x\n2000-01-01 cleanup: all is well.tar"
-    put_shard(full, name, used=1)
-    with Daemon(full, "--max-files", 4, env={}, before="import os; os.environ.pop('JOURNAL_STREAM', 0)") as daemon:
-        line = daemon.until("deleted")[-1]
-        assert daemon.end()[0] == 0
-    assert re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:,]+ cleanup: ", line)
-    assert line.endswith(f"cleanup: deleted {full}/{printable(name)} (10 bytes)")
+def test_daemon_tells_time_and_level(full):
+    """Each line has the time with its zone and a level; the journal, which has them, a priority. A name breaks none."""
+    put_shard(full, FORGED, used=1)
+    put_file(full, keep_mark_of(full / "a.tar"))
+    ours, its = os.pipe()
+    stream = os.fstat(its)
+    for env in (
+        {"JOURNAL_STREAM": "8:1", "TZ": "Asia/Kolkata"},
+        {"JOURNAL_STREAM": f"{stream.st_dev}:{stream.st_ino}"},
+    ):
+        with spawn("cache", "daemon", full, "--max-files", 4, env=env, stderr=its) as process:
+            read = b""
+            while read.count(b"\n") < 3:
+                read += os.read(ours, 10_000)
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0
+        lines = [*read.decode().splitlines(), *os.read(ours, 10_000).decode().splitlines()]
+        begin = r"<6>cleanup: " if "TZ" not in env else r"[0-9-]{10}T[0-9:.]{12}\+05:30 INFO wids: cleanup: "
+        assert [bool(re.match(begin, line)) for line in lines] == [True] * 4
+        assert f"cleanup: deleted {full}/{printable(FORGED)} (10 B)" in lines[1]
+        put_shard(full, FORGED, used=1)
+    with Daemon(full, "--max-size", 0, "--log-level", "warning") as daemon:
+        assert daemon.line().startswith(
+            "cleanup: deleted 4 shards (3.01 kB); 1 shard (1 kB) stay, more than 0 B: 1 shard"
+        )
+        assert daemon.end() == (0, "", [])
+    os.close(ours)
+    os.close(its)
 
 
 @pytest.mark.e2e
@@ -782,8 +816,8 @@ def test_second_daemon_waits(full):
         first.process.wait()
         assert second.until("c.tar") == [
             f"cleanup: it is this process's turn to clean {full}",
-            f"cleanup: deleted {full}/d.tar (1000 bytes)",
-            f"cleanup: deleted {full}/c.tar (1000 bytes)",
+            f"cleanup: deleted {full}/d.tar (1 kB)",
+            f"cleanup: deleted {full}/c.tar (1 kB)",
         ]
         assert second.end()[0] == 0
 
@@ -800,9 +834,10 @@ def test_daemon_outlives_its_directory(full):
             os.rename(f"{full}.new", full)  # all at once: it may look at any moment
             daemon.send("HUP")
             assert daemon.until("c.tar")[-2:] == [
-                f"cleanup: deleted {full}/d.tar (1000 bytes)",
-                f"cleanup: deleted {full}/c.tar (1000 bytes)",
+                f"cleanup: deleted {full}/d.tar (1 kB)",
+                f"cleanup: deleted {full}/c.tar (1 kB)",
             ]
+            daemon.until("2 shards (2 kB) stay")
             shutil.rmtree(full)
             daemon.send("HUP")
             daemon.until("SIGHUP")
@@ -813,6 +848,7 @@ def test_daemon_with_a_pattern(full):
     """A pattern says which files count, and may go."""
     with Daemon(full / "[cd].tar", "--max-files", 1, "--every", 3600) as daemon:
         daemon.until("d.tar (")
+        assert daemon.line() == "cleanup: deleted 1 file (1 kB); 1 file (1 kB) stay, limit 1 shard"
         assert daemon.end() == (0, "", ["cleanup: ended by SIGTERM"])
     assert names_in(full) == ["a.tar", "b.tar", "c.tar"]
 
@@ -831,7 +867,7 @@ def test_daemon_in_a_directory_that_may_not_be_written(full):
 def test_daemon_in_the_background(full):
     """Where a shell lets its background jobs ignore Ctrl-C, it does."""
     with Daemon(full, "--max-files", 3, "--every", 3600, before=DEAF) as daemon:
-        daemon.until("d.tar")
+        daemon.until(") stay")
         daemon.send("INT")
         assert daemon.end() == (0, "", ["cleanup: ended by SIGTERM"])
 
@@ -839,6 +875,13 @@ def test_daemon_in_the_background(full):
 def test_daemon_with_wrong_options(full):
     """No bound, a bad one, no time between looks, a file: told, and nothing starts."""
     for args, code, words in (
+        ((full, "--max-files", 1, "--log-format", "xml"), 2, "'xml' is not one of 'text', 'json'"),
+        (
+            (full, "--max-files", 1, "--metrics", full / "wids.txt"),
+            2,
+            "files whose names end in .prom",
+        ),
+        ((full, "--max-files", 1, "--metrics", full / "no/wids.prom"), 1, f"{full}/no/wids.prom: cannot be written"),
         ((full,), 2, "say what to keep: --max-size 10GB or --max-files 100"),
         ((full, "--max-size", "big"), 2, "'big' is not a size"),
         ((full, "--max-files", 1, "--every", 0), 2, "--every"),
@@ -846,3 +889,223 @@ def test_daemon_with_wrong_options(full):
     ):
         assert words in complaint(code, "cache", "daemon", *args)
     assert len(names_in(full)) == 4
+
+
+@pytest.mark.e2e
+def test_daemon_says_what_stays_and_why(full):
+    """Above the limit, a cleaning is a warning: what is kept, open and under way; of a pattern, too."""
+    put_file(full, keep_mark_of(full / "b.tar"))
+    put_garbage(str(full / "x.tar"), 5000)
+    with leased(full / "a.tar"), open(put_garbage(str(full / "y.tar"), 7000), "rb") as part:
+        assert system.try_lock(part.fileno(), is_shared=False)
+        with Daemon(full, "--max-size", "1kB", "--every", 3600) as daemon:
+            assert daemon.until(") stay")[-1] == (
+                "cleanup: deleted 2 shards (2 kB) and 1 file left behind (5 kB); 2 shards (9 kB) stay, more than 1 kB: "
+                "1 shard (1 kB) marked as kept (wids cache clean --unkeep removes the marks); "
+                "1 shard (1 kB) open in some process; 1 part file (7 kB) under way"
+            )
+            assert daemon.end()[0] == 0
+        with Daemon(full / "*.tar", "--max-files", 0, "--every", 3600) as daemon:
+            assert daemon.until(") stay")[-1] == (
+                "cleanup: deleted 0 files (0 B); 2 files (2 kB) stay, more than 0 shards: "
+                "1 file (1 kB) marked as kept; 1 file (1 kB) open in some process"
+            )
+            assert daemon.end()[0] == 0
+
+
+@pytest.mark.e2e
+def test_daemon_logs_json(full):
+    """--log-format json: an object on each line, with the facts of deletions and cleanings."""
+    put_shard(full, FORGED, used=1)
+    with Daemon(full, "--max-size", "4kB", "--log-format", "json") as daemon:
+        lines = [json.loads(line) for line in daemon.until(") stay")]
+        code, _, rest = daemon.end()
+    lines += map(json.loads, rest)
+    assert code == 0
+    assert {(line["level"], line["logger"]) for line in lines} == {("info", "wids")}
+    assert all(re.fullmatch(r"[0-9-]{10}T[0-9:.]{12}[+-][0-9]{2}:[0-9]{2}", line["time"]) for line in lines)
+    assert [line["message"].split()[1] for line in lines] == ["keeping", "deleted", "deleted", "ended"]
+    assert (lines[1]["path"], lines[1]["size_bytes"]) == (str(full / FORGED), 10)
+    assert {name: lines[2][name] for name in ("deleted", "swept", "stays", "limit", "is_reached", "why")} == {
+        "deleted": {"shards": 1, "bytes": 10},
+        "swept": {"files": 0, "bytes": 0},
+        "stays": {"shards": 4, "used_bytes": 4000},
+        "limit": {"bytes": 4000, "shards": None},
+        "is_reached": True,
+        "why": [],
+    }
+
+
+def metrics_in(path):
+    """Name -> value, as a program that knows the format reads it."""
+    found = {}
+    for family in text_string_to_metric_families(path.read_text(encoding="utf-8")):
+        assert family.documentation
+        assert (family.type == "counter") == all(sample.name.endswith("_total") for sample in family.samples)
+        for sample in family.samples:
+            found[sample.name.removeprefix("wids_cache_")] = sample.value, sample.labels["cache"]
+    return found
+
+
+@pytest.mark.e2e
+def test_daemon_writes_metrics(full, tmp_path):
+    """After each cleaning, and each that fails; totals go on, and no other file lies beside the one that is read."""
+    metrics = tmp_path / "metrics" / "wids.prom"
+    metrics.parent.mkdir()
+    put_garbage(str(full / "x.tar"), 5000)
+    with Daemon(full, "--max-size", "3kB", "--every", 3600, "--metrics", metrics) as daemon:
+        daemon.until(") stay")
+        put_shard(full, "e.tar", 1000, used=1)
+        put_shard(full, "f.tar", 1000, used=2)
+        daemon.send("HUP")
+        daemon.until(") stay")
+        found = metrics_in(metrics)
+        assert {label for _, label in found.values()} == {str(full)}
+        values = {name: value for name, (value, _) in found.items()}
+        assert time.time() - 600 < values.pop("last_cleaning_timestamp_seconds") <= time.time()
+        assert 0 <= values.pop("cleaning_seconds") < 600
+        assert values == {
+            "cleanings_total": 2,
+            "bytes": 3000,
+            "shards": 3,
+            "limit_bytes": 3000,
+            "over_limit": 0,
+            "deleted_shards_total": 3,
+            "deleted_bytes_total": 8000,
+            "failures_total": 0,
+        }
+        assert os.listdir(metrics.parent) == ["wids.prom"]
+        metrics.parent.rename(tmp_path / "gone")
+        daemon.send("HUP")
+        assert "the metrics cannot be written" in daemon.until("cannot be")[-1]
+        assert daemon.end()[0] == 0
+
+
+@pytest.mark.e2e
+def test_metrics_of_cleanings_that_fail(full, tmp_path):
+    """They are counted, and the last good numbers stay."""
+    with (
+        unwritable(full),
+        Daemon(full, "--max-files", 2, "--every", 0.1, "--metrics", tmp_path / "wids.prom", before=MORTAL) as daemon,
+    ):
+        for _ in range(3):
+            daemon.until("is the directory writable?")
+        values = metrics_in(tmp_path / "wids.prom")
+        assert values["failures_total"][0] >= 2
+        assert values["cleanings_total"][0] == 0
+        assert "bytes" not in values
+        assert daemon.end()[0] == 0
+
+
+def test_metrics_without_the_package(full, monkeypatch):
+    """The error names the extra, before anything is deleted."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    told = complaint(1, "cache", "daemon", full, "--max-files", 1, "--metrics", full / "wids.prom")
+    assert told == "wids: --metrics needs prometheus_client; install it with: pip install 'wids[prometheus]'"
+    assert len(names_in(full)) == 4
+
+
+class Systemd:
+    """What a service tells the one that started it: `env` is for its process."""
+
+    def __init__(self, address):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address.replace("@", "\0"))
+        self._socket.settimeout(PATIENCE_SECONDS)
+        self.env = {"NOTIFY_SOCKET": address}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def heard(self):
+        """The next message: name -> value."""
+        return dict(line.split("=", 1) for line in self._socket.recv(10_000).decode().splitlines())
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("is_abstract", [False, True], ids=["a path", "an abstract name"])
+def test_daemon_under_systemd(full, tmp_path, is_abstract):
+    """It says when it is ready, also while it waits for the directory; that it is alive, if asked; and that it ends."""
+    address = f"@{tmp_path.name}-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+    with Systemd(address) as systemd:
+        env = {**systemd.env, "WATCHDOG_USEC": "100000"}  # of each 0.1 s
+        with Daemon(full, "--max-files", 3, "--every", 3600, env=env) as daemon:
+            told = systemd.heard()
+            assert told == {"READY": "1", "STATUS": "deleted 1 shard (1 kB); 3 shards (3 kB) stay, limit 3 shards"}
+            assert [systemd.heard() for _ in range(3)] == [{"WATCHDOG": "1"}] * 3
+            assert daemon.end()[0] == 0
+            while "STOPPING" not in told:
+                told = systemd.heard()
+            assert told == {"STOPPING": "1", "STATUS": "ended by SIGTERM"}
+        env = {**systemd.env, "WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}  # another process's
+        with Daemon(full / "none", "--max-files", 3, "--every", 3600, env=env) as daemon:
+            assert systemd.heard()["READY"] == "1"
+            assert daemon.end()[0] == 0
+            assert "STOPPING" in systemd.heard()
+
+
+def shown_for_operators(language):
+    """The text of the only block of a language in the README of the commands."""
+    [block] = [block for block in blocks(language) if block.readme == "wids/cli/README.md"]
+    return block.text
+
+
+def test_the_unit_for_systemd(full, tmp_path):
+    """Systemd finds no fault with it, and what it starts does what a service of its type has to."""
+    text, program = shown_for_operators("ini"), tmp_path / "wids"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m wids.cli "$@"\n')
+    program.chmod(0o755)
+    for shown, here in (
+        ("/opt/venv/bin/wids", program),
+        ("/data/wids-cache", full),
+        ("/var/lib/node_exporter", tmp_path),
+    ):
+        assert shown in text
+        text = text.replace(shown, str(here))
+    unit = tmp_path / "wids-cache.service"
+    unit.write_text(text)
+    if analyze := shutil.which("systemd-analyze"):
+        done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        assert (done.returncode, done.stderr) == (0, "")
+    parsed = configparser.ConfigParser(interpolation=None)
+    parsed.optionxform = str
+    parsed.read_string(text)
+    service = parsed["Service"]
+    assert (service["Type"], service["WatchdogSec"]) == ("notify", "10min")
+    with Systemd(str(tmp_path / "notify")) as systemd:
+        env = {**os.environ, **systemd.env, "PYTHONPATH": str(ROOT), "WATCHDOG_USEC": "600000000"}
+        with subprocess.Popen(shlex.split(service["ExecStart"]), env=env, stderr=subprocess.DEVNULL) as process:
+            try:
+                assert systemd.heard() == {
+                    "READY": "1",
+                    "STATUS": "deleted 0 shards (0 B); 4 shards (4 kB) stay, limit 200 GB",
+                }
+                assert metrics_in(tmp_path / "wids.prom")["bytes"][0] == 4000
+                process.terminate()  # KillSignal's default
+                assert process.wait(PATIENCE_SECONDS) == 0
+            finally:
+                process.kill()
+
+
+def test_the_image_for_containers(full):
+    """What it installs exists, and its command runs."""
+    steps = [line.split(maxsplit=1) for line in shown_for_operators("dockerfile").splitlines()]
+    assert [name for name, _ in steps] == ["FROM", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD"]
+    step = dict(steps)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    python = re.fullmatch(r"python:(3\.[0-9]+)-slim", step["FROM"])[1]
+    assert f'"Programming Language :: Python :: {python}"' in project
+    source, place = step["COPY"].split()
+    assert source == "."
+    *_, requirement = shlex.split(step["RUN"])
+    path, extra = re.fullmatch(r"(.*)\[(\w+)\]", requirement).groups()
+    assert path == place
+    assert f"\n{extra} = [" in project.partition("[project.optional-dependencies]")[2]
+    words = json.loads(step["ENTRYPOINT"]) + json.loads(step["CMD"])
+    assert words[:4] == ["wids", "cache", "daemon", "/cache"]
+    with Daemon(full, *words[4:]) as daemon:
+        assert json.loads(daemon.until(") stay")[-1])["stays"] == {"shards": 4, "used_bytes": 4000}
+        assert daemon.end()[0] == 0

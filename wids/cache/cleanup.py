@@ -19,14 +19,14 @@ import stat
 import time
 from functools import partial
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, LOCK_SUFFIX, directory_of
 from wids.cache.space import Excess, Space, evict_from
-from wids.events import Swept, logger
+from wids.events import Swept, format_size, logger
 from wids.index import table as tables
 from wids.osfiles import locks
 from wids.policy.eviction import Entry
@@ -40,6 +40,20 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them twice as long.
 _WATCH_SECONDS, _HEARD_SECONDS, _POLL_SECONDS = 2.0, 0.5, 0.1
+
+
+class Cleaning(NamedTuple):
+    """What a cleaning did.
+
+    Attributes:
+        deleted: (path, bytes) of each shard, or of each file that the pattern matches.
+        swept: (path, bytes) of each file that a killed process had left behind.
+        seconds: that it took.
+    """
+
+    deleted: list[tuple[str, int]]
+    swept: list[tuple[str, int]]
+    seconds: float
 
 
 def keep_most_recent_files(
@@ -74,13 +88,27 @@ def keep_most_recent_files(
     Raises:
         CacheError: a directory cannot be written.
     """
-    text = os.path.expanduser(os.fspath(pattern))
+    level = logging.WARNING if debug else logging.INFO
+    done = _clean(os.fspath(pattern), maxsize, maxfiles, is_dry=dry_run, level=level)
+    return [path for path, _ in done.deleted]
+
+
+def _clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, level: int = logging.INFO) -> Cleaning:
+    text = os.path.expanduser(pattern)
+    swept: list[tuple[str, int]] = []
+    begin = time.monotonic()
+
+    def note(event: Event) -> None:
+        if isinstance(event, Swept):
+            swept.append((event.path, event.size_bytes))
+            _log_deletion(logging.INFO, "deleted", *swept[-1], ", left behind by a process that is gone")
+
     if os.path.isdir(text):
-        spaces = [Space(text, limit=None, hooks=[_log_swept])]
-        delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=dry_run)
+        spaces = [Space(text, limit=None, hooks=[note])]
+        delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry)
     else:
         spaces = [Space(directory, limit=None) for directory in sorted(_find(text))]
-        delete = partial(_delete_matches, text, spaces, limit=maxsize, maximum=maxfiles, is_dry=dry_run)
+        delete = partial(_delete_matches, text, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry)
     directories = [space.directory for space in spaces]
     before = [directory.release_request_time() for directory in directories]
     gone = delete()
@@ -93,9 +121,13 @@ def keep_most_recent_files(
         before = requested
         gone += delete()
     for path, size in gone:
-        level = logging.WARNING if debug else logging.INFO
-        logger.log(level, "cleanup: %s %s (%d bytes)", "would delete" if dry_run else "deleted", path, size)
-    return [path for path, _ in gone]
+        _log_deletion(level, "would delete" if is_dry else "deleted", path, size)
+    return Cleaning(gone, swept, time.monotonic() - begin)
+
+
+def _log_deletion(level: int, verb: str, path: str, size: int, why: str = "") -> None:
+    facts = {"path": path, "size_bytes": size}
+    logger.log(level, "cleanup: %s %s (%s)%s", verb, path, format_size(size), why, extra={"facts": facts})
 
 
 def _find(pattern: str) -> dict[str, dict[str, str]]:
@@ -121,9 +153,7 @@ def _delete_matches(
     with contextlib.ExitStack() as locked:
         for space in caches:  # in the order of their names, or two cleaners wait for each other
             locked.enter_context(space.lock())
-        paths = (path for names in _find(pattern).values() for path in names.values())
-        matches = [entry for path in paths if (entry := _look(path)) is not None]
-        matches.sort(key=lambda entry: entry.used_ns)
+        matches = list_matches(pattern)
         used = sum(entry.size_bytes for entry in matches)
         excess = Excess(bytes=used - limit, files=len(matches) - maximum)
         gone = excess.delete(matches, lambda entry: not entry.is_kept and (is_dry or _delete(entry)))
@@ -131,6 +161,13 @@ def _delete_matches(
         for space in caches:
             space.request_release()
     return gone
+
+
+def list_matches(pattern: str) -> list[Entry]:
+    """The files that a glob matches and that count against a limit, each named by its path; the oldest first."""
+    paths = (path for names in _find(pattern).values() for path in names.values())
+    matches = [entry for path in paths if (entry := _look(path)) is not None]
+    return sorted(matches, key=lambda entry: entry.used_ns)
 
 
 def _look(path: str) -> Entry | None:
@@ -166,13 +203,6 @@ def _delete(entry: Entry) -> bool:
     with contextlib.suppress(OSError):
         os.unlink(path + tables.SUFFIX)
     return True
-
-
-def _log_swept(event: Event) -> None:
-    if isinstance(event, Swept):
-        logger.info(
-            "cleanup: deleted %s (%d bytes), left behind by a process that is gone", event.path, event.size_bytes
-        )
 
 
 def create_cleanup_background_process(
@@ -218,7 +248,15 @@ def _clean_forever(pattern: str, maxsize: int, maxfiles: int, every: float) -> N
     )
 
 
-def clean_repeatedly(pattern: str, *, maxsize: int, maxfiles: int, every: float, wait: Callable[[float], bool]) -> None:
+def clean_repeatedly(
+    pattern: str,
+    *,
+    maxsize: int,
+    maxfiles: int,
+    every: float,
+    wait: Callable[[float], bool],
+    report: Callable[[Cleaning | OSError | None], None] = lambda _: None,
+) -> None:
     """Run `keep_most_recent_files` now and every ``every`` seconds, when it is this process's turn.
 
     Args:
@@ -227,19 +265,23 @@ def clean_repeatedly(pattern: str, *, maxsize: int, maxfiles: int, every: float,
         maxfiles: as there.
         every: seconds from the start of one round to the next; a turn is asked for every two at least.
         wait: waits until so much by the monotonic clock; False: this was the last round.
+        report: called after each round with what it did, the error that ended it, or None if it was not its turn.
     """
     pattern = os.path.expanduser(pattern)
     turn = _Turn(pattern)
     while True:
         now = time.monotonic()
         end = now + every
+        outcome: Cleaning | OSError | None = None
         try:
             if turn.take():
-                keep_most_recent_files(pattern, maxsize=maxsize, maxfiles=maxfiles)
+                outcome = _clean(pattern, maxsize, maxfiles)
             else:
                 end = min(end, now + _WATCH_SECONDS)
         except OSError as error:  # a file system in trouble: the next round may do
             logger.warning("cleanup of %s: %s", pattern, error)
+            outcome = error
+        report(outcome)
         if not wait(end):
             return
 

@@ -218,7 +218,7 @@ def test_a_dry_run_only_says_what_would_go(tmp_path, caplog):
         assert cleanup.keep_most_recent_files(given, maxfiles=1, dry_run=True) == paths[:1]
     assert left(tmp_path) == ["a.tar", "b.tar"]
     messages = [record.getMessage() for record in caplog.records]
-    assert [f"would delete {paths[0]} (10 bytes)" in message for message in messages] == [True, True]
+    assert [f"would delete {paths[0]} (10 B)" in message for message in messages] == [True, True]
 
 
 @pytest.mark.parametrize("form", ["str", "path", "home", "magic name"])
@@ -551,7 +551,7 @@ def test_trouble_in_one_round_leaves_the_next(tmp_path, monkeypatch, caplog):
     def fail(*args, **options):
         raise OSError(5, "the disk is in trouble")
 
-    monkeypatch.setattr(cleanup, "keep_most_recent_files", fail)
+    monkeypatch.setattr(cleanup, "_clean", fail)
     monkeypatch.setattr(cleanup, "_wait_with_parent", lambda *args: next(rounds))
     monkeypatch.setattr(cleanup.signal, "signal", lambda *args: None)
     cleanup._clean_forever(str(tmp_path), 1, 1, 0.0)

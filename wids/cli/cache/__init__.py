@@ -5,8 +5,9 @@ Heavy modules are imported when a command runs, and torch never. Cleaning evicts
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -135,17 +136,42 @@ def run_daemon(
     max_size: _MaxSize = None,
     max_files: _MaxFiles = None,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between cleanings.")] = 60,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines of text, or JSON, one object on each line.")
+    ] = "text",
+    log_level: Annotated[
+        Literal["debug", "info", "warning"], typer.Option(help="What is logged at least; --debug is for debug.")
+    ] = "info",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write numbers for Prometheus to this file after each cleaning (node_exporter's textfile collector).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Keep a cache directory below a limit: clean it now and every --every seconds, in the foreground.
 
-    For systemd and other supervisors. Each deletion is a line on stderr. SIGTERM and SIGINT end it, SIGHUP cleans at
-    once. The directory need not exist yet. Of several daemons on one directory, one cleans and the others wait.
+    For systemd (Type=notify) and other supervisors. Each deletion is a line on stderr, and so is each cleaning: what
+    was deleted, what stays, and why, if that is more than the limit. SIGTERM and SIGINT end it, SIGHUP cleans at once.
+    The directory need not exist yet. Of several daemons on one directory, one cleans and the others wait.
     """
     if max_size is None and max_files is None:
         raise typer.BadParameter("say what to keep: --max-size 10GB or --max-files 100")
-    from wids.cli.cache.daemon import clean_until_signal
+    if metrics is not None and not metrics.endswith(".prom"):
+        raise typer.BadParameter(f"--metrics {metrics}: node_exporter reads files whose names end in .prom")
+    from wids.cli.cache.daemon import DaemonLog, clean_until_signal
 
-    clean_until_signal(pattern, max_size=max_size, max_files=max_files, every=every)
+    is_debug = os.environ.get("WIDS_DEBUG", "0") not in ("", "0")
+    clean_until_signal(
+        pattern,
+        max_size=max_size,
+        max_files=max_files,
+        every=every,
+        log=DaemonLog(form=log_format, level="debug" if is_debug else log_level),
+        metrics_path=metrics,
+    )
 
 
 def _default() -> str:

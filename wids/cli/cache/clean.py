@@ -46,7 +46,7 @@ def clean_once(directory: str, *, max_size: int, max_files: int, unkeep: bool, i
     remaining = [shard for shard in after.shards if shard.name not in names]
     used = after.used_bytes - (sum(shard.size_bytes for shard in deleted) + before.left_behind.bytes if is_dry else 0)
     is_reached = used <= max_size and len(remaining) <= max_files
-    why = [] if is_reached else _reasons(remaining, after)
+    why = [] if is_reached else reasons_of(remaining, after)
     if is_json:
         print_json(
             {
@@ -112,14 +112,14 @@ def _limits(max_size: int, max_files: int) -> str:
     return " or ".join([*sizes, *counts])
 
 
-def _reasons(remaining: list[ListedShard], listing: Listing) -> list[str]:
+def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
     """Say why each remaining shard was not deleted."""
     kept = [shard for shard in remaining if shard.is_kept]
     is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
     others = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
     reasons = []
     for shards, why in (
-        (kept, "marked as kept (--unkeep removes the marks)"),
+        (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
         (is_open, "open in some process"),
         (others, "could not be deleted, or were added meanwhile"),
     ):

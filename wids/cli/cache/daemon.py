@@ -7,30 +7,63 @@ files, and the kernel releases the locks of a process that ends. Signals that we
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from wids.cache.cleanup import clean_repeatedly
-from wids.cli.format import count_of, format_size, printable
+from wids.cache.cleanup import clean_repeatedly, list_matches
+from wids.cache.listing import take_listing
+from wids.cli.cache.clean import reasons_of
+from wids.cli.cache.metrics import Metrics
+from wids.cli.cache.systemd import Supervisor, is_journal
+from wids.cli.format import count_of, format_size, printable, to_json
 from wids.errors import CacheError
 from wids.events import logger
+from wids.osfiles import locks
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from wids.cache.cleanup import Cleaning
+
+# As syslog counts; the journal reads them from the beginning of a line.
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+
 
 class _EndSignal(BaseException):
     """A signal that ends the daemon arrived; the message is its name."""
 
 
-def clean_until_signal(pattern: str, *, max_size: int | None, max_files: int | None, every: float) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DaemonLog:
+    """What the daemon writes to stderr.
+
+    Attributes:
+        form: lines of text, or of JSON. level: from which on.
+    """
+
+    form: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning"] = "info"
+
+
+def clean_until_signal(
+    pattern: str,
+    *,
+    max_size: int | None,
+    max_files: int | None,
+    every: float,
+    log: DaemonLog,
+    metrics_path: str | None = None,
+) -> None:
     """Clean now and every ``every`` seconds, until SIGTERM or SIGINT.
 
     Args:
@@ -38,53 +71,183 @@ def clean_until_signal(pattern: str, *, max_size: int | None, max_files: int | N
         max_size: bytes to keep at most; None for no limit.
         max_files: shards to keep at most; None for no limit.
         every: seconds from the start of one cleaning to the next.
+        log: what it writes to stderr.
+        metrics_path: of a file of numbers for Prometheus; None: none.
 
     Raises:
         CacheError: the pattern is the path of a file.
+        DependencyError: prometheus_client, which writes the numbers, is not installed.
+        OutputError: they cannot be written there.
     """
-    limits = [format_size(max_size)] if max_size is not None else []
-    limits += [count_of(max_files, "shard")] if max_files is not None else []
     pattern = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isfile(pattern):  # a shell expanded the pattern, and later matches would never be deleted
         raise CacheError(f"{pattern}: is a file; name a cache directory, or a pattern in quotes ('DIR/*.tar')")
-    with _LogToStderr():
+    supervisor = Supervisor()
+    metrics = None if metrics_path is None else Metrics(metrics_path, pattern)
+    rounds = _Rounds(pattern, max_size, max_files, metrics, supervisor)
+    with _LogToStderr(log):
         try:
-            with _DaemonSignals() as signals:
-                logger.info(
-                    "cleanup: keeping %s at %s at most, looking every %g s",
-                    pattern,
-                    " and ".join(limits),
-                    every,
-                )
+            with _DaemonSignals(supervisor) as signals:
+                logger.info("cleanup: keeping %s at %s at most, looking every %g s", pattern, rounds.limit, every)
                 clean_repeatedly(
                     pattern,
                     maxsize=sys.maxsize if max_size is None else max_size,
                     maxfiles=sys.maxsize if max_files is None else max_files,
                     every=every,
                     wait=signals.wait,
+                    report=rounds.report,
                 )
         except _EndSignal as end:
+            supervisor.tell(STOPPING="1", STATUS=f"ended by {end}")
             logger.info("cleanup: ended by %s", end)
 
 
-class _PrintableFormatter(logging.Formatter):
-    """Escapes line breaks and control characters of file names, which could forge lines of the log."""
+class _Rounds:
+    """Tells of each round: a line of the log, numbers for Prometheus, and a word to the supervisor.
+
+    Attributes:
+        limit: in words.
+    """
+
+    def __init__(
+        self, pattern: str, max_size: int | None, max_files: int | None, metrics: Metrics | None, supervisor: Supervisor
+    ) -> None:
+        self._pattern, self._max_size, self._max_files = pattern, max_size, max_files
+        self._metrics, self._supervisor = metrics, supervisor
+        limits = [format_size(max_size)] if max_size is not None else []
+        limits += [count_of(max_files, "shard")] if max_files is not None else []
+        self.limit = " and ".join(limits)
+
+    def report(self, outcome: Cleaning | OSError | None) -> None:
+        """Tell of a round that has just ended; see `clean_repeatedly`."""
+        status = "another process cleans it, or it does not exist yet"
+        if isinstance(outcome, OSError):
+            status = f"failed: {outcome}"
+        elif outcome is not None:
+            try:
+                status = self._tell(outcome)
+            except OSError as error:  # the directory is gone, say
+                logger.warning("cleanup of %s: %s", self._pattern, error)
+                outcome, status = error, f"failed: {error}"
+        if isinstance(outcome, OSError) and self._metrics is not None:
+            self._metrics.update(more={"cache_failures_total": 1}, now={})
+        self._supervisor.tell(READY="1", STATUS=printable(status))
+
+    def _tell(self, done: Cleaning) -> str:
+        """Log what a cleaning did; returns it in words.
+
+        Raises:
+            OSError: it is not to be seen what stays.
+        """
+        shards, used, why = self._look()
+        limits = {"bytes": self._max_size, "shards": self._max_files}
+        is_reached = not any(
+            limit is not None and there > limit for limit, there in zip(limits.values(), (used, shards), strict=True)
+        )
+        freed, swept = (sum(size for _, size in files) for files in (done.deleted, done.swept))
+        noun = "shard" if os.path.isdir(self._pattern) else "file"
+        words = f"deleted {count_of(len(done.deleted), noun)} ({format_size(freed)})"
+        if done.swept:
+            words += f" and {count_of(len(done.swept), 'file')} left behind ({format_size(swept)})"
+        words += f"; {count_of(shards, noun)} ({format_size(used)}) stay, "
+        excess = f"more than {self.limit}: {'; '.join(why) or 'added meanwhile'}"
+        words += f"limit {self.limit}" if is_reached else excess
+        facts = {
+            "deleted": {"shards": len(done.deleted), "bytes": freed},
+            "swept": {"files": len(done.swept), "bytes": swept},
+            "stays": {"shards": shards, "used_bytes": used},
+            "limit": limits,
+            "is_reached": is_reached,
+            "why": [] if is_reached else why,
+        }
+        if self._metrics is not None:
+            known = {f"cache_limit_{what}": limit for what, limit in limits.items() if limit is not None}
+            self._metrics.update(
+                more={
+                    "cache_cleanings_total": 1,
+                    "cache_deleted_shards_total": len(done.deleted),
+                    "cache_deleted_bytes_total": freed + swept,
+                },
+                now={
+                    "cache_bytes": used,
+                    "cache_shards": shards,
+                    **known,
+                    "cache_over_limit": float(not is_reached),
+                    "cache_cleaning_seconds": done.seconds,
+                    "cache_last_cleaning_timestamp_seconds": time.time(),
+                },
+            )
+        level = logging.INFO if is_reached else logging.WARNING
+        logger.log(level, "cleanup: %s", words, extra={"facts": facts})
+        return words
+
+    def _look(self) -> tuple[int, int, list[str]]:
+        """What stays: shards, bytes, and why they were not deleted."""
+        if os.path.isdir(self._pattern):
+            listing = take_listing(self._pattern)
+            return len(listing.shards), listing.used_bytes, reasons_of(listing.shards, listing)
+        found = list_matches(self._pattern)
+        kept = [entry for entry in found if entry.is_kept]
+        used = [entry for entry in found if not entry.is_kept and locks.is_locked(entry.name)]
+        why = [
+            f"{count_of(len(entries), 'file')} ({format_size(sum(entry.size_bytes for entry in entries))}) {words}"
+            for entries, words in ((kept, "marked as kept"), (used, "open in some process"))
+            if entries
+        ]
+        return len(found), sum(entry.size_bytes for entry in found), why
+
+
+class _TextFormatter(logging.Formatter):
+    """``2026-05-01T12:00:00+02:00 INFO wids: ...``; for the journal a priority, for it has the rest itself.
+
+    Line breaks and control characters of file names, which could forge lines, are escaped.
+    """
+
+    def __init__(self, *, is_journal: bool) -> None:
+        super().__init__("%(message)s" if is_journal else "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._is_journal = is_journal
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 - logging's
+        return _time_of(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return printable(super().formatMessage(record))
+        priority = f"<{_PRIORITIES.get(record.levelno, 5)}>" if self._is_journal else ""
+        return priority + printable(super().formatMessage(record))
+
+
+class _JsonFormatter(logging.Formatter):
+    """A JSON object on each line: time, level, logger, message, and facts of the record where it has some."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
+        return to_json(line)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """The local time of a record, with its zone."""
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 class _LogToStderr:
     """Within the ``with`` block, the ``wids`` logger writes to stderr."""
 
-    def __enter__(self) -> None:
+    def __init__(self, log: DaemonLog) -> None:
         self._handler = logging.StreamHandler()
-        # journald writes the time itself.
-        form = "%(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(message)s"
-        self._handler.setFormatter(_PrintableFormatter(form))
+        self._handler.setFormatter(_JsonFormatter() if log.form == "json" else _TextFormatter(is_journal=is_journal()))
+        self._level = getattr(logging, log.level.upper())
+
+    def __enter__(self) -> None:
         self._before = logger.level
         logger.addHandler(self._handler)
-        logger.setLevel(logging.DEBUG if os.environ.get("WIDS_DEBUG", "0") not in ("", "0") else logging.INFO)
+        logger.setLevel(self._level)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -95,6 +258,9 @@ class _LogToStderr:
 
 class _DaemonSignals:
     """Within the ``with`` block, SIGTERM and SIGINT raise `_EndSignal`, and SIGHUP ends a wait."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()  # the interpreter writes the number of each signal
@@ -121,7 +287,14 @@ class _DaemonSignals:
 
     def wait(self, end: float) -> bool:
         """Wait until ``end`` (of the monotonic clock) or for SIGHUP; a SIGHUP since the last wait ends it at once."""
-        while select.select([self._reader], [], [], max(end - time.monotonic(), 0.0))[0]:
+        while True:
+            if self._supervisor.alive_seconds < math.inf:
+                self._supervisor.tell(WATCHDOG="1")
+            left = max(end - time.monotonic(), 0.0)
+            if not select.select([self._reader], [], [], min(left, self._supervisor.alive_seconds))[0]:
+                if left <= self._supervisor.alive_seconds:
+                    break
+                continue
             numbers = self._reader.recv(4096)
             for number in (signal.SIGTERM, signal.SIGINT):
                 if number in numbers:  # the handler's exception was lost, for example in a finalizer
