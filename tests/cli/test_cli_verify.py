@@ -118,6 +118,17 @@ def test_what_nothing_reads(tmp_path, server, data, problem, is_local):
     assert all(problem[2] in what for *_, what in found)
 
 
+def test_files_in_no_sample_are_counted(tmp_path):
+    """What macOS puts into archives, and names without an extension: nothing is wrong, and their number is told."""
+    data = tars.files({"a.txt": b"1", "._a.txt": b"2", "README": b"3"})
+    (tmp_path / "x.tar").write_bytes(data)
+    write_json(tmp_path / "t.json", {"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 1}]})
+    out = run_ok("verify", tmp_path / "t.json")
+    assert "all is well" in out
+    assert "in no sample, for their names have no extension, or a dot first: 2 files" in out
+    assert json.loads(run_ok("verify", tmp_path / "t.json", "--json"))["left_files"] == 2
+
+
 def test_a_name_that_no_table_can_have(tmp_path):
     """Names of 252 bytes and more: there is no table beside such a shard, and nothing is wrong."""
     for length in (251, 252, 255):

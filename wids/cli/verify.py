@@ -226,6 +226,7 @@ def _print_json(index: str, outcome: VerifyOutcome) -> None:
             "bytes": sum(finding.size_bytes or 0 for finding in findings),
             "samples": sum(finding.nsamples or 0 for finding in findings),
             "seconds": round(outcome.seconds, 3),
+            "left_files": sum(finding.left_files for finding in findings),
             "undecoded": sum(finding.undecoded for finding in findings),
             "unused_tables": sum(finding.has_unused_table for finding in findings),
             "problems": [
@@ -263,6 +264,8 @@ def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], s
             f"not used, for their shards have other times (copied without them?): {count_of(unused, 'member table')}; "
             "they are right, and `wids index create --members` makes them anew"
         )
+    if left := sum(finding.left_files for finding in findings):
+        print(f"in no sample, for their names have no extension, or a dot first: {count_of(left, 'file')}")
     if undecoded := sum(finding.undecoded for finding in findings):
         print(f"not decoded, for that could run code (pickle): {count_of(undecoded, 'member')}")
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from wids.errors import NotAllowedError, SpecError
+from wids.events import logger
 from wids.index import checks, urls
 from wids.index.shardlist import KNOWN_KEYS, MAX_SHARDS, Row, Shard, ShardList
 
@@ -47,6 +48,8 @@ __all__ = [
 
 # The key of an index that names packs of member tables (`wids.index.table_pack`).
 PACKS = "member_tables"
+# What keys of a shard may be meant by others, spelt without dashes and a last s.
+_MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum", "crc": "crc32"}
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 # Files of a few lines that name each other again and again make a million of themselves.
@@ -100,7 +103,7 @@ def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0
     Raises:
         SpecError: an item is none of these; ``path`` names it.
     """
-    shards = ShardList()
+    shards, misspelt = ShardList(), set[str]()
     for k, item in enumerate(items, first):
         path = f"shards[{k}]"
         name = _plain(item)
@@ -121,6 +124,8 @@ def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0
             raw[key] = _plain(raw[key])
         row = checks.convert(raw, Row, path=path)
         checks.check_digests(row, path)
+        if not KNOWN_KEYS.issuperset(raw):
+            _warn_of_misspelt(raw, misspelt, path)
         shards.append(checks.resolve(base, row.url, f"{path}.url"), row, raw)
     return shards
 
@@ -239,6 +244,7 @@ class _SpecParser:
         self.shards, self.load, self.allow_local, self.named = shards, load, allow_local, named
         self.sources: dict[str, bytes] = {}
         self.count = 0
+        self.misspelt: set[str] = set()
 
     def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
         """Read the top-level index."""
@@ -269,6 +275,7 @@ class _SpecParser:
             own = raw["shardlist"][k]
             if not KNOWN_KEYS.issuperset(own):
                 checks.check_nesting(own, path, scope.place)
+                _warn_of_misspelt(own, self.misspelt, f"{checks.where(scope.place)}{path}")
             self.shards.append(url, row, own)
         self.note_named(scope.place, self.shards.urls[start:])
         for k, part in enumerate(component.datasets or ()):
@@ -341,6 +348,15 @@ class _SpecParser:
             # Of a million shards nearly all are of one server.
             heads = {url if "::" in url else "/".join(url.split("/", 3)[:3]) for url in found}
             self.named.update(origin for head in heads for origin in urls.origins_of(head))
+
+
+def _warn_of_misspelt(keys: Iterable[str], told: set[str], where: str) -> None:
+    """Warn of keys that look like others that mean something: as they are, they are kept and say nothing."""
+    for key in {*keys} - KNOWN_KEYS - told:
+        meant = _MEANT.get(str(key).lower().replace("_", "").replace("-", "").removesuffix("s"))
+        if meant is not None:
+            told.add(key)
+            logger.warning("%s: has the key %r, which means nothing to wids; is it %r?", where, key, meant)
 
 
 def _resolve_packs(component: _Component, home: str | None, path: str, place: str | None) -> tuple[str, ...]:

@@ -181,6 +181,7 @@ def _look_into(
         size_bytes=facts.filesize,
         nsamples=None if table is None else table.nsamples,
         problems=tuple(problem for problem in problems if problem.kind != UNUSED),
+        left_files=facts.nleft,
         undecoded=undecoded,
         has_unused_table=any(problem.kind == UNUSED for problem in problems),
     )

@@ -197,6 +197,9 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     if any(source.shards.selection is not None for source in sources):
         view, repeated = view_edit.merge_views(sources, output, name=name, overwrite=overwrite)
         return _merged_view(output, view, repeated_samples=repeated)
+    for source in sources:
+        for url, entry in source.entries:
+            _check_agree(url, entries[url], entry, source.place)
     home = os.path.dirname(output)
     written = writing.place_entries(list(entries), home=home)
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
@@ -205,6 +208,23 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     packs = [url for source in sources for url in source.shards.all_packs()]
     index = {**index, **named_packs(packs, home), "shardlist": merged}
     return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
+
+
+def _check_agree(url: str, before: dict[str, Any], entry: dict[str, Any], place: str) -> None:
+    """See that two indexes say the same of a shard.
+
+    Raises:
+        SpecError: they contradict each other.
+    """
+    for key in ("nsamples", "filesize", *checksums.KEYS):
+        said = before.get(key), entry.get(key)
+        if None not in said and said[0] != said[1]:
+            raise SpecError(
+                f"{place}: says that {key} of {url} is {said[1]}, and an index before it says {said[0]}; bring "
+                "them up to date (wids index update)",
+                path=key,
+                url=place,
+            )
 
 
 def split_index(

@@ -43,6 +43,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         number: of the shard in its index. url: its own.
         size_bytes, nsamples: what it has; None where that is not known.
         problems: its faults.
+        left_files: files that are part of no sample.
         undecoded: members that were not decoded, because that could run code.
         version: tells the shard and the tables beside it from later ones; None where that was not asked for, or is not
             known.
@@ -54,6 +55,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     nsamples: int | None = None
     problems: tuple[Problem, ...] = ()
+    left_files: int = 0
     undecoded: int = 0
     has_unused_table: bool = False
     version: str | None = None

@@ -869,6 +869,19 @@ def test_rebase(tmp_path):
     assert refused.value.hint == "base"
 
 
+def test_merging_indexes_that_contradict_each_other(tmp_path):
+    """What both say of a shard has to be the same; what one of them does not say is none."""
+    shard = write_shard(tmp_path / "s.tar", 3)
+    entry = {"url": shard, "nsamples": 3, "filesize": os.stat(shard).st_size}
+    one = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": [entry]})
+    two = write_json(tmp_path / "b.json", {"wids_version": 1, "shardlist": [{**entry, "filesize": None}]})
+    assert merge_indexes([one, two], str(tmp_path / "m.json")).repeated == 1
+    for key, value in (("nsamples", 4), ("filesize", 5)):
+        write_json(tmp_path / "b.json", {"wids_version": 1, "shardlist": [{**entry, key: value}]})
+        with pytest.raises(SpecError, match=rf"b\.json: says that {key} of .*s\.tar is {value}, .* says {entry[key]}"):
+            merge_indexes([one, two], str(tmp_path / "n.json"))
+
+
 def test_malformed_indexes_are_refused_by_place(tmp_path):
     """The path to the bad value and the index it stands in."""
     path = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": "a", "nsamples": "x"}]})

@@ -18,6 +18,22 @@ from wids.errors import NotAllowedError, SpecError
 from wids.index import spec
 from wids.index.spec import Shard, ShardList, list_shards, parse_index, parse_json
 
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("md5", "md5sum"), ("MD5_sum", "md5sum"), ("file_size", "filesize"), ("crc", "crc32"), ("nsample", "nsamples")],
+)
+def test_keys_that_look_like_others_are_warned_of(caplog, key, meant):
+    """Once for each; they are kept, as are keys that look like nothing."""
+    rows = [{"url": f"{k}.tar", "nsamples": 1, key: 7, "size": 3, "dataset": "x"} for k in range(3)]
+    parsed = parse_index(json.dumps({"wids_version": 1, "shardlist": rows}), place="t.json", load=None)
+    assert parsed.describe(0)[key] == 7
+    list_shards(rows)
+    told = [record.getMessage() for record in caplog.records]
+    words = f"has the key {key!r}, which means nothing to wids; is it {meant!r}?"
+    assert told == [f"t.json: shardlist[0]: {words}", f"shards[0]: {words}"]
+
+
 checked = settings(max_examples=examples(150))
 MD5 = "0123456789abcdef0123456789ABCDEF"
 PLACE = "gs://bucket/data/index.json"

@@ -80,6 +80,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         "counted": count - uncounted,
         "with_filesize": count - unsized,
         "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
+        "with_crc32": sum(bool(shards.crc32s[k]) for k in numbers),
         "first_sample": None if uncounted else _first_sample(listed, may_fetch=may_fetch),
     }
 
@@ -172,6 +173,7 @@ def _print_one(found: dict[str, Any]) -> None:
         ]
         lines.append(("bytes", f"{words}, on average {', '.join(means)}" if means else words))
     lines.append(("sizes", _coverage(found["with_filesize"], shards)))
+    lines.append(("crc32", _coverage(found["with_crc32"], shards)))
     lines.append(("md5", _coverage(found["with_md5sum"], shards)))
     if shards:
         lines.append(("first shard", shown_url(found["first_shard"])))
@@ -232,11 +234,12 @@ def _print_several(found: list[dict[str, Any]]) -> None:
             _size(described["bytes"]),
             _size(described["bytes_per_sample"]),
             _coverage(described["with_filesize"], described["shards"]),
+            _coverage(described["with_crc32"], described["shards"]),
             _coverage(described["with_md5sum"], described["shards"]),
         )
         for described in found
     ]
-    print_table(("index", "name", ">shards", ">samples", ">size", ">a sample", "sizes", "md5"), rows)
+    print_table(("index", "name", ">shards", ">samples", ">size", ">a sample", "sizes", "crc32", "md5"), rows)
 
 
 def _average(found: dict[str, Any], key: str) -> str:
