@@ -46,8 +46,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir, storage_options: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of those that come into the samples.
-        checked: digests of the states of own tables that were compared with the shards; see
-            `wids.columns.parts.check_versions`. All that are made of one have it together.
+        fingerprint: of the shards that tables were attached to, if some were.
+        checked: what needs no second look: digests of the states of own tables that were compared with the shards (see
+            `wids.columns.parts.check_versions`), and edits of the shard list that left its fingerprint as it was. All
+            that are made of one have it together.
     """
 
     place: str | None = None
@@ -55,7 +57,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     storage_options: dict[str, Any] | None = None
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
-    checked: set[str] = msgspec.field(default_factory=set)
+    fingerprint: str = ""
+    checked: set[str | int] = msgspec.field(default_factory=set)
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
         """Put the values of the shown columns into a sample, by its ``__index__``."""
@@ -157,6 +160,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                     f"a table was joined to {table.nrows:,} samples, and the dataset has {count:,} now; "
                     "attach tables after its shards were changed"
                 )
+        if self.fingerprint and collection.shards.edits not in self.checked:
+            if fingerprint(collection.shards) != self.fingerprint:
+                raise ColumnsError("shards were changed since tables were joined to their samples; attach them again")
+            self.checked.add(collection.shards.edits)
 
     def check_unused(self) -> None:
         """See that no table is tied to the samples, which are to become others.
@@ -196,7 +203,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         table = join.join_table(request, source, keys)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
-        return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
+        joined, now = (*self.joined, table), fingerprint(collection.shards)
+        return msgspec.structs.replace(self, joined=joined, shown=self._shown_with(shown, table), fingerprint=now)
 
     def show(self, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """These, with columns of the index's own table in the samples.
@@ -208,10 +216,12 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         if path is None:
             self.table(collection)  # which says what to do
             raise ColumnsError(f"{self.place or 'the index'}: there are no columns; make them: wids columns create")
+        self.check_rows(collection)
         names = _choose(fields, _names_of(path))
         if not names:
             return self
-        return msgspec.structs.replace(self, shown=self._shown_with(names, join.copy_columns(path, names)))
+        shown, now = self._shown_with(names, join.copy_columns(path, names)), fingerprint(collection.shards)
+        return msgspec.structs.replace(self, shown=shown, fingerprint=now)
 
     def _shown_with(self, names: list[str], table: MappedTable) -> tuple[tuple[str, Any], ...]:
         _check_fields(names)

@@ -130,11 +130,12 @@ class ShardList:
         facts: of a compiled index; None: none are known.
         origin: where a compiled index lies; with it, a pickle is that place, and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
+        edits: how often shards were replaced by others; -1: as a pickle had it.
     """
 
     __slots__ = (
         *("_defaults", "_ends", "_extras", "_is_shared", "_lists", "_packs", "_starts"),
-        *("crc32s", "facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
+        *("crc32s", "edits", "facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
     )
 
     urls: Sequence[str]
@@ -156,6 +157,7 @@ class ShardList:
     ) -> None:
         self.header: dict[str, Any] = header or {}
         self.origin = origin
+        self.edits = 0
         self.selection: Selection | None = None
         self._is_shared = False  # views have the same columns
         self._starts: list[int] = []  # first shard of each component, and
@@ -340,6 +342,7 @@ class ShardList:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.header, count, texts, rest = state
+        self.edits = -1
         self._is_shared = False
         nsamples, filesizes, extras, self._starts, self._defaults, self._packs, self.selection = rest
         urls, md5sums, crc32s = (text.split("\0") if count else [] for text in texts)
@@ -374,6 +377,7 @@ class ShardList:
     def replace(self, k: int, row: ShardList) -> None:
         """Make shard ``k`` the one shard of ``row``. ``nsamples`` becomes another list if its count is another one."""
         lists = self._changeable()
+        self.edits += 1
         if self._starts:  # the keys that all shards of a component have become each one's own, to be changed alone
             extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
             self._use(lists := lists._replace(extras=extras))

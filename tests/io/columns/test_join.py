@@ -27,6 +27,7 @@ from wids.errors import ColumnsError, InputError, OutputError
 COUNTS = (3, 0, 40, 2)
 ROWS = made.rows_of(COUNTS)
 TOTAL = len(ROWS)
+LABELS = pa.table({"index": range(TOTAL), "label_of": [row["label"] for row in ROWS]})
 
 
 @pytest.fixture
@@ -535,6 +536,23 @@ def test_shards_stay_as_they_are(dataset):
         joined.spec = joined.spec
     assert joined[0]["label"] == 0
     joined.shards[0]["nsamples"] = 2
+    for read in (lambda: joined[0], lambda: joined.__getitems__([0]), lambda: joined.query("from samples")):
+        with pytest.raises(ColumnsError):
+            read()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_shards_that_become_others(dataset, index, tmp_path, is_own):
+    """Of as many samples: their values are no others'. A shard that only lies elsewhere is the same one."""
+    joined = dataset.with_columns(["label"]) if is_own else dataset.with_table(LABELS, on="index", fields=True)
+    name = "label" if is_own else "label_of"
+    moved = tmp_path / "moved" / "s3.tar"
+    moved.parent.mkdir()
+    shutil.copy2(Path(index).parent / "s3.tar", moved)
+    joined.shards[3]["url"] = str(moved)
+    assert joined[TOTAL - 1][name] == ROWS[-1]["label"]
+    made.write_shard_of(tmp_path / "other.tar", 90, 2)
+    dataset.shards[3]["url"] = str(tmp_path / "other.tar")
     for read in (lambda: joined[0], lambda: joined.__getitems__([0]), lambda: joined.query("from samples")):
         with pytest.raises(ColumnsError):
             read()
