@@ -153,7 +153,7 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
     if not is_list_sound or nrepeated > nsamples or not _is_consistent(columns, size, nextensions, key_bytes):
         raise broken("points outside its shard or itself")
     if not _is_archive(columns, size, links):
-        raise broken("has samples in an order, or members in places, that no tar has")
+        raise broken("has samples in another order than the archive, or members that overlap or where no header fits")
     identity = Identity(
         size=size,
         mtime_ns=None if mtime_ns == _UNKNOWN_MTIME else mtime_ns,

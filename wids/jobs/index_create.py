@@ -362,7 +362,7 @@ class Indexing:
         for shard in found:
             name = urls.basename_of(shard.url)
             # A name of 230 bytes has no room for the endings of a table and of a file that is being written.
-            if name in taken or len(os.fsencode(name)) > _MAX_NAME_BYTES:
+            if name in taken or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES:
                 name = urls.cache_name(shard.url)
             taken.add(name)
             self._table_names[shard.url] = os.path.join(home, name + TABLE_SUFFIX)

@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
+from tests.support import tars
 from tests.support.servers import status
 from tests.support.tars import publish
-from wids.errors import ChangedShardError, CountMismatchError, FetchError, ShardNotFoundError
+from wids.errors import ChangedShardError, CountMismatchError, FetchError, ShardNotFoundError, UnsupportedMemberError
 from wids.samplers import ChunkedSampler
 from wids.transport import filesystems
 
@@ -265,3 +266,21 @@ def test_faults(web, make, far, events):
         dataset[1]
     assert "RangesRead" in events.names()
     assert "Retried" in events.names()
+
+
+def test_a_hard_link_where_versions_are_not_told_apart(server):
+    """The header before its bytes has another name, and nothing says whose they are: refused, its fields alone; with
+    strong versions it is read.
+    """
+    server.has_ranges = True
+    linked = tars.header(b"b.txt", kind=b"1", link=b"a.txt")
+    data = tars.member(b"a.txt", b"1") + tars.member(b"b.cls", b"2") + linked + tars.END
+    url = server.add("/a.tar", data)
+    options = {"access": "range", "transformations": "raw"}
+    assert wids.ShardListDataset([(url, 2)], **options)[1][".txt"] == b"1"
+    server.validators = ()
+    dataset = wids.ShardListDataset([(url, 2)], **options)
+    assert dataset[0][".txt"] == b"1"
+    with pytest.raises(UnsupportedMemberError, match=r"b\.txt is a hard link, .* access='fetch'"):
+        _ = dataset[1]
+    assert wids.ShardListDataset([(url, 2)], **options, fields=(".cls",))[1][".cls"] == b"2"

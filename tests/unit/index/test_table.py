@@ -591,7 +591,7 @@ def test_samples_in_another_order_than_the_archives(order):
     """Rows permuted or repeated, all else right: such a table would decide which sample has which index."""
     data = tars.files({f"{key}.{field}": b"1" * 700 for key in "abcd" for field in ("txt", "cls")})
     assert parse_table(tars.lying_table(data, range(4)).to_bytes(), shard="s.tar").nsamples == 4
-    assert "that no tar has" in refuse(tars.lying_table(data, order).to_bytes())
+    assert "another order than the archive" in refuse(tars.lying_table(data, order).to_bytes())
 
 
 @pytest.mark.parametrize(
