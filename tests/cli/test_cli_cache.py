@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import io
 import json
 import os
 import queue
@@ -20,6 +21,9 @@ import time
 import pytest
 import typer
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from tests.support.cache_dirs import files_in, keep_mark_of, names_in, put_file, put_garbage, put_shard
 from tests.support.cache_shards import described, shard, texts, texts_of, write
@@ -27,12 +31,15 @@ from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run
 from tests.support.paths import ROOT
 from tests.support.readmes import blocks
 from tests.support.servers import Server, status, whole
-from wids.cache import usage_hints
-from wids.cli.format import count_of, format_seconds, format_size, parse_size, printable
+from wids.cache import listing, usage_hints
+from wids.cache.cleanup import keep_most_recent_files
+from wids.cache.directory import CacheDirectory
+from wids.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
 from wids.collection import load_shards
 from wids.index.spec import Shard
 from wids.jobs.warm import part_bytes
 from wids.osfiles import locks, system
+from wids.osfiles.holders import Holder
 from wids.readers.provider import AutoProvider
 
 # What stands before the command line in its process: whoever runs the tests may be root.
@@ -149,7 +156,41 @@ def test_words():
     assert printable("a\x1b[2J\n\u202eé\udcff") == "a\\x1b[2J\\n\\u202eé\\udcff"
 
 
+def test_a_long_table_is_written_line_by_line(monkeypatch, capsys):
+    """In a pipe, and of more rows than anybody reads, rich lays nothing out: it takes a minute for 100,000 rows."""
+    columns = ("name", ">size", "state")
+    rows = [("a", "1 B", ""), ("ab\ncd", "10 B", "open"), ("日本", "1 B", ""), ("", "", "x  y ")]
+    print_table(columns, rows)
+    told = capsys.readouterr().out
+    console = Console(width=200, file=io.StringIO())
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+    assert told == console.file.getvalue()
+    monkeypatch.setattr(Table, "add_row", None)
+    monkeypatch.setattr(Console, "is_terminal", True)
+    print_table(columns, rows * 300)
+    assert capsys.readouterr().out.splitlines()[1:6] == [*told.splitlines()[1:]]
+
+
 # --- ls
+
+
+def test_a_directory_is_listed_once(full, monkeypatch):
+    """However many shards there are, ``ls`` and a cleaning look at each once, and a long look keeps its lock."""
+    looks, touches = [], []
+    real = CacheDirectory.inventory
+    monkeypatch.setattr(CacheDirectory, "inventory", lambda self: looks.append(self.path) or real(self))
+    monkeypatch.setattr(locks.HeldLock, "touch", lambda held: touches.append(held))  # noqa: PLW0108 - a method
+    run_ok("cache", "ls", full)
+    assert looks == [str(full)]
+    assert len(touches) == 4
+    looks.clear()
+    keep_most_recent_files(str(full), maxsize=10_000)
+    assert looks == [str(full)]
 
 
 def test_cache_alone_shows_its_commands():
@@ -230,6 +271,40 @@ def test_ls_tells_states(full):
     assert lines[8].startswith("1 file left behind by processes that are gone")
     assert lines[8].endswith(", 5 kB")
     assert lines[9] == "1 file of others, which no cache command touches, 300 B"
+    if os.path.exists("/proc/locks"):
+        assert lines[10].startswith(f"2 shards open in process {os.getpid()} (")
+
+
+def test_ls_names_who_has_shards_open(full, monkeypatch):
+    """Processes that have shards open are named, also in JSON; those that cannot be seen are counted."""
+    holders = [
+        Holder(pid=7, program="python x.py", started_seconds=None, is_orphan=True, files=[str(full / "a.tar")]),
+        *(
+            Holder(pid=pid, program="", started_seconds=None, is_orphan=False, files=[str(full / "b.tar")])
+            for pid in range(100, 120)
+        ),
+    ]
+    monkeypatch.setattr(listing, "find_holders", lambda paths: holders[: 21 * bool(list(paths))])
+    with leased(full / "a.tar"), leased(full / "b.tar"), leased(full / "c.tar"):
+        lines = run_ok("cache", "ls", full).splitlines()
+        found = json.loads(run_ok("cache", "ls", full, "--json"))
+    assert (
+        lines[7]
+        == "1 shard open in process 7 (python x.py), whose parent is process 1: what started it has ended, or is that"
+    )
+    assert lines[8] == "1 shard open in process 100"
+    assert lines[23:25] == [
+        "others open in 5 more processes",
+        "1 shard open in processes that cannot be seen from here",
+    ]
+    assert found["holders"][0] == {
+        "pid": 7,
+        "program": "python x.py",
+        "started_seconds": None,
+        "is_orphan": True,
+        "files": ["a.tar"],
+    }
+    assert json.loads(run_ok("cache", "ls", full, "--json"))["holders"] == []
 
 
 def test_ls_shows_names_and_obeys_none(cache):
@@ -398,10 +473,11 @@ def test_clean_tells_why_something_stays(full):
     with leased(full / "a.tar"):
         code, out, err = run("cache", "clean", full, "--all")
         assert (code, out.splitlines()[-1]) == (1, f"{full}: deleted 2 shards (2 kB); 2 shards (2 kB) stay")
-        assert err == (
+        assert err.startswith(
             f"wids: {full}: something stays: 1 shard (1 kB) marked as kept "
-            "(wids cache clean --unkeep removes the marks); 1 shard (1 kB) open in some process\n"
+            "(wids cache clean --unkeep removes the marks); 1 shard (1 kB) open in some process: 1 shard open in "
         )
+        assert err.count("\n") == 1
         code, out, err = run("cache", "clean", full, "--max-size", 500, "--json")
     assert (code, json.loads(out)["is_reached"], json.loads(out)["stays"]) == (
         1,

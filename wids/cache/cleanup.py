@@ -29,6 +29,7 @@ from wids.cache.space import Excess, Space, evict_from
 from wids.events import Swept, format_size, logger
 from wids.index import table as tables
 from wids.osfiles import locks
+from wids.osfiles.holders import find_holders
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ class Cleaning(NamedTuple):
         deleted: (path, bytes) of each shard, or of each file that the pattern matches.
         swept: (path, bytes) of each file that a killed process had left behind.
         seconds: that it took.
+        excess: what is left over the limits.
     """
 
     deleted: list[tuple[str, int]]
     swept: list[tuple[str, int]]
     seconds: float
+    excess: Excess
 
 
 def keep_most_recent_files(
@@ -89,13 +92,28 @@ def keep_most_recent_files(
         CacheError: a directory cannot be written.
     """
     level = logging.WARNING if debug else logging.INFO
-    done = _clean(os.fspath(pattern), maxsize, maxfiles, is_dry=dry_run, level=level)
+    done = clean(os.fspath(pattern), maxsize, maxfiles, is_dry=dry_run, level=level)
+    if not dry_run:
+        _tell_excess(os.fspath(pattern), done.excess)
     return [path for path, _ in done.deleted]
 
 
-def _clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, level: int = logging.INFO) -> Cleaning:
+def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, level: int = logging.INFO) -> Cleaning:
+    """As `keep_most_recent_files`; whether a limit was reached is left to the caller to tell.
+
+    Args:
+        pattern: as there.
+        maxsize: as there.
+        maxfiles: as there.
+        is_dry: as ``dry_run``.
+        level: of the line of the log about each deletion.
+
+    Raises:
+        CacheError: as there.
+    """
     text = os.path.expanduser(pattern)
     swept: list[tuple[str, int]] = []
+    left: list[Excess] = []
     begin = time.monotonic()
 
     def note(event: Event) -> None:
@@ -105,10 +123,11 @@ def _clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, l
 
     if os.path.isdir(text):
         spaces = [Space(text, limit=None, hooks=[note])]
-        delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry)
+        delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry, report=left.append)
     else:
         spaces = [Space(directory, limit=None) for directory in sorted(_find(text))]
-        delete = partial(_delete_matches, text, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry)
+        limits = {"limit": maxsize, "maximum": maxfiles}
+        delete = partial(_delete_matches, text, spaces, **limits, is_dry=is_dry, report=left.append)
     directories = [space.directory for space in spaces]
     before = [directory.release_request_time() for directory in directories]
     gone = delete()
@@ -122,12 +141,33 @@ def _clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, l
         gone += delete()
     for path, size in gone:
         _log_deletion(level, "would delete" if is_dry else "deleted", path, size)
-    return Cleaning(gone, swept, time.monotonic() - begin)
+    return Cleaning(gone, swept, time.monotonic() - begin, left[-1])
 
 
 def _log_deletion(level: int, verb: str, path: str, size: int, why: str = "") -> None:
     facts = {"path": path, "size_bytes": size}
     logger.log(level, "cleanup: %s %s (%s)%s", verb, path, format_size(size), why, extra={"facts": facts})
+
+
+# Pattern -> what was said last of it: each change is said once.
+_told: dict[str, str] = {}
+
+
+def _tell_excess(pattern: str, excess: Excess) -> None:
+    """Warn that a limit could not be reached, and say why."""
+    held = find_holders(excess.refused) if excess.is_exceeded else []
+    known = {path for holder in held for path in holder.files}
+    reasons = [f"{len(holder.files)} open in {holder}" for holder in held]
+    if unknown := len(set(excess.refused) - known):
+        reasons.append(f"{unknown} open in processes that cannot be seen from here, or cannot be deleted")
+    words = "; ".join(reasons) or "they are marked as kept, or are downloads under way"
+    if not excess.is_exceeded:
+        _told.pop(pattern, None)
+    elif _told.get(pattern) != words:
+        _told[pattern] = words
+        over = [format_size(excess.bytes)] if excess.bytes > 0 else []
+        over += [f"{excess.files} files"] if excess.files > 0 else []
+        logger.warning("cleanup: %s: %s more than the limit stay: %s", pattern, " and ".join(over), words)
 
 
 def _find(pattern: str) -> dict[str, dict[str, str]]:
@@ -143,7 +183,13 @@ def _find(pattern: str) -> dict[str, dict[str, str]]:
 
 
 def _delete_matches(
-    pattern: str, spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: bool
+    pattern: str,
+    spaces: Sequence[Space],
+    *,
+    limit: int,
+    maximum: int,
+    is_dry: bool,
+    report: Callable[[Excess], None],
 ) -> list[tuple[str, int]]:
     """Delete what a glob matches beyond ``limit`` bytes or ``maximum`` files; as `wids.cache.space.evict_from`.
 
@@ -156,10 +202,12 @@ def _delete_matches(
         matches = list_matches(pattern)
         used = sum(entry.size_bytes for entry in matches)
         excess = Excess(bytes=used - limit, files=len(matches) - maximum)
-        gone = excess.delete(matches, lambda entry: not entry.is_kept and (is_dry or _delete(entry)))
+        candidates = [entry for entry in matches if not entry.is_kept]
+        gone = excess.delete(candidates, lambda entry: is_dry or _delete(entry))
     if excess.is_exceeded and not is_dry:
         for space in caches:
             space.request_release()
+    report(excess)
     return gone
 
 
@@ -243,8 +291,18 @@ def _clean_forever(pattern: str, maxsize: int, maxfiles: int, every: float) -> N
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     parent_pid = os.getppid()
+
+    def report(outcome: Cleaning | OSError | None) -> None:
+        if isinstance(outcome, Cleaning):
+            _tell_excess(pattern, outcome.excess)
+
     clean_repeatedly(
-        pattern, maxsize=maxsize, maxfiles=maxfiles, every=every, wait=lambda end: _wait_with_parent(end, parent_pid)
+        pattern,
+        maxsize=maxsize,
+        maxfiles=maxfiles,
+        every=every,
+        wait=lambda end: _wait_with_parent(end, parent_pid),
+        report=report,
     )
 
 
@@ -275,7 +333,7 @@ def clean_repeatedly(
         outcome: Cleaning | OSError | None = None
         try:
             if turn.take():
-                outcome = _clean(pattern, maxsize, maxfiles)
+                outcome = clean(pattern, maxsize, maxfiles)
             else:
                 end = min(end, now + _WATCH_SECONDS)
         except OSError as error:  # a file system in trouble: the next round may do

@@ -324,7 +324,9 @@ def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:
     """(name, status) of each regular file; nothing if there is no such directory."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
         for item in found:
-            with contextlib.suppress(FileNotFoundError):
+            try:  # `contextlib.suppress` takes as long as all else here together
                 status = item.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    yield item.name, status
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield item.name, status

@@ -19,6 +19,7 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheError
 from wids.osfiles import locks, system
+from wids.osfiles.holders import Holder, find_holders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,6 +66,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         strangers: files that no cache made.
         jobs: live jobs whose plans lie here.
         free_bytes, disk_bytes: of the file system.
+        holders: the processes that have shards open, as far as they can be seen; ``files`` are names of shards.
         unknown: why states are unknown; "" if they are not.
     """
 
@@ -77,6 +79,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     free_bytes: int
     disk_bytes: int
+    holders: list[Holder] = []
     unknown: str = ""
 
 
@@ -88,15 +91,13 @@ def take_listing(directory: str) -> Listing:
     """
     directory = os.path.abspath(os.path.expanduser(directory))
     try:
-        found, unknown = _take(directory), ""
         if not os.path.isdir(CacheDirectory(directory).own):
-            return _describe(directory, found, is_known=True)
+            return _describe(directory, _take(directory))
         try:
-            with Space(directory, limit=None).lock():
-                return _describe(directory, _take(directory), is_known=True)
+            with Space(directory, limit=None).lock() as held:
+                return _describe(directory, _take(directory), held)
         except CacheError as error:
-            unknown = str(error)
-        return _describe(directory, found, is_known=False, unknown=unknown)
+            return _describe(directory, _take(directory), unknown=str(error))
     except OSError as error:
         if isinstance(error, CacheError):
             raise
@@ -110,7 +111,8 @@ def _take(directory: str) -> Inventory:
     return CacheDirectory(directory).inventory()
 
 
-def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str = "") -> Listing:
+def _describe(directory: str, found: Inventory, held: locks.HeldLock | None = None, *, unknown: str = "") -> Listing:
+    is_known = not unknown
     here, transients = CacheDirectory(directory), found.transients
     parts = [here.staging(name) for name in transients.parts]
     planned = [here.staging(name) for name in transients.plans]
@@ -124,12 +126,13 @@ def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str 
             name=entry.name,
             size_bytes=entry.size_bytes,
             used_seconds=entry.used_ns / 1e9,
-            is_open=locks.is_locked(here.shard(entry.name)) if is_known else None,
+            is_open=_is_open(here.shard(entry.name), held) if is_known else None,
             is_kept=entry.is_kept,
             coming_seconds=max(uses[entry.name] - now, 0.0) if entry.name in uses else None,
         )
         for entry in sorted(found.entries, key=lambda entry: (-entry.used_ns, entry.name))
     ]
+    holders = find_holders(here.shard(shard.name) for shard in shards if shard.is_open)
     free, total = system.free_bytes(directory)
     return Listing(
         directory=directory,
@@ -141,8 +144,18 @@ def _describe(directory: str, found: Inventory, *, is_known: bool, unknown: str 
         jobs=sum(path in sizes and path not in gone for path in planned),
         free_bytes=free,
         disk_bytes=total,
+        holders=[
+            msgspec.structs.replace(holder, files=[os.path.basename(path) for path in holder.files])
+            for holder in holders
+        ],
         unknown=unknown,
     )
+
+
+def _is_open(path: str, held: locks.HeldLock | None) -> bool | None:
+    if held is not None:
+        held.touch()  # a hundred thousand take seconds
+    return locks.is_locked(path)
 
 
 def _count(sizes: Iterable[int]) -> Count:

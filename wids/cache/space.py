@@ -80,8 +80,8 @@ class Space:
         self._bytes_per_second = prefetching.FIRST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """The lock under which anything is deleted or published here.
+    def lock(self) -> Iterator[locks.HeldLock]:
+        """The lock under which anything is deleted or published here; touched by who holds it for long.
 
         Raises:
             CacheError: the directory is gone or cannot be written.
@@ -94,9 +94,9 @@ class Space:
         # Threads of one process come in turn: polling for the file, one that is needed last may come first.
         with (
             self._turn,
-            locks.acquire(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS),
+            locks.acquire(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS) as held,
         ):
-            yield
+            yield held
 
     def is_used(self) -> bool:
         """Whether a cache has ever used the directory."""
@@ -348,15 +348,20 @@ class _DirectorySnapshot:
 
 
 class Excess:
-    """By how much some directories exceed a limit of bytes or of files; negative: as much is free below it."""
+    """By how much some directories exceed a limit of bytes or of files; negative: as much is free below it.
 
-    def __init__(self, *, bytes: int, files: int) -> None:  # noqa: A002 - as `Count`
-        self._bytes, self._files = bytes, files
+    Attributes:
+        refused: the names of entries that were to go and did not.
+    """
+
+    def __init__(self, *, bytes: int = 0, files: int = 0) -> None:  # noqa: A002 - as `Count`
+        self.bytes, self.files = bytes, files
+        self.refused: list[str] = []
 
     @property
     def is_exceeded(self) -> bool:
         """Whether there is more than either limit."""
-        return self._bytes > 0 or self._files > 0
+        return self.bytes > 0 or self.files > 0
 
     def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], bool]) -> list[tuple[str, int]]:
         """Have entries deleted, in this order, until neither limit is exceeded: (name, bytes) of those that went."""
@@ -365,12 +370,21 @@ class Excess:
             if not self.is_exceeded:
                 break
             if delete(entry):
-                self._bytes, self._files = self._bytes - entry.size_bytes, self._files - 1
+                self.bytes, self.files = self.bytes - entry.size_bytes, self.files - 1
                 gone.append((entry.name, entry.size_bytes))
+            else:
+                self.refused.append(entry.name)
         return gone
 
 
-def evict_from(spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: bool = False) -> list[tuple[str, int]]:
+def evict_from(
+    spaces: Sequence[Space],
+    *,
+    limit: int,
+    maximum: int,
+    is_dry: bool = False,
+    report: Callable[[Excess], None] = lambda _: None,
+) -> list[tuple[str, int]]:
     """Delete shards beyond ``limit`` bytes or ``maximum`` shards in some directories together, as far as it may go.
 
     If that is not far enough, idle shards are requested, and another call a little later gets further.
@@ -380,6 +394,7 @@ def evict_from(spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: boo
         limit: bytes to keep.
         maximum: shards to keep.
         is_dry: only say what would go.
+        report: called with what is left over the limits.
 
     Returns:
         (path, bytes) of each shard that went, in that order.
@@ -399,9 +414,10 @@ def evict_from(spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: boo
             locked.enter_context(space.lock())
             found = space.directory.inventory()
             if not is_dry:
-                space.remove_abandoned(found.transients)
+                has_swept = space.remove_abandoned(found.transients)
                 space.directory.remove_orphans(found)
-                found = space.directory.inventory()  # no shard is evicted for bytes that were swept just now
+                if has_swept or found.orphans:  # no shard is evicted for bytes that were swept just now
+                    found = space.directory.inventory()
             here = [msgspec.structs.replace(entry, name=space.directory.shard(entry.name)) for entry in found.entries]
             entries += here
             home.update((entry.name, space) for entry in here)
@@ -414,6 +430,7 @@ def evict_from(spaces: Sequence[Space], *, limit: int, maximum: int, is_dry: boo
     if excess.is_exceeded and not is_dry:
         for space in spaces:
             space.request_release()
+    report(excess)
     return gone
 
 

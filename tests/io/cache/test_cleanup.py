@@ -23,6 +23,7 @@ from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
 from wids.cache import cleanup, usage_hints
 from wids.osfiles import atomic, locks
+from wids.osfiles.holders import Holder
 
 ROOT = str(Path(wids.__file__).parents[1])
 
@@ -69,6 +70,37 @@ def test_the_newest_files_stay_within_both_bounds(tmp_path, maxsize, maxfiles, k
     gone = cleanup.keep_most_recent_files(str(tmp_path / "*.tar"), maxsize=maxsize, maxfiles=maxfiles)
     assert gone == [path for path in paths if path[-5] not in kept]
     assert left(tmp_path) == [f"{name}.tar" for name in kept]
+
+
+def test_a_limit_that_cannot_be_reached_is_told(tmp_path, caplog, monkeypatch):
+    """Who has shards open is named, each change once; what is kept or under way, too. A limit that is kept is none."""
+    paths = fill(tmp_path, ["a.tar", "b.tar"])
+    holder = Holder(pid=7, program="x", started_seconds=None, is_orphan=False, files=paths[:1])
+    monkeypatch.setattr(cleanup, "find_holders", lambda found: [holder] if paths[0] in found else [])
+    monkeypatch.setattr(cleanup, "_HEARD_SECONDS", 0.0)
+    for pattern in (str(tmp_path), str(tmp_path / "*.tar")):
+        caplog.clear()
+        with open(paths[0], "rb") as one, open(paths[1], "rb") as two:
+            assert locks.lease(one.fileno())
+            assert locks.lease(two.fileno())
+            for _ in range(3):
+                assert cleanup.keep_most_recent_files(pattern, maxsize=5) == []
+            assert cleanup.keep_most_recent_files(pattern, maxsize=5, dry_run=True) == paths
+        [record] = [record for record in caplog.records if "more than the limit" in record.message]
+        assert record.levelname == "WARNING"
+        assert record.message == (
+            f"cleanup: {pattern}: 15 B more than the limit stay: 1 open in process 7 (x); "
+            "1 open in processes that cannot be seen from here, or cannot be deleted"
+        )
+        caplog.clear()
+        put_file(tmp_path, keep_mark_of(paths[0]))
+        put_file(tmp_path, keep_mark_of(paths[1]))
+        cleanup.keep_most_recent_files(pattern, maxfiles=1)
+        assert "1 files more than the limit stay: they are marked as kept, or are downloads" in caplog.text
+        cleanup.keep_most_recent_files(pattern)
+        os.unlink(keep_mark_of(paths[0]))
+        os.unlink(keep_mark_of(paths[1]))
+    assert cleanup._told == {}
 
 
 def test_the_oldest_go_until_the_rest_fits(tmp_path):
@@ -551,7 +583,7 @@ def test_trouble_in_one_round_leaves_the_next(tmp_path, monkeypatch, caplog):
     def fail(*args, **options):
         raise OSError(5, "the disk is in trouble")
 
-    monkeypatch.setattr(cleanup, "_clean", fail)
+    monkeypatch.setattr(cleanup, "clean", fail)
     monkeypatch.setattr(cleanup, "_wait_with_parent", lambda *args: next(rounds))
     monkeypatch.setattr(cleanup.signal, "signal", lambda *args: None)
     cleanup._clean_forever(str(tmp_path), 1, 1, 0.0)

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from wids.cache.cleanup import keep_most_recent_files
+from wids.cache.cleanup import clean
 from wids.cache.directory import CacheDirectory
 from wids.cache.listing import take_listing
-from wids.cli.cache.show import short_name
+from wids.cli.cache.show import holder_lines, short_name
 from wids.cli.format import count_of, format_size, print_json, printable
 from wids.errors import CacheError
 
@@ -38,7 +38,7 @@ def clean_once(directory: str, *, max_size: int, max_files: int, unkeep: bool, i
     unkept = _unkeep(before) if unkeep else 0
     paths: list[str] = []
     if has_any:  # else the directory is not a cache, and not even a lock file is made in it
-        paths = keep_most_recent_files(directory, maxsize=max_size, maxfiles=max_files, dry_run=is_dry)
+        paths = [path for path, _ in clean(directory, max_size, max_files, is_dry=is_dry).deleted]
     shards = {os.path.join(directory, shard.name): shard for shard in before.shards}
     deleted = [shards[path] for path in paths if path in shards]
     after = before if is_dry else take_listing(directory)
@@ -120,7 +120,7 @@ def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
     reasons = []
     for shards, why in (
         (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
-        (is_open, "open in some process"),
+        (is_open, "open in some process" + f": {'; '.join(holder_lines(listing))}" * bool(is_open)),
         (others, "could not be deleted, or were added meanwhile"),
     ):
         if shards:

@@ -16,6 +16,7 @@ from wids.cli.format import count_of, format_seconds, format_size, print_json, p
 if TYPE_CHECKING:
     from wids.cache.listing import ListedShard, Listing
 
+_MAX_HOLDERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}(?=-)")
 
 
@@ -81,11 +82,26 @@ def _totals(listing: Listing) -> list[str]:
     ):
         if count.files:
             lines.append(f"{count_of(count.files, noun)} {note}, {format_size(count.bytes)}")
+    lines += holder_lines(listing)
     lines.append(f"{format_size(listing.free_bytes)} of {format_size(listing.disk_bytes)} free on the disk")
     if listing.shards and any(shard.is_open is None for shard in listing.shards):
         why = listing.unknown or "this file system has no locks"
         lines.append(f"?: it is unknown whether the shard is open ({printable(why)})")
     return lines
+
+
+def holder_lines(listing: Listing) -> list[str]:
+    """Say which processes have shards open."""
+    lines = [f"{count_of(len(holder.files), 'shard')} open in {holder}" for holder in listing.holders]
+    if len(lines) > _MAX_HOLDERS:
+        lines[_MAX_HOLDERS:] = [
+            f"others open in {count_of(len(lines) - _MAX_HOLDERS, 'more process', 'more processes')}"
+        ]
+    seen = {name for holder in listing.holders for name in holder.files}
+    unseen = sum(shard.is_open is True and shard.name not in seen for shard in listing.shards)
+    if unseen:
+        lines.append(f"{count_of(unseen, 'shard')} open in processes that cannot be seen from here")
+    return [printable(line) for line in lines]
 
 
 def _as_json(listing: Listing) -> dict[str, Any]:
