@@ -754,6 +754,8 @@ def test_fields_that_no_sample_has_are_told(tmp_path, caplog):
     for fields in (None, ".txt", (".cls", ".bin")):
         assert len([*wids.ShardListDataset(index, fields=fields)]) == 6
     assert not caplog.records
+    with pytest.raises(TypeError, match=r"fields has 3; it holds extensions"):
+        wids.ShardListDataset(index, fields=(".cls", 3))
 
 
 def test_a_field_that_nobody_looks_at_does_not_fail_its_sample(tmp_path):

@@ -15,6 +15,7 @@ import math
 import operator
 import struct
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,9 +62,9 @@ def encode_field(extension: str, value: Any) -> bytes:
             and .index; what JSON has (no NaN, keys that are text) for .json, a list of that for .jsonl; the same, bytes
             and keys that are numbers for .mp; numpy arrays (also tensors) for .npy, a dict of them for .npz, a list of
             them for .ten; tensors, and dicts and lists of them, for .pt and .pth; a dict of tensors for .safetensors;
-            PIL images, or uint8 arrays H W or H W 3, for image extensions. Of a PIL image, pixels, EXIF orientation and
-            colour profile are kept (.gif, .bmp and .ppm have no orientation: the pixels are turned); to keep a file as
-            it is, give its bytes.
+            PIL images, or uint8 arrays H W, H W 3 or (with alpha) H W 4, for image extensions. Of a PIL image, pixels,
+            EXIF orientation and colour profile are kept (.gif, .bmp and .ppm have no orientation: the pixels are
+            turned); to keep a file as it is, give its bytes.
 
     Raises:
         SampleError: no member of that extension can hold the value.
@@ -84,7 +85,7 @@ def encode_field(extension: str, value: Any) -> bytes:
         return encode(name, value)
     except SampleError:
         raise
-    except (TypeError, ValueError, OverflowError, OSError, RecursionError, ImportError) as error:
+    except (TypeError, ValueError, OverflowError, OSError, RuntimeError, ImportError) as error:  # torch's are Runtime
         raise SampleError(f".{name} cannot hold this {_kind(value)}: {error}", field=extension) from error
 
 
@@ -110,7 +111,7 @@ def _encode_text(name: str, value: Any) -> bytes:
 def _encode_number(name: str, value: Any) -> bytes:
     if isinstance(value, str):
         try:
-            value = int(value)
+            value = value if "_" in value else int(value)  # Python reads 1_0 as 10
         except ValueError:
             raise _refuse(name, value, "a whole number") from None
     try:
@@ -160,8 +161,7 @@ def _encode_npy(name: str, value: Any) -> bytes:
     import numpy as np
     from numpy.lib import format as npy
 
-    if _is_tensor(value):
-        value = value.detach().cpu().numpy()
+    value = _as_array(value)
     if not isinstance(value, (np.ndarray, np.generic)) or isinstance(value, np.ma.MaskedArray):
         raise _refuse(name, value, "a numpy array, without a mask")
     if value.dtype.hasobject:
@@ -177,25 +177,33 @@ def _encode_npz(name: str, value: Any) -> bytes:
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a dict of numpy arrays")
     _check_names(name, value)
-    arrays = {key: array.detach().cpu().numpy() if _is_tensor(array) else array for key, array in value.items()}
-    for array in arrays.values():
-        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject:
-            raise _refuse(name, array, "numpy arrays of numbers and text")
     stream = io.BytesIO()
-    np.savez(stream, **arrays)
+    with zipfile.ZipFile(stream, "w") as archive:  # numpy.savez takes some names for its own arguments
+        for key, item in value.items():
+            array = _as_array(item)
+            if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject:
+                raise _refuse(name, array, "numpy arrays of numbers and text")
+            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), _encode_npy(name, array))
     return stream.getvalue()
+
+
+def _as_array(value: Any) -> Any:
+    """The numpy array of a tensor; anything else as it is."""
+    return value.detach().cpu().resolve_conj().resolve_neg().numpy() if _is_tensor(value) else value
 
 
 def _check_names(name: str, value: Mapping[Any, Any]) -> None:
     for key in value:
-        if not isinstance(key, str):
+        if not isinstance(key, str) or "\0" in key or key == "__metadata__":
             raise SampleError(f".{name} names its arrays by text, not by {shown(key)}", field=f".{name}")
 
 
 def _encode_tenbin(name: str, value: Any) -> bytes:
     import numpy as np
 
-    arrays = [item.detach().cpu().numpy() if _is_tensor(item) else item for item in _listed(value)]
+    arrays = [_as_array(item) for item in _listed(value)]
+    if not arrays:
+        raise _refuse(name, value, "one array or more")
     for array in arrays:
         if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
             raise _refuse(name, array, "numpy arrays")
@@ -232,8 +240,15 @@ def _encode_safetensors(name: str, value: Any) -> bytes:
 
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a dict of tensors")
+    import torch
+
     _check_names(name, value)
-    return bytes(safetensors.torch.save({key: tensor.contiguous() for key, tensor in value.items()}))
+    for tensor in value.values():
+        if not _is_tensor(tensor):
+            raise _refuse(name, tensor, "tensors")
+    # Copies: tensors that share memory are refused.
+    own = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in value.items()}
+    return bytes(safetensors.torch.save(own))
 
 
 def _encode_image(name: str, value: Any) -> bytes:
@@ -245,6 +260,12 @@ def _encode_image(name: str, value: Any) -> bytes:
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8:
             raise SampleError(f".{name} holds 8 bits a colour, not {value.dtype}; or store .npy", field=f".{name}")
+        if value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (2, 3, 4)):
+            raise SampleError(
+                f".{name} holds arrays H W, H W 3 or, with alpha, H W 4, not one of shape {shown(value.shape)}; reshape "
+                "it (of C H W: array.transpose(1, 2, 0))",
+                field=f".{name}",
+            )
         value = Image.fromarray(value)
     if not isinstance(value, Image.Image):
         raise _refuse(name, value, "an image (PIL, or a uint8 array)")
@@ -273,6 +294,8 @@ def _check_image(name: str, image: Any, kind: str) -> None:
         kind in ("JPEG", "BMP", "TIFF", "PPM") or (kind, image.mode) == ("WEBP", "RGB")
     ):
         trouble = "its transparent colour; convert it (image.convert('RGBA')), or store .png"
+    elif kind == "GIF" and isinstance(image.info.get("transparency"), bytes):
+        trouble = "an alpha for each colour of the palette; store .png"
     elif (frames := _count_frames(image)) > 1:
         trouble = f"its {frames} frames, but one; give the file's bytes, or image.copy() for the frame that it shows"
     if trouble:
@@ -296,6 +319,7 @@ def _with_facts(name: str, image: Any, kind: str) -> tuple[Any, dict[str, Any]]:
     """
     from PIL import Image, ImageOps
 
+    image.load()  # a TIFF is turned by this, and has no orientation afterwards
     try:
         turned = image.getexif().get(_ORIENTATION, 1)
     except (

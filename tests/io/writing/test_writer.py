@@ -203,7 +203,16 @@ def test_arrays_tensors_and_images_come_back(tmp_path):
         (".npy", np.ma.masked_equal([1, 2], 2), "without a mask"),
         (".npz", {1: np.zeros(2)}, "by text, not by 1"),
         (".ten", ["a"], "numpy arrays"),
+        (".npz", {"a\0b": np.zeros(2)}, "by text, not by"),
+        (".npz", {"__metadata__": np.zeros(2)}, "by text, not by"),
         (".ten", np.array([True]), "the format has no bool"),
+        (".ten", [], "one array or more"),
+        (".safetensors", {"a": 1}, "holds tensors, not a int"),
+        (".safetensors", {"__metadata__": torch.zeros(1)}, "by text, not by"),
+        (".npy", torch.zeros(2).to_sparse(), "Sparse"),
+        (".cls", "1_0", "a whole number"),
+        (".png", np.zeros(4, np.uint8), r"not one of shape \(4,\)"),
+        (".png", np.zeros((3, 8, 8), np.uint8), r"H W 3 .*of C H W: array.transpose"),
         (".pyd", {}, "pickles run code"),
     ],
 )
@@ -233,6 +242,34 @@ def test_a_transparent_colour_is_not_lost(field, image):
     with pytest.raises(SampleError, match="transparent colour"):
         encode_field(field, image)
     assert Image.open(io.BytesIO(encode_field(".png", image))).has_transparency_data
+
+
+def test_the_alpha_of_a_palette_is_not_lost():
+    """GIF, which has one transparent colour, refuses a palette whose colours have an alpha each."""
+    image = see_through(Image.new("P", (2, 2)), bytes([0, 128]))
+    with pytest.raises(SampleError, match=r"\.gif cannot hold an alpha for each colour"):
+        encode_field(".gif", image)
+
+
+def test_no_name_of_an_array_is_taken_for_something_else():
+    """Arrays of an .npz have any names, also those of numpy's own arguments; the same arrays are the same bytes."""
+    arrays = {name: np.arange(3) for name in ("file", "args", "kwds", "allow_pickle", "compress", "a/b", "", "x.npy")}
+    data = encode_field(".npz", arrays)
+    assert data == encode_field(".npz", arrays)
+    found = SampleDecoder("PIL", also=".npz")({".npz": data})[".npz"]
+    assert list(found) == list(arrays)
+    assert all(np.array_equal(array, np.arange(3)) for array in found.values())
+    with np.load(io.BytesIO(data)) as loaded:
+        assert set(loaded) == set(arrays)
+
+
+def test_tensors_that_are_views_are_written_with_their_values():
+    """A conjugated tensor, and tensors that share memory, come back as what they show."""
+    turned = torch.tensor([1 + 2j]).conj()
+    assert SampleDecoder()({".npy": encode_field(".npy", turned)})[".npy"].tolist() == [1 - 2j]
+    shared = torch.arange(4.0)
+    found = SampleDecoder()({".safetensors": encode_field(".safetensors", {"a": shared, "b": shared[::2]})})
+    assert found[".safetensors"]["b"].tolist() == [0, 2]
 
 
 def test_frames_are_not_lost():
@@ -273,6 +310,26 @@ def test_photos_stay_upright(field, orientation):
     assert upright.size == expected.size
     assert np.abs(np.asarray(upright).astype(int) - np.asarray(expected)).max() < 12
     assert photo.getexif()[0x0112] == orientation  # the caller's image is as it was
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("field", [".jpg", ".png", ".webp", ".tif", ".bmp"])
+@pytest.mark.parametrize("source", ["TIFF", "JPEG", "WEBP"])
+def test_photos_are_turned_once(source, field, is_loaded):
+    """A photo is written upright whether its pixels were loaded, which turns those of a TIFF, or not."""
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:8, :16] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, source, exif=exif)
+    photo = Image.open(stream)
+    if is_loaded:
+        photo.load()
+    found = ImageOps.exif_transpose(Image.open(io.BytesIO(encode_field(field, photo)))).convert("L")
+    assert found.size == (16, 32)
+    assert np.asarray(found)[:16, 8:].min() > 200
+    assert np.asarray(found)[16:].max() < 55
 
 
 @pytest.mark.parametrize("field", [".jpg", ".png", ".webp", ".tif"])
