@@ -68,6 +68,7 @@ __path__.append(f"{__path__[0]}/legacy")
 _SUBMODULES = {
     "errors",
     "events",
+    "lightning",
     "wids",
     "wids_cleanup",
     "wids_decode",

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Lightning: two devices, an exact metric, and a resume in mid-epoch
 #
-# A `LightningDataModule` on tar shards, trained by Lightning's `Trainer` on two devices. The validation set has an odd number
+# Tar shards in a `wids.lightning.DataModule`, trained by Lightning's `Trainer` on two devices. The validation set has an odd number
 # of samples: with `tail="mask"` the accuracy is that of a single process, to the sample. Then a run is ended in the middle
 # of an epoch and goes on from its checkpoint, on two devices and on one: every sample of the epoch is read once, in the
-# order of the run that was not ended.
+# order of the uninterrupted run.
 #
 # Takes about 30 s on two CPU cores. For your own data set `train_url`, `test_url` and `make_sample`; on a machine with GPUs
 # take `accelerator = "gpu"` and as many `devices`.
@@ -18,7 +18,6 @@ devices = 2
 workers = 0  # of each DataLoader; some, where decoding takes time
 batch_size = 24  # of each device
 epochs = 8
-lanes = 2  # of the global order: as many as devices, and to be kept when their number changes
 validation_shards = 3  # the last ones of the training index
 checkpoint_steps = 10
 end_at = [3, 13]  # epoch and batch after which the run is ended
@@ -42,9 +41,10 @@ import torchmetrics
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 import wids
+import wids.lightning
 
 for name in ("lightning.pytorch", "lightning.fabric", "torch.multiprocessing.spawn"):
     logging.getLogger(name).setLevel(logging.ERROR)
@@ -60,8 +60,9 @@ runs = bucket.temporary("runs")
 # %% [markdown]
 # ## The data
 #
-# Lightning leaves the sampler alone, for it is a `DistributedSampler`; it finds rank and world size by itself. The data
-# module keeps the sampler's state in Lightning's checkpoints: how many batches of the epoch each device has had.
+# The module makes the loaders: each device reads its own part, shuffled for training, in order for the rest. It also keeps in
+# Lightning's checkpoints how far the training is, so that `fit(ckpt_path=...)` goes on with the next sample. Given the datasets
+# alone, it needs no class: `wids.lightning.DataModule(train, validation, test, batch_size=24)`.
 
 
 # %%
@@ -70,42 +71,18 @@ def make_sample(sample):
     return torch.from_numpy(pixels)[None], sample[".cls"], sample["__index__"], sample.get("__valid__", True)
 
 
-class Data(lightning.LightningDataModule):
-    state = None
-
+class Data(wids.lightning.DataModule):
     def setup(self, stage):  # noqa: ARG002 - Lightning says what for
-        self.train = wids.ShardListDataset(train_url, cache_dir=cache_dir).add_transform(make_sample)
-        self.test = wids.ShardListDataset(test_url, cache_dir=cache_dir).add_transform(make_sample)
-        self.split = sum(self.train.lengths[:-validation_shards])
+        data = wids.ShardListDataset(train_url, cache_dir=cache_dir).add_transform(make_sample)
+        split = sum(data.lengths[:-validation_shards])
+        self.train_dataset, self.val_dataset = data.select(range(split)), data.select(range(split, len(data)))
+        self.test_dataset = wids.ShardListDataset(test_url, cache_dir=cache_dir).add_transform(make_sample)
 
-    def load(self, dataset, sampler):
-        # Forked, as their function is this notebook's; those of a program should come from a "forkserver".
-        context = "fork" if workers else None
-        return DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, multiprocessing_context=context)
 
-    def train_dataloader(self):
-        self.sampler = wids.DistributedChunkedSampler(self.train, num_samples=self.split, lanes=lanes)
-        epoch = self.trainer.fit_loop.epoch_progress.current.processed  # Lightning makes the iterator before set_epoch
-        if self.state is not None and self.state["epoch"] == epoch:
-            self.sampler.load_state_dict(self.state)
-        else:
-            self.sampler.set_epoch(epoch)
-        return self.load(self.train, self.sampler)
-
-    def val_dataloader(self):
-        held_out = (self.split, len(self.train))
-        sampler = wids.DistributedChunkedSampler(self.train, num_samples=held_out, shuffle=False, tail="mask")
-        return self.load(self.train, sampler)
-
-    def test_dataloader(self):
-        return self.load(self.test, wids.DistributedChunkedSampler(self.test, shuffle=False, tail="mask"))
-
-    def state_dict(self):
-        batches = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        return self.sampler.state_dict(yielded=batches * batch_size)
-
-    def load_state_dict(self, state):
-        self.state = state
+def make_data():
+    # Workers are forked, as their function is this notebook's; those of a program should come from a "forkserver".
+    context = "fork" if workers else None
+    return Data(batch_size=batch_size, num_workers=workers, multiprocessing_context=context)
 
 
 # %% [markdown]
@@ -182,8 +159,6 @@ def build_trainer(on_devices, *callbacks):
         strategy="ddp_notebook",
         max_epochs=epochs,
         callbacks=list(callbacks),
-        # On another number of devices the epoch that is resumed has not as many batches as those after it.
-        reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=bool(callbacks),
@@ -198,7 +173,7 @@ def fit(name, on_devices, *callbacks, resume_from=None):
     ends = ModelCheckpoint(f"{runs}/{name}", "last", every_n_epochs=1, save_on_train_epoch_end=True)
     lightning.seed_everything(0, verbose=False)
     trainer = build_trainer(on_devices, steps, ends, *callbacks)
-    trainer.fit(Model(), datamodule=Data(), ckpt_path=resume_from)
+    trainer.fit(Model(), datamodule=make_data(), ckpt_path=resume_from)
     return f"{runs}/{name}"
 
 
@@ -214,8 +189,8 @@ print(f"{epochs} epochs, {whole['global_step']} steps, loss of the last one {who
 
 
 # %%
-def told_rightly(model, dataset):
-    """Of each sample, whether the model tells it rightly: a plain loop in one process, without any sampler."""
+def classified_correctly(model, dataset):
+    """Of each sample, whether the model classifies it correctly: a plain loop in one process, without any sampler."""
     with torch.no_grad():
         return [(model(image[None]).argmax(1) == label).item() for image, label, *_ in dataset]
 
@@ -229,12 +204,12 @@ sets = {
     "test": wids.ShardListDataset(test_url, cache_dir=cache_dir).add_transform(make_sample),
 }
 on_devices = {
-    "validation": build_trainer(devices).validate(model, datamodule=Data(), verbose=False)[0],
-    "test": build_trainer(devices).test(model, datamodule=Data(), verbose=False)[0],
+    "validation": build_trainer(devices).validate(model, datamodule=make_data(), verbose=False)[0],
+    "test": build_trainer(devices).test(model, datamodule=make_data(), verbose=False)[0],
 }
 rows = []
 for name, samples in sets.items():
-    right = told_rightly(model, samples)
+    right = classified_correctly(model, samples)
     padded = right + right[: -len(right) % devices]
     found = on_devices[name]
     rows += [
@@ -242,14 +217,14 @@ for name, samples in sets.items():
         (name, f"{devices} devices, tail='mask'", int(found["counted"]), round(found["accuracy"] * found["counted"])),
         (name, f"{devices} devices, padded", len(padded), sum(padded)),
     ]
-metric = pd.DataFrame(rows, columns=["set", "how", "counted", "told rightly"]).set_index(["set", "how"])
-metric["accuracy, %"] = (100 * metric["told rightly"] / metric["counted"]).round(3)
+metric = pd.DataFrame(rows, columns=["set", "how", "counted", "classified correctly"]).set_index(["set", "how"])
+metric["accuracy, %"] = (100 * metric["classified correctly"] / metric["counted"]).round(3)
 metric
 
 # %% [markdown]
 # ## Ended in mid-epoch, resumed on two devices and on one
 #
-# The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint. The batch size of a device stays as it was, for Lightning counts batches.
+# The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint.
 
 # %%
 try:
@@ -273,7 +248,7 @@ def read_in(run, epoch):
 rows = []
 for epoch in range(epochs):
     expected = read_in(whole, epoch)
-    row = {"epoch": epoch, "samples, not ended": len(set(expected))}
+    row = {"epoch": epoch, "samples, uninterrupted": len(set(expected))}
     for count, run in resumed.items():
         read = read_in(run, epoch)
         row[f"resumed on {count}"] = len(set(read))
@@ -283,7 +258,7 @@ orders = pd.DataFrame(rows).set_index("epoch")
 orders
 
 # %% [markdown]
-# The left figure shows the interrupted epoch: rings are the samples of the run that was not ended, dots those of the others.
+# The left figure shows the interrupted epoch: rings are the samples of the uninterrupted run, dots those of the others.
 # The right one shows the loss: on two devices the resumed run repeats the steps of the whole one; on one device a batch
 # has half as many samples.
 
@@ -293,7 +268,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), dpi=80, width_rati
 expected, read = read_in(whole, end_at[0]), read_in(resumed[1], end_at[0])
 before = len(read_in(ended, end_at[0]))
 left.scatter(
-    range(len(expected)), expected, s=20, facecolors="none", edgecolors=grey, linewidths=0.6, label="not ended"
+    range(len(expected)), expected, s=20, facecolors="none", edgecolors=grey, linewidths=0.6, label="uninterrupted"
 )
 left.scatter(range(before), read[:before], s=4, color=blue, label=f"until the checkpoint, {devices} devices")
 left.scatter(range(before, len(read)), read[before:], s=4, color=orange, label="after it, 1 device")
@@ -316,7 +291,7 @@ def smooth_losses(run, width=480):
     )
 
 
-right.plot(*smooth_losses(whole), color=grey, linewidth=5, alpha=0.5, label="not ended")
+right.plot(*smooth_losses(whole), color=grey, linewidth=5, alpha=0.5, label="uninterrupted")
 right.plot(*smooth_losses(resumed[devices]), color=blue, linewidth=1.5, label=f"resumed on {devices} devices")
 right.plot(*smooth_losses(resumed[1]), color=orange, linewidth=1.5, label="resumed on 1 device")
 right.axvline(sum(len(indices) for *_, indices in ended["history"]), color="black", linestyle="--", linewidth=1)
@@ -326,7 +301,7 @@ plt.show()
 
 # %%
 for name, samples in sets.items():
-    alone, masked, padded = metric.loc[name][["counted", "told rightly"]].to_numpy().tolist()
+    alone, masked, padded = metric.loc[name][["counted", "classified correctly"]].to_numpy().tolist()
     assert alone == masked, f"{name}: the metric is not that of one process"
     assert padded[0] - len(samples) == -len(samples) % devices, f"{name}: this is not what padding does"
 assert 0 < before < train_samples, "the run was not ended in mid-epoch"

@@ -57,16 +57,14 @@ def make_trainer():
 @pytest.mark.filterwarnings("ignore")  # Lightning's own: of its clients' releases, of few workers
 def test_lightning(tmp_path):
     """Two epochs; a checkpoint in the second one is followed by what was left of it."""
-    import lightning
-
     write_images(tmp_path, samples=64)
+    write_images(tmp_path / "val", samples=11)
     (block,) = at("wids/order/README.md#lightning")
-    replaced = {"num_workers=4": "num_workers=0"}
-    names = {"lightning": lightning, "torch": torch, "wids": wids, "make_sample": number}
+    replaced = {"num_workers=4": "num_workers=0", '"val.json"': '"val/train.json"'}
 
     def fit(checkpoint=None):
         model, trainer = make_trainer()
-        trainer.fit(model, datamodule=execute(block, replaced, **names)["Data"](), ckpt_path=checkpoint)
+        execute(block, replaced, wids=wids, make_sample=number, model=model, trainer=trainer, checkpoint=checkpoint)
         return model.seen
 
     seen = fit()

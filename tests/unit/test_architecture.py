@@ -32,7 +32,7 @@ LAYERS = (
     ("views",),
     ("jobs", "writing", "columns"),
     ("dataset", "samplers", "batch_samplers", "mixtures", "otel"),
-    ("simulate", "testing"),
+    ("simulate", "testing", "lightning"),
     ("legacy",),
     ("cli",),
 )
@@ -132,7 +132,7 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    assert at_top == {"batch_samplers.py", "dataset.py", "mixtures.py", "samplers.py"}
+    assert at_top == {"batch_samplers.py", "dataset.py", "lightning.py", "mixtures.py", "samplers.py"}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
 

@@ -1,0 +1,361 @@
+"""A `LightningDataModule` for `wids` datasets that resumes in mid-epoch (``pip install 'wids[lightning]'``).
+
+``trainer.fit(model, wids.lightning.DataModule(train, val, batch_size=32), ckpt_path="last.ckpt")`` goes on with the
+next sample, on any number of ranks. The module's state is in Lightning's checkpoints; nothing is counted by hand.
+
+Rules: only this module imports lightning, or pytorch_lightning where that is what the program has imported. A loader
+begins its iteration with the first batch, not when Lightning makes the iterator: that is before it says which epoch it
+is. What counts is what Lightning has trained on, not what was drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, Subset
+
+from wids.errors import DependencyError, StateError
+from wids.order import cursor
+from wids.order.layout import takes_marks
+from wids.order.mixture import mixed_parts
+from wids.order.validation import parse_int
+from wids.samplers import DistributedChunkedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lightning.pytorch import LightningDataModule
+    from typing_extensions import Self
+
+    from wids.order.state import EpochPosition
+else:
+
+    def _find_base() -> type:
+        """`LightningDataModule` of the package that the program has imported; there are two, each with its trainer."""
+        names = ["lightning.pytorch", "pytorch_lightning"]
+        if names[0] not in sys.modules and names[1] in sys.modules:
+            names.reverse()
+        for name in names:
+            try:
+                return import_module(name).LightningDataModule
+            except ModuleNotFoundError as error:
+                if error.name not in (name, name.partition(".")[0]):
+                    raise
+        raise DependencyError("Lightning is not installed; install it with: pip install 'wids[lightning]'")
+
+    LightningDataModule = _find_base()
+
+
+class _ResumableLoader(DataLoader[Any]):
+    """A `DataLoader` over a `wids.DistributedChunkedSampler` that counts batches; its state is the place after them.
+
+    An iteration begins with its first batch. The state is the sampler's, the same on every rank, and ``"batches"``: how
+    many of the epoch each rank has had, for trainers that count them.
+    """
+
+    _run: Any = None  # the sampler's, of the iteration that began last
+    _before = 0  # batches of its epoch before it
+    _delivered = 0  # and by it
+    _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning makes iterators before it says the epoch
+        return self._deliver()
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch, with those before a resume."""
+        sampler: Any = self.sampler
+        if not isinstance(sampler, DistributedChunkedSampler):  # Lightning's, for overfit_batches
+            return super().__len__()
+        config = sampler._config()
+        return self._count(config, sampler._current_place(config))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was delivered since the loader was made, or a state loaded."""
+        return self._run is not None
+
+    @property
+    def is_length_fixed(self) -> bool:
+        """Whether all epochs from the present one on have as many batches as it."""
+        sampler: Any = self.sampler
+        config = sampler._config()
+        if config.epochs is None and config.epoch_size is None:
+            return True  # one epoch without end
+        if config.is_stream and (config.epoch_size or len(config.plan) * config.epochs) % config.world:
+            return False
+        place = sampler._current_place(config)
+        return self._count(config, place) == self._count(config, config.first_place(place.epoch + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batches that the training loop is done with, as JSON values."""
+        sampler: Any = self.sampler
+        if self._run is None:
+            return {**sampler.state_dict(), "batches": self._loaded[1] if self._loaded else 0}
+        config, place = self._run.config, self._run.place
+        batches, is_over = self._progress()
+        count = max(batches - self._before, 0) * self._size
+        if config.span(place)[1] is not None:
+            left = config.count(place) - place.yielded
+            # With drop_last, or a trainer's own limit, samples are left that are not read.
+            is_over = is_over or batches >= self._count(config, place)
+            count = left if is_over else min(count, left)
+        return {**sampler._state(config, self._run.place_after(count)), "batches": batches}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next iteration begin at ``state``, on any number of ranks and with any batch size.
+
+        Raises:
+            StateError: it belongs to another dataset, seed or setting, or is damaged.
+        """
+        sampler: Any = self.sampler
+        sampler.load_state_dict(state)
+        try:
+            batches = parse_int("batches", state.get("batches"), minimum=0)
+        except ValueError as error:
+            raise StateError(f"the state's {error}; it is not that of a loader, or damaged") from error
+        self._run, self._loaded = None, (sampler._cursor.place, batches)
+
+    def _deliver(self) -> Iterator[Any]:
+        self._run, self._before, self._delivered = None, 0, 0
+        for batch in super().__iter__():
+            if self._run is None:
+                self._begin()
+            self._delivered += 1
+            yield batch
+
+    def _begin(self) -> None:
+        sampler: Any = self.sampler
+        if not isinstance(sampler, DistributedChunkedSampler):
+            return
+        run: Any = cursor.current_run(sampler._cursor, is_counted=True)
+        self._before = self._count_before(run.place)
+        self._run, self._loaded = run, None
+
+    def _progress(self) -> tuple[int, bool]:
+        """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
+        return self._before + self._delivered, False
+
+    def _count_before(self, place: EpochPosition) -> int:
+        """Batches of a place's epoch before the place."""
+        if self._loaded is not None and self._loaded[0] == place:
+            return self._loaded[1]
+        if self._run is not None and self._run.place == place:
+            return self._before
+        return -(-place.yielded // self._size)
+
+    def _count(self, config: Any, place: EpochPosition) -> int:
+        """Batches of a place's epoch: those before the place, and those from there on."""
+        samples: int = config.count(place) - place.yielded
+        return self._count_before(place) + (samples if self.drop_last else samples + self._size - 1) // self._size
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or 1
+
+
+class _TrainLoader(_ResumableLoader):
+    """One that follows Lightning's trainer: what it has trained on counts, not what was delivered."""
+
+    trainer: Any = None
+
+    def _deliver(self) -> Iterator[Any]:
+        if self.trainer is not None and isinstance(self.sampler, DistributedChunkedSampler):
+            # Lightning has named one to the sampler, which is one too many after some resumes with max_steps.
+            self.sampler.set_epoch(self.trainer.current_epoch)
+        yield from super()._deliver()
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self.trainer is None or not self.trainer.training or self._run is None:
+            return
+        before, self._before = self._before, self._progress()[0]  # up to Lightning 2.4 it is one less after a resume
+        if self._before and not before:
+            warnings.warn(
+                f"Lightning resumes after {self._before} batches of epoch {self.trainer.current_epoch}, and its "
+                "checkpoint has no position within that epoch for this loader, which reads it from its start",
+                stacklevel=2,
+            )
+
+    def _progress(self) -> tuple[int, bool]:
+        if self.trainer is None:
+            return super()._progress()
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        return done, done >= self.trainer.num_training_batches
+
+
+class _ValidationHook:
+    """``val_dataloader``; without a dataset it is Lightning's own, which means that nothing is validated."""
+
+    def __get__(self, module: Any, kind: Any = None) -> Any:
+        if module is None:
+            return self
+        # A `setup` of a subclass may assign the dataset after Lightning has asked.
+        is_given = module.val_dataset is not None or type(module).setup is not LightningDataModule.setup
+        lightnings = LightningDataModule.val_dataloader.__get__(module)
+        return partial(module._load_in_order, "val_dataset") if is_given else lightnings
+
+
+class DataModule(LightningDataModule):
+    """Loaders of datasets for Lightning's ``Trainer``; training resumes with the next sample, on any number of ranks.
+
+    As `LightningDataModule.from_datasets`, with `wids` samplers: each rank reads its own shards, shuffled for training,
+    and ``trainer.fit(model, datamodule, ckpt_path=...)`` goes on in mid-epoch. Give the datasets, or a subclass assigns
+    ``self.train_dataset``, ... in its ``setup``. A checkpoint of another number of devices, or with another batch size,
+    resumes as well: what is left of the epoch comes next, each sample once.
+
+    Args:
+        train_dataset: a `wids.ShardListDataset`, a part of one, a mixture, or any map-style dataset.
+        val_dataset, test_dataset: one, or a list or dict of them. Samples come in order, in equal counts on all ranks;
+            ``sample["__valid__"]`` is False where one is repeated for that.
+        predict_dataset: likewise, but nothing is repeated: ranks may differ by one sample.
+        batch_size: samples of a rank's batch.
+        num_workers: of each loader.
+        sampler: options of `wids.DistributedChunkedSampler` for training: ``{"window": 8, "seed": 1}``.
+        **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ...
+
+    Attributes:
+        train_dataset, val_dataset, test_dataset, predict_dataset, batch_size, num_workers: as given; may be assigned.
+
+    Raises:
+        ValueError: a dataset that a stage needs is None; a bad option of the sampler or a loader.
+        StateError: the checkpoint's state belongs to another dataset, seed or setting.
+    """
+
+    def __init__(
+        self,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        *,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        sampler: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.train_dataset, self.val_dataset = train_dataset, val_dataset
+        self.test_dataset, self.predict_dataset = test_dataset, predict_dataset
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self._sampler_options, self._loader_options = dict(sampler or {}), options
+        self._loader: _TrainLoader | None = None
+        self._made_for: tuple[Any, ...] = ()  # trainer, dataset and batch size of the loader
+        self._state: Any = None  # that the next loader resumes at
+        self._users_reload: int | None = None  # Trainer(reload_dataloaders_every_n_epochs=), where another was set
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        **datamodule_kwargs: Any,
+    ) -> Self:
+        """As of every `LightningDataModule`; with the loaders of this one."""
+        module = cls(batch_size=batch_size, num_workers=num_workers, **datamodule_kwargs)
+        module.train_dataset, module.val_dataset = train_dataset, val_dataset
+        module.test_dataset, module.predict_dataset = test_dataset, predict_dataset
+        return module
+
+    def train_dataloader(self) -> Any:
+        """The loader of ``train_dataset``; the same one whenever Lightning asks again."""
+        if self.train_dataset is None:
+            raise ValueError("train_dataset is None; give DataModule(train_dataset), or assign it in setup()")
+        loader = self._present_loader()
+        if loader is None:
+            sampler = DistributedChunkedSampler(self.train_dataset, **{**self._ranks(), **self._sampler_options})
+            loader = self._loader = self._load(self.train_dataset, sampler, kind=_TrainLoader)
+            loader.trainer, self._users_reload = self.trainer, None
+            self._made_for = (self.trainer, self.train_dataset, self.batch_size)
+        elif loader.has_begun and self.trainer is not None:  # its length is asked for before the epoch is named
+            loader.sampler.set_epoch(self.trainer.current_epoch)  # type: ignore[attr-defined]
+        if self._state is not None:
+            state, self._state = self._state, None
+            loader.load_state_dict(state)
+        self._set_reload(loader)
+        return loader
+
+    if TYPE_CHECKING:
+
+        def val_dataloader(self) -> Any:
+            """The loaders of ``val_dataset``."""
+    else:
+        val_dataloader = _ValidationHook()
+
+    def test_dataloader(self) -> Any:
+        """The loaders of ``test_dataset``."""
+        return self._load_in_order("test_dataset")
+
+    def predict_dataloader(self) -> Any:
+        """The loaders of ``predict_dataset``."""
+        return self._load_in_order("predict_dataset")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, for Lightning's checkpoints: the same on every rank."""
+        return {} if self._loader is None else self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``fit`` resume there; Lightning calls it with ``ckpt_path=``."""
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            return  # a test of a checkpoint's weights
+        loader = self._present_loader()
+        if loader is None or loader.has_begun:
+            self._state = state_dict
+        else:  # a scheduler has asked for the number of batches before the checkpoint was read
+            loader.load_state_dict(state_dict)
+            self._set_reload(loader)
+
+    def _present_loader(self) -> _TrainLoader | None:
+        """The loader, if it was made for the present trainer, dataset and batch size."""
+        wanted = (self.trainer, self.train_dataset, self.batch_size)
+        is_present = self._loader is not None and all(a is b for a, b in zip(wanted, self._made_for, strict=True))
+        return self._loader if is_present else None
+
+    def _set_reload(self, loader: _TrainLoader) -> None:
+        """Let Lightning count the batches of each epoch anew where they differ; it counts those of the first alone."""
+        trainer: Any = self.trainer
+        if trainer is None:
+            return
+        if not loader.is_length_fixed:
+            if self._users_reload is None:
+                self._users_reload = trainer.reload_dataloaders_every_n_epochs
+            trainer.reload_dataloaders_every_n_epochs = 1
+        elif self._users_reload is not None:
+            trainer.reload_dataloaders_every_n_epochs, self._users_reload = self._users_reload, None
+
+    def _ranks(self) -> dict[str, Any]:
+        """``num_replicas`` and ``rank``, as the trainer's strategy shares out data."""
+        return dict((self.trainer and self.trainer.distributed_sampler_kwargs) or {})
+
+    def _load(self, dataset: Any, sampler: Any, *, kind: type[DataLoader[Any]] = DataLoader, **options: Any) -> Any:
+        options = {**self._loader_options, **options}
+        return kind(dataset, batch_size=self.batch_size, sampler=sampler, num_workers=self.num_workers, **options)
+
+    def _load_in_order(self, name: str) -> Any:
+        datasets = getattr(self, name)
+        if datasets is None:
+            if name == "val_dataset" and self.trainer is not None and self.trainer.state.fn == "fit":
+                return []
+            raise ValueError(f"{name} is None; give DataModule({name}=...), or assign it in setup()")
+        if isinstance(datasets, Mapping):
+            return {key: self._load_one_in_order(name, dataset) for key, dataset in datasets.items()}
+        if isinstance(datasets, (list, tuple)):
+            return [self._load_one_in_order(name, dataset) for dataset in datasets]
+        return self._load_one_in_order(name, datasets)
+
+    def _load_one_in_order(self, name: str, dataset: Any) -> Any:
+        if mixed_parts(dataset) is not None:  # each sample once, not in shares
+            dataset = Subset(dataset, range(len(dataset)))
+        tail: Any = "mask" if takes_marks(dataset) else "pad"
+        sampler = DistributedChunkedSampler(dataset, shuffle=False, tail=tail, **self._ranks())
+        if name == "predict_dataset":
+            sampler.dslength_per_replica = sampler.num_valid
+        return self._load(dataset, sampler, drop_last=False)
