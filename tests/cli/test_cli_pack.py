@@ -655,7 +655,7 @@ def test_where_asks_a_view(tmp_path, predicate, is_wanted):
     source = columns.write_dataset(tmp_path / "in", (9, 0, 14))
     columns.make_columns(source)
     rows = [row for row in columns.rows_of((9, 0, 14)) if row["width"] and row["width"] > 104]
-    run_ok("view", source, "--where", "width > 104", "-o", tmp_path / "v.json")
+    run_ok("view", source, "--where", "coalesce(width, 0) > 104", "-o", tmp_path / "v.json")
     code, _, err = run_pack(tmp_path / "v.json", "-o", tmp_path / "out/x-%d.tar", "--where", predicate)
     assert (code, err) == (0, "")
     expected = [row["key"] for number, row in enumerate(rows) if is_wanted(number, row)]
