@@ -195,3 +195,24 @@ def test_neither_warmup_nor_cooldown(place, tmp_path):
     train_steps, _ = program()
     arguments = train_steps.argparse.Namespace(warmup=0, cooldown=0, steps=2)
     assert [train_steps.rate(arguments, step) for step in (1, 2)] == [1, 1]
+
+
+def test_the_picture_of_the_readme(tmp_path):
+    """notebooks/ranks.py draws it from what is counted, and the README's words are these counts."""
+    code = (
+        "import json, sys; import ranks; names = ranks.run_cells(); ranks.draw(names, sys.argv[1])\n"
+        "print(json.dumps({way: names['facts'](way, names['world_size']) for way in ranks.TITLES}, default=int))"
+    )
+    drawn = tmp_path / "ranks.png"
+    env = environment(TMPDIR=str(tmp_path), MPLBACKEND="Agg")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(drawn)], cwd=NOTEBOOKS, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    dealt, of_torch, ours = json.loads(done.stdout.splitlines()[-1]).values()
+    readme = (paths.ROOT / "README.md").read_text()
+    assert f"the job hangs at step {dealt['steps together'] + 1}." in readme
+    assert f"DistributedSampler: {of_torch['fetched in all']} downloads." in readme
+    assert f"wids: equal steps, {ours['fetched in all']} downloads." in readme
+    for picture in (drawn, NOTEBOOKS / "ranks.png"):
+        assert picture.stat().st_size < 150_000
