@@ -68,7 +68,7 @@ def train(loader, *, classes):
             optimizer.step()
             right += (predicted.argmax(1) == labels).sum().item()
             seen += len(labels)
-    print(f"{seen:,} samples, {right / seen:.1%} right while training")
+    print(f"{seen:,} samples, training accuracy {right / seen:.1%}")
     return right / seen
 
 
@@ -139,7 +139,7 @@ table = pd.DataFrame(
             "classes": len(files.classes),
             "samples of other labels": 0,
             "samples of other pixels": 0,
-            "right while training": f"{accuracy_of_files:.1%}",
+            "training accuracy": f"{accuracy_of_files:.1%}",
             "files": len(files),
             "mean size of a file, kB": round(sum(sizes) / len(sizes) / 1e3, 1),
             "reads from a bucket in an epoch": len(files),
@@ -149,7 +149,7 @@ table = pd.DataFrame(
             "classes": len(classes),
             "samples of other labels": sum(one != other for one, other in labels.values()),
             "samples of other pixels": len(different),
-            "right while training": f"{accuracy_of_shards:.1%}",
+            "training accuracy": f"{accuracy_of_shards:.1%}",
             "files": len(tars),
             "mean size of a file, kB": round(sum(tars) / len(tars) / 1e3, 1),
             "reads from a bucket in an epoch": shards.stats().fetches,

@@ -124,7 +124,7 @@ for epoch in range(epochs):
         optimizer.step()
         right += (predicted.argmax(1) == labels).sum().item()
         seen += len(labels)
-    print(f"epoch {epoch}: {seen:,} samples, {right / seen:.1%} right while training")
+    print(f"epoch {epoch}: {seen:,} samples, training accuracy {right / seen:.1%}")
 
 # %% [markdown]
 # ## What replaces what

@@ -192,7 +192,7 @@ def everybody(indices):
 
 @torch.no_grad()
 def evaluate(model, loader):
-    """Part of the test samples that is told rightly, each counted once."""
+    """Part of the test samples that is classified correctly, each counted once."""
     model.eval()
     counts = torch.zeros(2, dtype=torch.int64, device=ray.train.torch.get_device())
     for images, labels, _, valid in loader:
@@ -326,7 +326,7 @@ plt.show()
 # %%
 assert table["as uninterrupted"].all(), "some epoch was read in another order than without the interruption"
 interrupted = read_in[lost_at[0]]
-assert {report["run"] for report in broken} == {1, 2}, "the first run was not ended in mid-epoch"
+assert {report["run"] for report in broken} == {1, 2}, "the first run was not interrupted in mid-epoch"
 assert sorted(interrupted[: len(dataset)]) == list(range(len(dataset))), "a sample was left out, or read twice"
 assert len(interrupted) - len(dataset) < workers_later, "more was repeated than to make the ranks equal"
 assert first.any(axis=0).all(), "a shard was never fetched"

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from rich.console import Console
 
 import wids
 from tests.support import paths
+from tests.support.cli import complaint, run_ok
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from wids.cli import demo as command
 from wids.cli.demo import ranks
@@ -124,7 +126,9 @@ def test_demo_from_end_to_end(tmp_path):
     """
     home = tmp_path / ("x" * 100)
     home.mkdir()
-    with Demo("--epochs", "3", "--batch-size", "16", home=str(home), sigint="SIG_IGN") as demo:
+    kept = tmp_path / "kept" / "the shapes"
+    options = ("--epochs", "3", "--batch-size", "16", "--keep", str(kept))
+    with Demo(*options, home=str(home), sigint="SIG_IGN") as demo:
         code, shown, err = demo.finish()
         assert (code, err) == (0, "")
         rows = read_table(shown)
@@ -136,6 +140,19 @@ def test_demo_from_end_to_end(tmp_path):
         assert "epoch 3/3" in shown
         assert "11 shards went over HTTP once" in shown
         demo.assert_gone()
+    assert sum(name.endswith(".tar") for name in os.listdir(kept)) == 11
+    looks = re.search(r"\nWhere next:\n.*\n    (wids show .*); (wids info .*)\n", shown).groups()
+    asked = [run_ok(*shlex.split(command)[1:]) for command in looks]
+    assert "48 x 48 RGB JPEG" in asked[0]
+    assert "3,001" in asked[1]
+    assert os.path.isfile(re.search(r"\n    (/.*/train\.py)\n", shown)[1])
+
+
+def test_demo_keeps_nothing_where_something_is(tmp_path):
+    """A directory with files, or a path that cannot be one, is refused before anything is drawn."""
+    (tmp_path / "file").touch()
+    assert complaint(1, "demo", "--keep", tmp_path) == f"wids: {tmp_path}: is not empty; name another directory"
+    assert "cannot be made" in complaint(1, "demo", "--keep", tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize(

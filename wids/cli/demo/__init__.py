@@ -1,13 +1,14 @@
 """``wids demo``: distributed training from end to end on one machine, on images of shapes that it draws.
 
 Heavy modules are imported when the command runs. All files are in one temporary directory, which is removed at the end,
-after an error or a signal too: see `wids.cli.signals` and `wids.cli.demo.ranks`.
+after an error or a signal too: see `wids.cli.signals` and `wids.cli.demo.ranks`. Shards that are to be kept are copied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.errors import JobError
+from wids.errors import JobError, OutputError, OutputExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,10 @@ def run_demo(
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 6,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch of one rank.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Of the drawings, the sample order and the initial weights.", min=0)] = 0,
+    kept: Annotated[
+        str | None,
+        typer.Option("--keep", metavar="DIR", help="Keep the shards and their indexes there.", show_default=False),
+    ] = None,
 ) -> None:
     """Show distributed training on this machine: shards over HTTP, a cache, DDP ranks with equal shares.
 
@@ -56,6 +61,8 @@ def run_demo(
     from wids.cli.signals import Signals
     from wids.testing import Server
 
+    if kept is not None:
+        _make_empty(kept)
     console = Console(highlight=False)
     with Signals() as signals, contextlib.ExitStack() as stack:
         directory = stack.enter_context(_temporary_directory(signals))
@@ -68,6 +75,8 @@ def run_demo(
             sizes += shapes.pack(shards, split="test", count=TEST, nshards=TEST_SHARDS, seed=seed)
         drawn = f"{TRAIN:,} shapes of {len(shapes.SHAPES)} kinds to train on, and {TEST:,} to test on"
         _say(console, f"drew {drawn}, in {time.monotonic() - begin:.1f} s")
+        if kept is not None:
+            shutil.copytree(shards, kept, dirs_exist_ok=True)
         with signals.held():
             server = stack.enter_context(Server(shards))
         _say(console, f"serving {len(sizes)} shards of {min(sizes):,} to {max(sizes):,} samples at {server.url}")
@@ -86,6 +95,41 @@ def run_demo(
         check(results, job)
         times = "once" if set(fetches.values()) == {1} else f"{fetches.total()} times in all"
         _say(console, f"{len(fetches)} shards went over HTTP {times} ({server.sent_bytes.total() / 1e6:.1f} MB)")
+    print("\nWhere next:")
+    for words, command in _steps(kept):
+        print(f"  {words}:\n    {command}")
+
+
+def _steps(kept: str | None) -> list[tuple[str, str]]:
+    """What to do after the demo: (words, a command or a file)."""
+    import wids
+    from wids.cli.demo import train
+
+    index = None if kept is None else shlex.quote(os.path.join(kept, "shapes-train.json"))
+    look = ("run it again and keep its shards, to look into them", "wids demo --keep shapes")
+    guides = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(wids.__file__))), "notebooks")
+    return [
+        look if index is None else ("look at a sample, or at the whole", f"wids show {index} 0; wids info {index}"),
+        ("make shards of your own images", "wids pack photos -o 'out/train-%06d.tar'"),
+        ("or take shards that you have, as they are", "wids index create 's3://bucket/train-*.tar' -o train.json"),
+        ("read the training loop that ran here", os.path.abspath(train.__file__)),
+        *([("read the guides", guides)] if os.path.isdir(guides) else []),
+    ]
+
+
+def _make_empty(directory: str) -> None:
+    """Make a directory for what is kept.
+
+    Raises:
+        OutputExistsError: it has files. OutputError: it cannot be made.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        names = os.listdir(directory)
+    except OSError as error:
+        raise OutputError(f"{directory}: cannot be made ({error})", url=directory) from error
+    if names:
+        raise OutputExistsError(f"{directory}: is not empty; name another directory", url=directory)
 
 
 def make_table(results: list[dict[str, Any]], fetches: Counter[str]) -> Table:
