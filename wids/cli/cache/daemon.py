@@ -27,6 +27,7 @@ from wids.cli.format import count_of, format_size, printable, to_json
 from wids.errors import CacheError
 from wids.events import logger
 from wids.osfiles import locks
+from wids.osfiles.holders import find_holders
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -189,9 +190,10 @@ class _Rounds:
         found = list_matches(self._pattern)
         kept = [entry for entry in found if entry.is_kept]
         used = [entry for entry in found if not entry.is_kept and locks.is_locked(entry.name)]
+        holders = "".join(f", {holder}" for holder in find_holders(entry.name for entry in used))
         why = [
             f"{count_of(len(entries), 'file')} ({format_size(sum(entry.size_bytes for entry in entries))}) {words}"
-            for entries, words in ((kept, "marked as kept"), (used, "open in some process"))
+            for entries, words in ((kept, "marked as kept"), (used, f"open in some process{holders}"))
             if entries
         ]
         return len(found), sum(entry.size_bytes for entry in found), why
