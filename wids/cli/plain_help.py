@@ -109,6 +109,7 @@ def _write_rows(formatter: Any, rows: list[tuple[str, str]]) -> None:
 
 def _without_bounds(text: str) -> str:
     """The text of a parameter without the bounds of its number: ``[default: 1; x>=1]``."""
+    text = text.replace("\\[", "[")  # as older releases of typer have it for Rich
     head, bracket, extra = text.rpartition("  [")
     if not bracket:
         return "" if _BOUNDS.fullmatch(text.strip("[]")) else text
