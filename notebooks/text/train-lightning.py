@@ -304,7 +304,7 @@ for name, samples in sets.items():
     alone, masked, padded = metric.loc[name][["counted", "classified correctly"]].to_numpy().tolist()
     assert alone == masked, f"{name}: the metric is not that of one process"
     assert padded[0] - len(samples) == -len(samples) % devices, f"{name}: this is not what padding does"
-assert 0 < before < train_samples, "the run was not ended in mid-epoch"
+assert 0 < before < train_samples, "the run was not interrupted in mid-epoch"
 assert ended["history"] == resumed[1]["history"][: len(ended["history"])], "the checkpoint is not what was resumed"
 for count in resumed:
     assert orders[f"on {count}: same order"].all(), f"on {count} devices the order is another one"
