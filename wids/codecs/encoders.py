@@ -262,8 +262,8 @@ def _encode_image(name: str, value: Any) -> bytes:
             raise SampleError(f".{name} holds 8 bits a colour, not {value.dtype}; or store .npy", field=f".{name}")
         if value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (2, 3, 4)):
             raise SampleError(
-                f".{name} holds arrays H W, H W 3 or, with alpha, H W 4, not one of shape {shown(value.shape)}; reshape "
-                "it (of C H W: array.transpose(1, 2, 0))",
+                f".{name} holds arrays H W, H W 3 or, with alpha, H W 4, not one of shape {shown(value.shape)}; "
+                "reshape it (of C H W: array.transpose(1, 2, 0))",
                 field=f".{name}",
             )
         value = Image.fromarray(value)
