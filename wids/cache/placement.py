@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from wids.cache.directory import directory_of
 from wids.errors import CacheError
 from wids.index import urls
 from wids.osfiles import atomic
+from wids.policy import freshness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,11 +82,21 @@ class Placement:
         return self.find(url)[0]
 
     def origin(self, url: str) -> str | None:
-        """A digest of the URL, its query aside (signatures change): a caller's ``localname`` may give two one path."""
-        if self.localname is None:
-            return None
-        name = self._absolute(urls.local_path(url)) if urls.is_local(url) else urls.without_query(url)
-        return "url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        """Words for what a cached copy must have come from, with spaces between; None: its path says it all.
+
+        - Of a local shard: the size, time and inode of its file as it is now; nothing where it cannot be seen.
+        - Where ``localname`` may give two shards one path, a digest of the URL, its query aside (signatures change).
+        """
+        is_local, words = urls.is_local(url), []
+        path = self._absolute(urls.local_path(url)) if is_local else ""
+        if self.localname is not None:
+            name = path if is_local else urls.without_query(url)
+            words.append("url:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32])
+        if is_local:
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(path)
+                words.append(f"{freshness.FILE}{status.st_size}-{status.st_mtime_ns}-{status.st_ino}")
+        return " ".join(words) or None
 
     def _absolute(self, path: str) -> str:
         if path.startswith("/"):  # as most are, and each opening of a shard asks

@@ -17,6 +17,7 @@ from wids.index import checksums
 from wids.index import table as tables
 from wids.osfiles import atomic, locks, system
 from wids.transport import download
+from wids.transport.failures import InterruptedTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,14 +74,15 @@ class ShardDownload:
         path: str,
         *,
         space: Space,
-        origin: str | None,
+        origin: Callable[[], str | None],
         options: DownloadOptions,
         hooks: Sequence[Hook],
         lock: locks.HeldLock,
         after: float | None = None,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> None:
-        self._shard, self._path, self._space, self._origin = shard, path, space, origin
+        self._shard, self._path, self._space = shard, path, space
+        self._find_origin, self._origin = origin, origin()
         self._options, self._hooks, self._lock = options, hooks, lock
         self._after, self._is_cancelled = after, is_cancelled
         self._directory, self._name = directory_of(path)
@@ -152,6 +154,9 @@ class ShardDownload:
         lease, facts = Lease.open(self._part)
         with lease.closing_on_error():
             fd = lease.fd
+            before, self._origin = self._origin, self._find_origin()
+            if before != self._origin:
+                raise InterruptedTransferError(f"{shard.url}: was written anew while it was copied")
             check_content(shard.url, system.pread(fd, 512, 0))
             check_file(shard, fd, go_on=self._lock.touch)
             self._reserve(facts.size)

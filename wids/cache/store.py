@@ -278,7 +278,7 @@ class ShardCache:
             shard,
             path,
             space=self._space(os.path.dirname(path)),
-            origin=self.placement.origin(shard.url),
+            origin=partial(self.placement.origin, shard.url),
             options=self._options,
             hooks=self.hooks,
             lock=lock,

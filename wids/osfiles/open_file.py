@@ -154,6 +154,15 @@ class OpenFile(Closable):
             self._begin()  # uses that an interrupt kept from ending
             self.close()
 
+    def begin(self) -> bool:
+        """Take what is needed to read it for long; False: that cannot be had."""
+        return True
+
+    def take_over(self, other: OpenFile) -> None:
+        """Go on with another open file, under this one's descriptor; reads under way end with the file of before."""
+        with forks.lock:
+            os.dup2(other.fd, self.fd, inheritable=False)
+
     def map(self, size: int) -> None:
         """Read its first ``size`` bytes through a memory map from here on, where the file system has maps.
 

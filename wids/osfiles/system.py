@@ -23,6 +23,9 @@ T = TypeVar("T")
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC
 _DENIED_CALLS, _DENIED_SECONDS = 25, 0.02
+# What network file systems say of an open file whose name may lead to a good one: it was moved to another server, the
+# server was started anew, the mount's process was.
+_STALE = frozenset({errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)})
 
 pread = os.pread
 pwrite = os.pwrite
@@ -54,6 +57,11 @@ def until_permitted(function: Callable[[], T]) -> T:
             return function()
         time.sleep(_DENIED_SECONDS)
     return function()
+
+
+def is_stale(error: BaseException | None) -> bool:
+    """Whether an error may be over once the file is opened again by its name."""
+    return isinstance(error, OSError) and error.errno in _STALE
 
 
 def descriptor_limit() -> int:

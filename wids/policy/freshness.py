@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.index.table import Identity, MemberTable
 
+FILE = "file:"
+
 
 def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
     shard: Shard,
@@ -26,7 +28,8 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         shard: what the index says.
         facts: size and modification time of the file now.
         table: the verified member table: saved beside it, or just built from it.
-        origin: a digest of the URL it must have come from, where its place does not say (see ``Store``).
+        origin: words that the table must have for what it came from, where its place does not say it; see
+            `wids.cache.placement.Placement.origin`. One that begins with `FILE` is for the state of a local file.
         miscounted: bytes that are known to hold another count than the index says; downloading again would not help.
     """
     if cause := find_difference_in_size(shard, facts):
@@ -35,8 +38,11 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         return "its member table, the record of its verification, is missing or damaged"
     if not table.identity.is_same(facts):
         return "it changed since it was verified"
-    if origin is not None and table.identity.etag != origin:
-        return "it came from another URL that has the same place"
+    came_from = (table.identity.etag or "").split()
+    for word in (origin or "").split():
+        if word not in came_from:
+            is_file = word.startswith(FILE)
+            return "its source was written anew" if is_file else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
     if shard.nsamples != table.nsamples and miscounted != table.identity:

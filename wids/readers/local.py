@@ -27,7 +27,7 @@ from wids.osfiles.open_file import ClosedFileError
 from wids.readers.base import ClosedReaderError, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from wids.index.table import MemberTable
     from wids.osfiles.open_file import OpenFile
@@ -247,8 +247,8 @@ class LocalReader(Reader):
         """``size`` bytes of the shard from ``offset``; see `pread_all`."""
         return self.pread_all(((offset, size),))[0]
 
-    def pread_all(self, spans: Iterable[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some spans of the shard, each an offset and a size.
+    def pread_all(self, spans: Sequence[tuple[int, int]], *, is_again: bool = False) -> list[bytes]:
+        """The bytes of some spans of the shard, each an offset and a size; ``is_again``: after it was opened again.
 
         Raises:
             TruncatedShardError: the file has become shorter than its member table says.
@@ -279,11 +279,7 @@ class LocalReader(Reader):
         except ClosedFileError:
             raise ClosedReaderError(f"{self.url}: was closed; open the shard again", shard=self.url) from None
         except OSError as error:
-            raise ShardReadError(
-                f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
-                shard=self.url,
-                offset=offset,
-            ) from error
+            return self._read_again(spans, offset, size, error, is_again=is_again)
         finally:
             uses.pop()
             if file.is_closed:
@@ -336,6 +332,42 @@ class LocalReader(Reader):
                 shard=self.url,
             )
         self._mtime_ns = status.st_mtime_ns
+
+    def _read_again(
+        self, spans: Sequence[tuple[int, int]], offset: int, size: int, error: OSError, *, is_again: bool
+    ) -> list[bytes]:
+        """Read spans once more after an error, which was at ``offset``, if the file could be opened again."""
+        if is_again or not self._open_again(error):
+            raise ShardReadError(
+                f"{self.url}: {size} bytes at byte {offset} of {self.path} cannot be read ({error})",
+                shard=self.url,
+                offset=offset,
+            ) from error
+        return self.pread_all(spans, is_again=True)
+
+    def _open_again(self, error: OSError) -> bool:
+        """A network file system has lost the open file: go on with the one of that name, if it is the same shard."""
+        file, size = self._file, self.table.identity.size
+        if file.mapped is not None or not system.is_stale(error):
+            return False
+        try:
+            other, _ = type(file).open(self.path)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(other.fd)
+            if status.st_size != size or not other.begin():
+                return False
+            if status.st_mtime_ns != self._mtime_ns and not _has_layout(other.fd, self.url, size, self.table):
+                return False
+            file.take_over(other)
+        except (OSError, ShardError):
+            return False
+        finally:
+            other.close()
+        self._mtime_ns = status.st_mtime_ns
+        logger.warning("%s: %s could not be read any more (%s), and was opened again", self.url, self.path, error)
+        return True
 
     def _read_rest(self, offset: int, size: int) -> bytes:
         """A read came up short: past 2 GiB the kernel returns less than asked; else the file was cut."""

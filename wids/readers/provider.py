@@ -14,8 +14,10 @@ from wids.cache import member_tables
 from wids.cache.arrivals import Arrivals
 from wids.cache.placement import Placement
 from wids.cache.store import Miss, ShardCache
-from wids.errors import ChangedShardError, FetchDeniedError, ShardNotFoundError
+from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
+from wids.events import logger
 from wids.index import table as tables
+from wids.osfiles import system
 from wids.osfiles.open_file import OpenFile
 from wids.readers.base import announce
 from wids.readers.local import Blocks, LocalReader
@@ -128,6 +130,15 @@ class InPlaceProvider:
 
     def open_at(self, shard: Shard, path: str) -> Reader:
         """As `open`, where the shard lies at ``path``."""
+        try:
+            return self._open_at(shard, path)
+        except (FetchDeniedError, ShardError) as error:
+            if not system.is_stale(error.__cause__):
+                raise
+            logger.warning("%s; once more", error)
+        return self._open_at(shard, path)
+
+    def _open_at(self, shard: Shard, path: str) -> Reader:
         start = time.perf_counter()
         try:
             file, facts = OpenFile.open(path)

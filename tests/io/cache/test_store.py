@@ -30,6 +30,7 @@ from wids.errors import (
     FetchDeniedError,
     FetchError,
     NotAllowedError,
+    ShardError,
     ShardNotFoundError,
     SizeMismatchError,
     TruncatedShardError,
@@ -389,6 +390,87 @@ def test_cache_local(tmp_path, cache, opened, monkeypatch):
     os.mkfifo(tmp_path / "fifo.tar")
     with pytest.raises(FetchError, match="not a regular file"):
         opened(Shard(url=str(tmp_path / "fifo.tar"), nsamples=3), cache_local=True)
+
+
+def kinds(events):
+    """The names of the events before a shard was open."""
+    return [type(event).__name__ for event in events if not isinstance(event, Opened)]
+
+
+@pytest.mark.parametrize("step", ["open", "scan"])
+def test_a_file_system_that_fails_once_is_asked_again(tmp_path, opened, monkeypatch, caplog, step):
+    """A stale handle in the course of opening a local shard is no end of a training; one that stays is an error."""
+    path = shards.write(tmp_path / "a.tar", A)
+    module, name = (atomic, "open_file") if step == "open" else (system, "pread")
+    real, failures = getattr(module, name), []
+
+    def failing(*args):
+        if len(failures) < most and (step == "scan" or args[0] == path):
+            failures.append(args)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(*args)
+
+    monkeypatch.setattr(module, name, failing)
+    most = 1
+    assert opened(Shard(url=path, nsamples=3)) == texts_of("a")
+    assert caplog.text.count("once more") == 1
+    most = 100
+    with pytest.raises((FetchDeniedError, ShardError), match=os.strerror(errno.ESTALE)):
+        opened(Shard(url=path, nsamples=3))
+    assert len(failures) == 3
+
+
+def test_a_local_shard_that_is_written_anew_is_copied_again(tmp_path, cache, opened, events, monkeypatch):
+    """The copy knows the size, time and inode of its source: one look at each opening, none for a sample."""
+    path = shards.write(tmp_path / "a.tar", A)
+    shard = Shard(url=path, nsamples=3)
+    when = os.stat(path).st_mtime_ns
+    assert opened(shard, cache_local=True) == texts_of("a")
+    looks, real = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda name, **options: looks.append(name) or real(name, **options))
+    assert opened(shard, cache_local=True) == texts_of("a")
+    assert looks.count(path) == 1
+    assert kinds(events) == ["Hit"]
+    for tag, moved in (("b", 10**9), ("a", 0)):  # with another time; with another inode alone
+        shards.write(tmp_path / "new.tar", shards.shard(tag))
+        os.utime(tmp_path / "new.tar", ns=(when + moved, when + moved))
+        os.replace(tmp_path / "new.tar", path)
+        assert opened(shard, cache_local=True) == texts_of(tag)
+        assert kinds(events) == ["Rejected", "Fetched"]
+        assert events[0].cause == "its source was written anew"
+        assert opened(shard, cache_local=True) == texts_of(tag)
+        assert kinds(events) == ["Hit"]
+    os.unlink(path)
+    assert opened(shard, cache_local=True) == texts_of("a")
+
+
+def test_a_copy_with_the_checksum_of_the_index_is_not_made_anew(tmp_path, cache, opened, events):
+    """Where the index has a checksum, it says which version is meant; the source's time is learned."""
+    path = shards.write(tmp_path / "a.tar", A)
+    assert opened(described(path, A), cache_local=True) == texts_of("a")
+    os.utime(path, (1, 1))
+    os.rename(path, path + ".new")
+    shards.write(path, B)
+    for _ in range(2):
+        assert opened(described(path, A), cache_local=True) == texts_of("a")
+        assert kinds(events) == ["Hit"]
+
+
+def test_a_local_shard_that_is_written_while_it_is_copied(tmp_path, cache, opened, monkeypatch):
+    """What came is not kept: it may be of two versions."""
+    path = shards.write(tmp_path / "a.tar", A)
+    writes = []
+
+    def during(fd, size, offset, *, pread=os.pread):
+        data = pread(fd, size, offset)
+        if not writes and os.fstat(fd).st_ino == os.stat(path).st_ino:
+            writes.append(shards.write(path, B))
+            os.utime(path, (1, 1))
+        return data
+
+    monkeypatch.setattr(system, "pread", during)
+    assert opened(Shard(url=path, nsamples=3), cache_local=True) == texts_of("b")
+    assert len(writes) == 1
 
 
 # --- fetched

@@ -15,7 +15,7 @@ from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.examples import examples
 from wids.cache import member_tables
-from wids.errors import ChangedShardError, ShardError, TruncatedShardError
+from wids.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wids.osfiles import atomic, forks, open_file, system
 from wids.osfiles.open_file import OpenFile
 from wids.readers import local
@@ -265,6 +265,77 @@ def test_a_disk_that_fails_is_a_typed_error(path, monkeypatch):
     with pytest.raises(ShardError, match="Input/output error") as caught:
         shard.read(2)
     assert (caught.value.shard, caught.value.offset) == ("shard-url", shard.table.offsets[4])
+
+
+def lose(monkeypatch, path, error=errno.ESTALE, times=10**9):
+    """A network file system that has lost the file that had the path until now; returns its failures."""
+    lost, real, failures = os.stat(path).st_ino, os.pread, []
+
+    def pread(fd, size, offset):
+        if os.fstat(fd).st_ino == lost and len(failures) < times:
+            failures.append(offset)
+            raise OSError(error, os.strerror(error))
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(system, "pread", pread)
+    return failures
+
+
+def put_copy(path, *, is_dated=True):
+    """Put a copy of a file in its place, with its time or a new one."""
+    status = os.stat(path)
+    with open(path, "rb") as file:
+        atomic.write_atomically(path, file.read())
+    when = status.st_mtime_ns if is_dated else status.st_mtime_ns + 10**9
+    os.utime(path, ns=(when, when))
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+@pytest.mark.parametrize("is_dated", [True, False])
+def test_a_file_that_was_lost_is_opened_again(path, monkeypatch, caplog, error, is_dated):
+    """One error of a network file system, and the name leads to the same shard: reading goes on, with a warning."""
+    shard, wanted = open_shard(path), shards.texts_of("a", 20)
+    descriptor = shard.fileno()
+    failures = lose(monkeypatch, path, error)
+    put_copy(path, is_dated=is_dated)
+    assert shards.texts(shard) == wanted
+    assert len(failures) == 1
+    assert shard.fileno() == descriptor
+    assert os.fstat(descriptor).st_ino == os.stat(path).st_ino
+    assert not os.get_inheritable(descriptor)
+    assert "opened again" in caplog.text
+    assert caplog.text.count("WARNING") == 1
+    put_copy(path)
+    assert shards.texts(shard) == wanted
+
+
+def test_an_error_that_passes_is_tried_once_more(path, monkeypatch):
+    """Also where the file is as it was."""
+    shard = open_shard(path)
+    failures = lose(monkeypatch, path, times=1)
+    assert shards.texts(shard) == shards.texts_of("a", 20)
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("what", ["other", "longer", "gone", "directory", "same"])
+def test_another_file_does_not_take_the_place_of_a_lost_one(path, monkeypatch, what):
+    """One of other members or another size is the error of before, and so is a file that fails all the same."""
+    shard = open_shard(path)
+    lose(monkeypatch, path)
+    if what != "same":
+        os.unlink(path)
+    if what == "other":
+        shards.write(
+            path, shards.pack([(f"b{row:04d}.txt", b"x" * 3) for row in range(60)])[: shard.table.identity.size]
+        )
+    elif what == "longer":
+        shards.write(path, shards.shard("a", 40))
+    elif what == "directory":
+        os.mkdir(path)
+    for row in (2, 2, 5):
+        with pytest.raises(ShardReadError, match=os.strerror(errno.ESTALE)) as caught:
+            shard.read(row)
+    assert caught.value.shard == "shard-url"
 
 
 def test_reads_that_come_in_parts_are_put_together(path, monkeypatch):
