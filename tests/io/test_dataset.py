@@ -1084,12 +1084,13 @@ def test_hooks_see_what_happens(web, tmp_path, events):
 
 
 def test_logging_of_a_dataset_says_where_it_reads(index, caplog):
-    """At INFO, under ``wids``: base, name, shards, bytes, samples, cache."""
+    """At INFO, under ``wids``: shards, samples, bytes, name, base, cache."""
     caplog.set_level(logging.INFO, logger="wids")
     dataset = wids.ShardListDataset(index, dataset_name="mine")
     (record,) = caplog.records
-    size = sum(shard["filesize"] for shard in dataset.shards)
-    assert f"base {dataset.base}, name mine, 3 shards, {size} bytes, 9 samples" in record.getMessage()
+    assert sum(shard["filesize"] for shard in dataset.shards) == 40_960
+    told = f": 3 shards, 9 samples, 41 kB, name mine, base {dataset.base}, cache {dataset.cache_dir}"
+    assert told in record.getMessage()
 
 
 @pytest.mark.e2e
