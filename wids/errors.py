@@ -29,7 +29,7 @@
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
     ├── SampleError (ValueError)       a sample cannot be written; names key, field and file
     ├── SelectionError (LookupError)   there is no such shard, sample, step or field; names what there is
-    ├── InputError (ValueError)        what a job was given (folder, manifest, range) cannot be used; names it
+    ├── InputError (ValueError)        what a job or a sampler was given cannot be used; names it
     ├── ColumnsError (ValueError)      a table of columns cannot be used: damaged, of another index, keys that repeat
     ├── QueryError (ValueError)        SQL that cannot be answered; names the SQL and the columns there are
     ├── OutputError (OSError)          what a writer or a job makes cannot be written; names the place
@@ -307,7 +307,7 @@ class SelectionError(WidsError, LookupError):
 
 
 class InputError(WidsError, ValueError):
-    """A folder, manifest or range that a job was given cannot be used; ``path`` or ``url`` names it."""
+    """What a job or a sampler was given (folder, range, ranks) cannot be used; ``path`` or ``url`` names it."""
 
 
 class ColumnsError(WidsError, ValueError):

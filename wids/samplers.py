@@ -24,7 +24,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
-from wids.errors import StateError
+from wids.errors import InputError, StateError
 from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
@@ -519,7 +519,11 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
             below 1, settings that exclude each other, or a value that is not an integer.
+        InputError: when it is iterated, or asked for its length: a process group of another size has been initialized
+            since it was made without ``num_replicas``.
     """
+
+    _found: tuple[int, int | None] | None = None  # ranks and rank that were not given; None: they were
 
     def __init__(
         self,
@@ -552,6 +556,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             shufflefirst=shufflefirst,
         )
         self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
+        self._found = None if num_replicas is not None else (self.num_replicas, self.rank if rank is None else None)
         self.tail = _parse_tail(tail, drop_last)
         self.drop_last = self.tail == "drop"
         if reshuffle not in ("fixed", "epoch"):
@@ -587,6 +592,31 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
                 "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
                 "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
+            )
+
+    def _config(self) -> EpochConfig:
+        if self._found is not None and self._chunks is None:
+            self._check_group(*self._found)
+        return super()._config()
+
+    def _check_group(self, world: int, rank: int | None) -> None:
+        """See that the process group, if there is one by now, is the one that this sampler divides the samples for.
+
+        Args:
+            world: the ranks that were found when the sampler was made; others that were assigned are as good as given.
+            rank: likewise; None: it was given.
+
+        Raises:
+            InputError: it is another one, so that ranks would read the same samples.
+        """
+        if self.num_replicas != world or not _has_group():
+            return
+        there = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        if there[0] != world or (rank is not None and self.rank == rank != there[1]):
+            raise InputError(
+                f"the sampler divides the samples for {world} rank(s), of which this is rank {self.rank}, and the "
+                f"process group has {there[0]}, of which this is rank {there[1]}: they would not read each sample "
+                "once. Make the sampler after init_process_group, or give it num_replicas= and rank="
             )
 
     def _parse_weights(self, weights: Any) -> Any:
@@ -685,7 +715,7 @@ def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT
 
 def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Return (world, rank): each as given, else of the process group, else of the launcher's environment."""
-    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    has_group = _has_group()
     if num_replicas is not None:
         world = parse_int("num_replicas", num_replicas)
     else:
@@ -706,6 +736,10 @@ def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
             "at least 1"
         )
     return world, rank
+
+
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _environ_int(name: str, *, default: int) -> int:

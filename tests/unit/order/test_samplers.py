@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import wids
 from tests.support.examples import some
+from wids.errors import InputError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.wids import iterate_ranges, lengths_to_ranges
 
@@ -616,6 +617,44 @@ def test_a_rank_outside_the_world(rank, world):
     world_found = 1 if world is None else world
     with pytest.raises(ValueError, match=f"^Invalid rank {rank or 0} where num_replicas is {world_found}"):
         rank_and_world(num_replicas=world, rank=rank)
+
+
+def test_a_group_that_comes_after_the_sampler(group):
+    """Where no ranks were given, a group of another size or rank is an error, for all that depends on them."""
+    mixture = wids.mix({name: TensorDataset(torch.arange(10)) for name in "ab"})
+    makes = [
+        lambda **ranks: DistributedChunkedSampler(Sized(10), **ranks),
+        lambda **ranks: DistributedChunkedSampler(mixture, **ranks),
+        lambda **ranks: wids.MixtureBatchSampler(mixture, 2, **ranks),
+    ]
+    found = [make() for make in makes]
+    given_ranks = [make(num_replicas=1, rank=0) for make in makes]
+    running = iter(makes[0]())
+    first = next(running)
+    assigned, chunked, own = DistributedChunkedSampler(Sized(10)), ChunkedSampler(Sized(10)), makes[0]()
+    own.ranges = [(2, 5)]
+    counts = list(map(len, found))
+    states = [sampler.state_dict() for sampler in found]
+    group(0, 1)
+    assert list(map(len, found)) == counts
+    group(1, 2)
+    asks = [len, lambda sampler: next(iter(sampler)), lambda sampler: sampler.state_dict()]
+    for sampler, state in zip(found, states, strict=True):
+        for ask in (*asks, lambda sampler, state=state: sampler.load_state_dict(state)):
+            for each in (sampler, pickle.loads(pickle.dumps(sampler))):
+                with pytest.raises(InputError, match=r"1 rank\(s\).*has 2.*after init_process_group.*num_replicas="):
+                    ask(each)
+    assert [first, *running] == list(given_ranks[0])
+    assert [len(sampler) for sampler in (*given_ranks, chunked, own)] == [*counts, 10, 3]
+    assigned.num_replicas, assigned.rank = 2, 1
+    assert len(list(assigned)) == len(makes[0]()) == 5
+    two = makes[0]()
+    group(0, 2)
+    with pytest.raises(InputError, match="this is rank 1, and"):
+        len(two)
+    with_rank = makes[0](rank=1)
+    group(1, 2)
+    assert len(with_rank) == 5
 
 
 def test_a_real_group(tmp_path):
