@@ -17,12 +17,19 @@ PROGRAM = paths.ROOT / "tests/support/programs/with_ray.py"
 COUNTS = [1 + k % 4 for k in range(9)]
 
 
+def remote_index():
+    """The index of the shards, for a URL beside them."""
+    shards = [{"url": f"s{k}.tar", "nsamples": count} for k, count in enumerate(COUNTS)]
+    return {"wids_version": 1, "shardlist": shards}
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """The directory in which all happens: shards, a damaged dataset, files to be packed."""
     place = tmp_path_factory.mktemp("jobs")
     write_shards(place / "d", COUNTS)
     create_index([str(place / "d")], str(place / "here.json"), name="n")
+    write_json(place / "remote.json", remote_index())
     shards = write_shards(place / "damaged", COUNTS * 2)
     for k, shard in enumerate(shards):
         path = Path(shard["url"])
@@ -42,10 +49,10 @@ def place(tmp_path_factory):
 def server(place):
     """The shards behind a URL, and their index."""
     with Server() as server:
-        shards = [{"url": f"s{k}.tar", "nsamples": count} for k, count in enumerate(COUNTS)]
-        for shard in shards:
+        index = remote_index()
+        for shard in index["shardlist"]:
             server.add(f"/{shard['url']}", (place / "d" / shard["url"]).read_bytes())
-        server.add("/i.json", json.dumps({"wids_version": 1, "shardlist": shards}).encode())
+        server.add("/i.json", json.dumps(index).encode())
         yield server
 
 
@@ -112,3 +119,13 @@ def test_a_node_that_dies(told):
         "again": ["victim", "other"],
         "once": 11,
     }
+
+
+def test_a_worker_that_is_killed(told):
+    """It costs a try of one shard: the job goes on, and nothing but its result is on stdout."""
+    assert told["killed"] == {"index": [0, "", 9], "columns": 0, "cache": 0}
+
+
+def test_a_signal(told):
+    """It ends a command as on one machine: by its own exit code, with a line, and without a stack of Ray's."""
+    assert told["ended"] == [143, "", "wids: ended by SIGTERM\n"]

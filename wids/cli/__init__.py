@@ -26,6 +26,7 @@ from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.plain_help import App, CommandGroup
 from wids.cli.query import run_query
+from wids.cli.signals import EndedBySignal
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
 from wids.cli.view import run_view
@@ -63,6 +64,10 @@ class _Commands(CommandGroup):
             _fail_output(error)
         except KeyboardInterrupt:
             _end_interrupted()
+        except EndedBySignal as end:
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                print_error(f"ended by {end.name}")
+            raise
         return done
 
 

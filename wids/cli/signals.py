@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class EndedBySignal(SystemExit):
+    """A signal ends the process; ``code`` is 128 + its number, ``name`` as ``"SIGTERM"``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
 class Signals:
-    """Within the ``with`` block, a signal raises: SIGINT KeyboardInterrupt, others SystemExit(128 + number)."""
+    """Within the ``with`` block, a signal raises: SIGINT KeyboardInterrupt, others `EndedBySignal`."""
 
     def __init__(self) -> None:
         self._is_held = False
         self._pending: int | None = None
+        self._raised: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,6 +48,8 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._raised is not None and kind is not None and not issubclass(kind, (KeyboardInterrupt, EndedBySignal)):
+            self._raise(self._raised)  # Ray, for one, makes another exception of it
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -60,7 +71,7 @@ class Signals:
             self._raise(number)
 
     def _raise(self, number: int) -> NoReturn:
-        self._is_held = True
+        self._is_held, self._raised = True, number
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        raise EndedBySignal(number)

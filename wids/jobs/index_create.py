@@ -22,7 +22,7 @@ from wids.jobs.counts import match_counts
 from wids.jobs.discovery import look_for_shards
 from wids.jobs.journal import unwritten
 from wids.jobs.known import KnownShards
-from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.osfiles import atomic
@@ -354,7 +354,7 @@ class Indexing:
         self._progress.failed += 1
         self.outcome.fail(url, error)
         if not self._settings.is_skipping:
-            raise error if isinstance(error, WidsError) else JobError(self.outcome.failed[url]) from error
+            raise_failure(url, error)
 
     def _name_tables(self, found: Sequence[Found]) -> None:
         """Where member tables go whose place beside their shard cannot be written: beside the index."""

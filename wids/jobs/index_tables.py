@@ -19,7 +19,7 @@ import numpy as np
 
 from wids.cache import member_tables
 from wids.collection import count_mismatch, load_shards
-from wids.errors import FetchError, JobError, OutputError, OutputExistsError, SpecError, TableError, WidsError
+from wids.errors import FetchError, JobError, OutputError, OutputExistsError, SpecError, TableError
 from wids.events import logger
 from wids.index import checks, compiled, table_pack, urls, writing
 from wids.index import table as tables
@@ -28,7 +28,7 @@ from wids.jobs import scan
 from wids.jobs.discovery import look_local
 from wids.jobs.index_edit import refuse_view
 from wids.jobs.journal import JobJournal, unwritten
-from wids.jobs.outcome import JobOutcome, JobProgress
+from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.osfiles import atomic, locks, system
 from wids.osfiles.index_paths import absolute, check_output, check_place
@@ -404,7 +404,7 @@ class _TablePacking:
         self._progress.failed += 1
         self._outcome.fail(url, error)
         if not self._settings.is_skipping:
-            raise error if isinstance(error, WidsError) else JobError(self._outcome.failed[url]) from error
+            raise_failure(url, error)
 
     def _resolve(self, options: RunOptions, todo: Sequence[int]) -> RunOptions:
         if options.is_ray:

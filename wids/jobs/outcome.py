@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from wids.errors import WidsError, without_secrets
+from wids.errors import JobError, WidsError, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -62,7 +62,24 @@ def sum_progress(parts: Collection[JobProgress]) -> JobProgress:
 
 
 def reason_of(url: str, error: BaseException) -> str:
-    """Why a shard failed: an error of wids says it itself, any other one is called by its name."""
+    """Why a shard failed: an error of wids says it itself, any other one is called by its name.
+
+    A lost worker knows of no shards.
+    """
+    if isinstance(error, JobError):
+        return f"{url}: {error}"
     if isinstance(error, WidsError):
         return str(error)
     return without_secrets(f"{url}: {type(error).__name__}: {error}", url)
+
+
+def raise_failure(url: str, error: BaseException) -> NoReturn:
+    """End a job because a shard failed.
+
+    Raises:
+        WidsError: it names the shard.
+    """
+    if isinstance(error, WidsError) and not isinstance(error, JobError):
+        raise error
+    kind = type(error) if isinstance(error, JobError) else JobError
+    raise kind(reason_of(url, error), **{**getattr(error, "__dict__", {}), "url": url}) from error

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from wids.errors import ClusterError, DependencyError
+from wids.events import logger
 from wids.jobs.runner import END_SECONDS, TaskResult, call, portable
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from wids.jobs.runner import OnReport
 
-_CONNECT_SECONDS, _AGAIN_SECONDS = 10.0, 5.0
+_CONNECT_SECONDS, _AGAIN_SECONDS, _SETTLE_SECONDS = 10.0, 5.0, 0.5
 _GRPC_PORT = 443  # where a client goes that is given no other
 _ADDRESSES = "write it like 10.0.0.1:6379, ray://10.0.0.1:10001 or auto"
 # Nodes that may die under one task, one after the other, before that is an error.
@@ -126,18 +127,32 @@ class RayRunner:
         return result
 
     def _cancel(self) -> None:
+        """Interrupt the tasks: those that wait for a CPU first, so that no other one begins meanwhile.
+
+        Ray ends the whole process if a task is cancelled just when it begins or ends. Those that may be at work are
+        left alone for a moment, in which short ones end.
+        """
         left, until = [*self._under_way], time.monotonic() + END_SECONDS
+        with contextlib.suppress(Exception):  # of a cluster that is gone
+            at_work = int(self._ray.cluster_resources().get("CPU", 0)) or 1
+            if self._node_of is None and len(left) > at_work:
+                self._interrupt(left[at_work:], force=False)
+        left = self._wait(left, _SETTLE_SECONDS)
         # An interruption can be lost, where Python ignores exceptions: it is repeated.
         while left and (seconds := until - time.monotonic()) > 0:
-            left = self._cancel_and_wait(left, min(seconds, _AGAIN_SECONDS), force=False)
+            self._interrupt(left, force=False)
+            left = self._wait(left, min(seconds, _AGAIN_SECONDS))
         if left:
-            self._cancel_and_wait(left, 1.0, force=True)
+            self._interrupt(left, force=True)
+            self._wait(left, 1.0)
 
-    def _cancel_and_wait(self, references: list[Any], seconds: float, *, force: bool) -> list[Any]:
-        """Those that have not ended by then."""
+    def _interrupt(self, references: list[Any], *, force: bool) -> None:
         for reference in references:
             with contextlib.suppress(Exception):  # it has ended meanwhile
                 self._ray.cancel(reference, force=force)
+
+    def _wait(self, references: list[Any], seconds: float) -> list[Any]:
+        """Those that have not ended by then."""
         try:
             return cast("list[Any]", self._ray.wait(references, num_returns=len(references), timeout=seconds)[1])
         except Exception:  # noqa: BLE001 - of a cluster that is gone: nothing is left to be waited for
@@ -215,14 +230,52 @@ def connect(address: str | None = None) -> Iterator[Any]:
         yield ray
         return
     check_reachable(address, ray.util.get_node_ip_address)
+    with _without_prints(ray):
+        try:
+            with _keeping_handlers():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ClusterError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_prints(ray: Any) -> Iterator[None]:
+    """What Ray tells of workers that died goes to the log; it would print it to stdout, among a command's results."""
+    worker = ray._private.worker  # noqa: SLF001 - no option ends this
+    before = worker.print_to_stdstream
+
+    def tell(data: dict[str, Any], *_: Any, **__: Any) -> None:
+        for line in data.get("lines", ()):
+            logger.info("Ray: %s", line)
+
+    worker.print_to_stdstream = tell
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ClusterError(f"no Ray cluster at {address or 'this machine'} ({error})") from error
-    try:
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        worker.print_to_stdstream = before
+
+
+@contextlib.contextmanager
+def _keeping_handlers() -> Iterator[None]:
+    """Signals are the program's: the block may replace how they are handled, as ``ray.init`` does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = {number: handler for number, handler in found.items() if callable(handler)}
+    try:
+        yield
+    except SystemExit as end:  # of Ray's handler, in its block
+        if end.code == signal.SIGTERM and signal.SIGTERM in ours:
+            ours[signal.SIGTERM](signal.SIGTERM, None)
+        raise
+    finally:  # this takes the place of what Ray's C++ has set, too, which prints stacks
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def check_reachable(address: str | None, own_host: Callable[[], str]) -> None:

@@ -10,15 +10,18 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import msgspec
 import ray
 from ray.cluster_utils import Cluster
 
-from wids import cli
+from wids import cli, testing
 from wids.collection import load_shards
 from wids.jobs.index_create import create_index
 from wids.jobs.ray_cluster import alive_nodes
@@ -31,6 +34,7 @@ from wids.writing.pack.run import pack
 from wids.writing.pack.shard import PackSettings
 
 PATIENCE_SECONDS = 60
+COMMAND = (sys.executable, "-m", "wids.cli")
 
 
 def run(*args):
@@ -218,6 +222,70 @@ def survived(options, cluster, node):
     }
 
 
+def workers():
+    """The processes of Ray that are at a task."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(entry)}/cmdline", "rb") as file:
+            if b"ray::_call_on_node" in file.read():
+                found.append(int(entry))
+    return found
+
+
+@contextlib.contextmanager
+def disturbing(act):
+    """An index at a URL, of shards whose last one comes half; then ``act()`` is called, and all comes.
+
+    Gives the index's URL, and those of the shards.
+    """
+    with testing.Server("d") as server:
+        server.add("/i.json", read("remote.json"))
+        gate = testing.Gate()
+        server.faults["/s8.tar"] = [gate]
+
+        def disturb():
+            assert gate.entered.wait(PATIENCE_SECONDS)
+            act()
+            gate.go.set()
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        yield f"{server.url}/i.json", [f"{server.url}/s{k}.tar" for k in range(9)]
+        thread.join()
+
+
+def kill_workers():
+    """Kill those that are at a task, of which there is one."""
+    for number in workers():
+        os.kill(number, signal.SIGKILL)
+
+
+def with_a_killed_worker():
+    """Jobs whose worker is killed in the middle of a shard: exit codes, and what was done."""
+    codes = {}
+    with disturbing(kill_workers) as (_, urls):
+        command = [*COMMAND, "index", "create", *urls, "-o", "k.json", "--engine", "ray", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        codes["index"] = done.returncode, done.stderr, json.loads(done.stdout)["surveyed"]
+    for name, verb, *words in (
+        ("columns", "create", "--field", ".cls=label", "-o", "k.parquet"),
+        ("cache", "warm", "--cache-dir", os.path.abspath("cache-killed")),
+    ):
+        with disturbing(kill_workers) as (index, _):
+            codes[name] = run(name, verb, index, *words, "--engine", "ray")[0]
+    return codes
+
+
+def ended_by_a_signal():
+    """What a command says (exit code, stdout, stderr) that SIGTERM ends in the middle of a shard."""
+    started = []
+    with disturbing(lambda: started[-1].send_signal(signal.SIGTERM)) as (index, _):
+        command = [*COMMAND, "verify", index, "--engine", "ray"]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        out, err = started[-1].communicate(timeout=PATIENCE_SECONDS)
+    return started[-1].returncode, out, err
+
+
 def main(url):
     """All of it on one cluster."""
     os.makedirs("/tmp/ray", exist_ok=True)  # Ray writes the cluster's address there, wherever the rest is
@@ -238,6 +306,7 @@ def main(url):
         told |= {"verify": findings(options), "pack": packed(options)}
         told |= {"columns": columns(), "tables": tables()}
         told["warm"] = warmed(options, url, node.node_id)
+        told["killed"], told["ended"] = with_a_killed_worker(), ended_by_a_signal()
         told["survived"] = survived(options, cluster, node)
         ray.shutdown()
     finally:

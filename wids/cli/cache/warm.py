@@ -58,10 +58,13 @@ def warm(
     if is_json:
         print_json(msgspec.to_builtins(outcome))
     else:
-        for one in outcome.nodes or [outcome]:
+        for one in outcome.nodes if options.is_ray else [outcome]:
             _report(one)
     if outcome.failed:
         print_errors([*outcome.failed.values()])
+        lost = len(outcome.failed) - sum(len(one.failed) for one in outcome.nodes) if options.is_ray else 0
+        if lost:
+            raise JobError(f"{count_of(lost, 'node')} of the Ray cluster did not fetch all shards; run it again")
         raise JobError(f"{len(outcome.failed)} of {count_of(outcome.shards, 'shard')} could not be fetched")
 
 

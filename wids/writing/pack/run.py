@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, JobError, OutputError, SampleError, WidsError, WorkerError, shorten
+from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
 from wids.index import urls
 from wids.index.pattern import index_json, parse_pattern
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.journal import JobJournal
-from wids.jobs.outcome import JobOutcome, JobProgress, reason_of
+from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import permutation
 from wids.transport.upload import Target, local_path, sweep
@@ -254,9 +254,9 @@ class _Packing:
                 url=url,
                 hint="jobs",
             ) from error
-        if error is None or isinstance(error, WidsError):
-            return result.get()
-        raise JobError(reason_of(url, error), url=url) from error
+        if error is not None:
+            raise_failure(url, error)
+        return result.get()
 
     def write_index(self) -> PackOutcome:
         """Remove older shards, and write the index.
