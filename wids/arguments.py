@@ -87,6 +87,7 @@ def parse_on_error(
     max_errors: float,
     log: str | os.PathLike[str] | None,
     hooks: Sequence[Hook],
+    has_failed: Callable[[], bool],
 ) -> Substitutes | None:
     """The rule for samples that fail; None: their errors are raised."""
     if on_error not in ("raise", "substitute"):
@@ -98,7 +99,7 @@ def parse_on_error(
     if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
         raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
     path = None if log is None else error_log.check(os.fspath(log), "a log of errors")
-    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks)
+    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks, has_failed=has_failed)
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:

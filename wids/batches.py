@@ -76,7 +76,7 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
         if fields is not None:
             wanted = frozenset(map(str.casefold, fields))
             sample = {name: v for name, v in sample.items() if name.casefold() in wanted or name.startswith("__")}
-    sample["__dataset__"] = desc.get("dataset")
+    sample["__dataset__"] = desc.get("dataset") or ""
     sample["__index__"] = index
     sample["__shard__"] = url
     sample["__shardindex__"] = row

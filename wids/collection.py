@@ -50,7 +50,7 @@ ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
 # A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
 # view; None: rows follow each other from 0 on).
-Stretch: TypeAlias = "tuple[int, int, Reader, str | None, SampleRows | None]"
+Stretch: TypeAlias = "tuple[int, int, Reader, str, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _SIZED_SHARDS = 64
@@ -145,7 +145,7 @@ class _NoReader:
 
 CLOSED = cast("Reader", _NoReader())
 # No shard is open: no index lies in it.
-NOWHERE: Stretch = (0, 0, CLOSED, None, None)
+NOWHERE: Stretch = (0, 0, CLOSED, "", None)
 
 
 class ShardCollection:
@@ -443,9 +443,9 @@ class ShardCollection:
         self.here = here = (lo, hi, reader, self.name_of(k), rows)
         return here
 
-    def name_of(self, k: int) -> str | None:
-        """The ``__dataset__`` of shard ``k``'s samples."""
-        return self.shards.dataset_of(k) if self.name is None else self.name
+    def name_of(self, k: int) -> str:
+        """The ``__dataset__`` of shard ``k``'s samples; ``""``: none, and not None, which torch cannot collate."""
+        return self.shards.dataset_of(k) or "" if self.name is None else self.name
 
     # --- open shards
 

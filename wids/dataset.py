@@ -27,7 +27,7 @@ from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ShardReadError, shown
+from wids.errors import ShardReadError, note_sample, shown
 from wids.events import logger
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -101,7 +101,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
     plus ``__key__`` (str), ``__index__`` (i), ``__shard__`` (the shard's resolved URL), ``__shardindex__`` (row in the
-    shard) and ``__dataset__`` (the sub-dataset's name or None), after ``transformations``. From a sampler that masks
+    shard) and ``__dataset__`` (the sub-dataset's name, or ``""``), after ``transformations``. From a sampler that masks
     (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated. For type checkers,
     ``ShardListDataset[X]`` is a dataset whose transformations return an X.
 
@@ -243,7 +243,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()
         hooks = (*hooks, self._tally)
-        self._substitutes = arguments.parse_on_error(on_error, max_errors, error_log, hooks)
+        self._substitutes = arguments.parse_on_error(
+            on_error, max_errors, error_log, hooks, self._tally.has_substituted
+        )
         provider = AutoProvider(
             cache_dir=self.cache_dir,
             cache_size=self.cache_size,
@@ -486,11 +488,15 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def _apply(self, sample: Any) -> T_co:
         if self._columns.shown:
             self._columns.add_to(sample, self._collection)
+        given = sample
         try:
             for transform in self._transformations:
                 sample = transform(sample)
         except StopIteration as error:
-            raise RuntimeError(STOPPED) from error
+            raise note_sample(RuntimeError(STOPPED), given) from error
+        except Exception as error:
+            note_sample(error, given)
+            raise
         return sample  # type: ignore[no-any-return]
 
 

@@ -48,8 +48,11 @@ query or the credentials of a URL, also where the text is from a library: the wh
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 _WITH_QUERY = ("http", "https", "ftp", "ftps")
 # The part before the "@" in an Azure URL is the container.
@@ -352,3 +355,21 @@ class TooManyErrorsError(WidsError):
 
 class UnsafeFormatError(DecodeError):
     """Decoding this member could run code (pickle), and that was not allowed."""
+
+
+def note_sample(error: E, sample: Any) -> E:
+    """Note to an error which sample it is about, for its traceback; returns the error.
+
+    Python 3.10 shows no notes: they are in its ``__notes__``. A `DecodeError` names the sample itself.
+
+    Args:
+        error: of a transformation, say.
+        sample: as it was read.
+    """
+    if isinstance(sample, dict) and "__index__" in sample and not isinstance(error, DecodeError):
+        name, shard = sample.get("__dataset__"), sample.get("__shard__")
+        words = f"sample {sample['__index__']}{f' of {name!r}' if name else ''}, key {sample.get('__key__')!r:.200}, "
+        words += f"row {sample.get('__shardindex__')} of {without_secrets(str(shard), str(shard))}"
+        with contextlib.suppress(Exception):  # an exception may have no attributes
+            error.__notes__ = [*getattr(error, "__notes__", ()), words]
+    return error

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset
 from typing_extensions import Self
 
 from wids.collection import to_int
+from wids.errors import note_sample
 from wids.order.layout import fingerprint
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights
@@ -150,8 +151,13 @@ class Mixture(ConcatDataset[Any]):
         if isinstance(sample, dict) and "__dataset__" not in sample:
             sample = copy.copy(sample)  # which the source may keep
             sample["__dataset__"] = self.names[source]
-        for transform in self._transformations:
-            sample = transform(sample)
+        given = sample
+        try:
+            for transform in self._transformations:
+                sample = transform(sample)
+        except Exception as error:
+            note_sample(error, given)
+            raise
         return sample
 
 

@@ -122,7 +122,14 @@ class Tally:
 
     def is_prefetching(self) -> bool:
         """Whether an iteration of a sampler has begun to download shards ahead, in whichever process."""
-        return any(counts[:, _AT["prefetches"]].any() for counts in self._arrays)
+        return self._has_counted("prefetches")
+
+    def has_substituted(self) -> bool:
+        """Whether a sample took another one's place, in whichever process."""
+        return self._has_counted("substitutions")
+
+    def _has_counted(self, name: str) -> bool:
+        return any(counts[:, _AT[name]].any() for counts in self._arrays)
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""

@@ -76,10 +76,13 @@ class Substitutes:
         max_errors: the share of samples that may fail; not looked at before ten have.
         log: the path of a file to which a line is added for each failure (`wids.error_log`); None: there is none.
         hooks: called with `SampleSubstituted` events.
+        has_failed: whether one has failed in whichever process of the job, which is told of once.
     """
 
-    def __init__(self, *, max_errors: float, log: str | None, hooks: Sequence[Hook]) -> None:
-        self._max_errors, self._log, self._hooks = max_errors, log, hooks
+    def __init__(
+        self, *, max_errors: float, log: str | None, hooks: Sequence[Hook], has_failed: Callable[[], bool]
+    ) -> None:
+        self._max_errors, self._log, self._hooks, self._has_failed = max_errors, log, hooks, has_failed
         self._begin()
 
     def _begin(self) -> None:
@@ -92,7 +95,7 @@ class Substitutes:
         self._count = self._failures = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_max_errors", "_log", "_hooks")}
+        return {name: self.__dict__[name] for name in ("_max_errors", "_log", "_hooks", "_has_failed")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -148,6 +151,7 @@ class Substitutes:
             TooManyErrorsError: it is one too many.
         """
         self._failures += 1
+        is_first = not self._has_failed()
         shard, row = collection.locate(index)
         url, words = collection.shards.urls[shard], error_log.describe(error)
         field = error.field if isinstance(error, WidsError) else None
@@ -155,12 +159,13 @@ class Substitutes:
         emit(self._hooks, event)
         if self._log is not None:
             self._write(self._log, error_log.format_line(url, index=index, row=row, key=key, field=field, error=words))
-        if self._failures == 1:
+        if is_first:
             logger.warning("sample %d failed, and another one takes its place (said once): %s", index, words)
         if self._failures >= _MIN_FAILURES and self._failures > self._max_errors * self._count:
             raise self._failed(
                 f"{self._failures} of {self._count:,} samples failed in this process, more than max_errors="
-                f"{self._max_errors:g}; the last one was sample {index}: {words}"
+                f"{self._max_errors:g}. If so many may fail, give the dataset a larger max_errors= (of these, "
+                f"{self._failures / self._count:.2g} failed). The last one was sample {index}: {words}"
             ) from error
         return words
 
@@ -173,7 +178,9 @@ class Substitutes:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("%s: failures of samples cannot be written (%s); said once", path, error)
+                logger.warning(
+                    "%s: failures of samples cannot be written (%s); said once for each process", path, error
+                )
 
 
 def _tried(count: int) -> str:

@@ -492,7 +492,7 @@ def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
     assert flat(batched(dataset, workers=1, method="fork")) == labels(pickle.loads(pickle.dumps(dataset))) == there
     assert dataset.keys.find("s1-000") == [0]
     assert dataset[0]["__shard__"] == dataset.get_shard(0)[2]["url"] == str(tmp_path / "there" / "s1.tar")
-    assert [sample["__dataset__"] for sample in dataset] == [None] * 3 + ["part"] * 6
+    assert [sample["__dataset__"] for sample in dataset] == [""] * 3 + ["part"] * 6
     assert [shard.get("own") for shard in dataset.shards] == [None, 1, 2]
     dataset.shards[1].update(dataset="mine", filesize=5)
     with pytest.raises(ChangedShardError, match="filesize 5"):
@@ -693,6 +693,54 @@ def test_an_index_error_from_a_transformation_does_not_end_a_loop(index):
 
 
 # --- transformations on batches, fields, member facts
+
+
+def refuse_5(sample):
+    """A transformation that fails, and has replaced what it was given."""
+    number = sample[".cls"]
+    sample.clear()
+    if number == 5:
+        raise OSError(28, "no more of this")
+    return {"number": number}
+
+
+def test_an_error_of_a_transformation_names_the_sample(index):
+    """Index, key, row and shard, in a note: type, message and attributes stay. Also in the loop, from a worker."""
+    words = f"sample 5, key 's1-002', row 2 of {os.path.dirname(index)}/s1.tar"
+    dataset = wids.ShardListDataset(index, transformations=["PIL", dict, refuse_5])
+    mixture = wids.mix({"here": wids.ShardListDataset(index)}).add_transform(dict).add_transform(refuse_5)
+    named = words.replace("sample 5", "sample 5 of 'here'")
+    for read, expected in (
+        (lambda: dataset[5], words),
+        (lambda: dataset.__getitems__([4, 5]), words),
+        (lambda: list(dataset), words),
+        (lambda: mixture[5], named),
+    ):
+        with pytest.raises(OSError, match="no more of this") as caught:
+            read()
+        assert type(caught.value) is OSError
+        assert (caught.value.args, caught.value.__notes__) == ((28, "no more of this"), [expected])
+    stopped = wids.ShardListDataset(index, transformations=[iter, next, lambda _: next(iter(()))])
+    with pytest.raises(RuntimeError) as caught:
+        stopped[5]
+    assert caught.value.__notes__ == [words]
+    if sys.version_info >= (3, 11):  # whose tracebacks show notes
+        with pytest.raises(Exception, match="no more of this") as caught:
+            list(DataLoader(dataset, num_workers=1, collate_fn=list))
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("transformations", ["raw", "numpy", "torch"])
+def test_a_sample_as_it_comes_can_be_collated(index, transformations):
+    """By torch's own function, in workers too, as far as its fields are decoded: no value of its names is None."""
+    fields = None if transformations == "raw" else (".txt", ".cls")
+    dataset = wids.ShardListDataset(index, transformations=transformations, fields=fields)
+    for workers in (0, 1):
+        batch = next(iter(DataLoader(dataset, batch_size=4, num_workers=workers)))
+        assert batch["__dataset__"] == [""] * 4
+        assert batch["__key__"] == ["s0-000", "s0-001", "s0-002", "s1-000"]
+    named = wids.mix({"here": dataset})
+    assert next(iter(DataLoader(named, batch_size=2)))["__dataset__"] == ["here"] * 2
 
 
 def test_batches_are_transformed_one_by_one(index):

@@ -121,7 +121,7 @@ def test_each_source_has_its_own_transformations_and_settings(shards):
     assert mixture[0] == [".cls", "__dataset__", "__index__", "__key__", "__shard__", "__shardindex__"]
     assert mixture[12][:3] == [".bin", ".cls", ".txt"]
     assert seen == ["web"]
-    assert (web[0], books[0]["__dataset__"], books[0][".cls"]) == (6, None, 0)
+    assert (web[0], books[0]["__dataset__"], books[0][".cls"]) == (6, "", 0)
     assert web.cache is mixture.datasets[0].cache  # the open shards are shared
 
 

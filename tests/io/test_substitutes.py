@@ -1,14 +1,18 @@
 """Samples that cannot be decoded, read or transformed, and those that take their place."""
 
 import errno
+import functools
 import json
+import logging
 import os
 import pickle
 import random
 
 import pytest
+from torch.utils.data import DataLoader
 
 import wids
+import wids.events
 from tests.support.cli import run
 from tests.support.shards import write_json, write_tar
 from wids.errors import FetchError, ShardReadError, TooManyErrorsError, TruncatedShardError
@@ -173,6 +177,37 @@ def test_too_many(tmp_path):
     patient = wids.ShardListDataset(index, on_error="substitute", max_errors=0.9)
     assert len(list(patient)) == 201
     assert pickle.loads(pickle.dumps(patient))[0]["__substitute_for__"] == 0
+
+
+def test_too_many_says_what_to_do(tmp_path):
+    """It names the option, and the share that failed."""
+    dataset = wids.ShardListDataset(write(tmp_path, bad=range(0, 40, 2), counts=(40,)), on_error="substitute")
+    words = r"samples failed.*max_errors=0\.001\. If so many may fail.*larger max_errors= \(of these, 0\.\d+ failed\)"
+    with pytest.raises(TooManyErrorsError, match=words):
+        list(dataset)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_first_failure_is_told_once_a_job(tmp_path, method):
+    """Not by each worker of each iteration: they tell it to a file here, for their logs are their own."""
+    dataset = opened(write(tmp_path, bad={3, 42, 150}))
+    told = tmp_path / "told"
+    for _ in range(2):
+        loader = DataLoader(
+            dataset,
+            num_workers=1,
+            collate_fn=list,
+            multiprocessing_context=method,
+            worker_init_fn=functools.partial(log_to, str(told)),
+        )
+        assert len(list(loader)) == sum(COUNTS)
+    assert dataset.stats().substitutions >= 6
+    assert told.read_text().count("another one takes its place") == 1
+
+
+def log_to(path, _):
+    """In a worker: its warnings go to a file."""
+    wids.events.logger.addHandler(logging.FileHandler(path))
 
 
 def test_bad_options(tmp_path):

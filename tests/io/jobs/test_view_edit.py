@@ -123,7 +123,7 @@ def test_merge_of_views_of_several_indexes(cats, dogs, tmp_path):
     ]
     assert pets["member_tables"] == "cats/t"
     assert (told.shards, told.samples, told.repeated, told.repeated_samples) == (4, 8, 0, 0)
-    assert [each["__dataset__"] for each in opened(told.output)] == ["cats"] * 3 + [None] * 5
+    assert [each["__dataset__"] for each in opened(told.output)] == ["cats"] * 3 + [""] * 5
     assert names(told.output) == names(some) + names(dogs)
 
 
