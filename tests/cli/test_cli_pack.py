@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import gzip
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 import wids
 from tests.support import backends, columns
-from tests.support.cli import PATIENCE_SECONDS, in_one_line, run, run_apart, run_ok, spawn
+from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_apart, run_ok, spawn
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
@@ -25,6 +26,7 @@ from wids.index.table import parse_table
 from wids.jobs.runner import RunOptions
 from wids.testing import Server
 from wids.writing.pack import datasets, folders, manifest
+from wids.writing.pack.labels import read_classes
 from wids.writing.pack.plan import cut
 from wids.writing.pack.run import SUFFIX, pack
 from wids.writing.pack.shard import PackSettings
@@ -82,7 +84,7 @@ def pack_files(source, output, **settings):
     return pack(listing, PackSettings(output=str(output), **settings))
 
 
-def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, **settings):
+def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, classes=None, **settings):
     """Pack a manifest in this process."""
     listing = manifest.list_rows(
         str(path),
@@ -92,6 +94,7 @@ def pack_rows(path, output, *fields, key=None, base=None, numbers_keys=False, **
         numbers_keys=numbers_keys,
         storage_options=None,
         tell=lambda _: None,
+        classes=classes,
     )
     return pack(listing, PackSettings(output=str(output), numbers_keys=numbers_keys, **settings))
 
@@ -961,6 +964,8 @@ def pack_labels(directory, labels, *, kind="csv", **settings):
         ("parquet", [0.0, 10.0, 2.0], [0, 10, 2]),
         ("parquet", [b"10", b"2"], [10, 2]),
         ("csv", ["b", " a", "b ", "10a"], [2, 1, 2, 0]),
+        ("csv", ["\uff12", "\u0661\u0660", "3"], [2, 10, 3]),
+        ("csv", [f"{2**70}", f"{2**53}.0"], [2**70, 2**53]),
     ],
 )
 def test_labels_are_the_numbers_that_they_say(tmp_path, kind, labels, expected):
@@ -981,6 +986,14 @@ def test_labels_are_the_numbers_that_they_say(tmp_path, kind, labels, expected):
         (["a", "NaN", "b"], 1, "column 'label' is empty"),
         (["cat", "dog", "7", "cat"], 2, "'7' is a number, and most labels are words"),
         ([0, 1, "x" * 5000], 2, f"'{'x' * 100}'... (4,900 more) is a word"),
+        ([0, 1, "1.2345678901234568e+18"], 2, "is a float, too large to have all its digits"),
+        ([0, ".5", 1], 1, "'.5' is no whole number"),
+        ([0, "1e-05", 1], 1, "'1e-05' is no whole number"),
+        ([0, '"1,000"', 2], 1, "'1,000' is several values, or a number with separators"),
+        (["cat", "1|2", "dog"], 1, "'1|2' is several values"),
+        (["cat", "1 000", "dog"], 1, "'1 000' is several values"),
+        (["cat", "\"['cat', 'dog']\"", "dog"], 1, "is several values"),
+        (["cat", "[]", "dog"], 1, "is several values"),
     ],
 )
 def test_a_label_that_does_not_fit(tmp_path, labels, row, words):
@@ -1004,6 +1017,78 @@ def test_labels_that_differ_in_case_alone(tmp_path):
     put(tmp_path, {"h/cat/1.jpg": "x", "h/Cat/1.jpg": "x"})
     with pytest.raises(InputError, match="the classes 'Cat' and 'cat' differ in case alone"):
         folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("caf\u00e9", "cafe\u0301"), ("cat", "cat\u200b"), ("big cat", "big  cat"), ("\uff21", "A"), ("x\u00a0y", "x y")],
+)
+def test_classes_that_look_alike(tmp_path, one, other):
+    """One of them is hardly meant; both are written so that the difference is seen, and one that a list lacks, too."""
+    with pytest.raises(InputError, match="look alike; make them one") as caught:
+        pack_labels(tmp_path, [one, other, "dog"])
+    assert all(ascii(name)[1:-1] in str(caught.value) for name in (one, other))
+    put(tmp_path, {f"h/{one}/1.jpg": "x", f"h/{other}/1.jpg": "x"})
+    with pytest.raises(InputError, match="look alike"):
+        folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None)
+    with pytest.raises(SampleError, match="is none of the 2 classes") as caught:
+        pack_labels(tmp_path, [one], classes=[other, "dog"])
+    assert str(caught.value).endswith(f"; it looks like {other!a}, and is {one!a}")
+    with pytest.raises(InputError, match="; it looks like"):
+        folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None, classes=[one])
+    assert labels_of(pack_labels(tmp_path, [other, one], classes=[one, other]).index) == [1, 0]
+
+
+@pytest.mark.parametrize(("labels", "expected"), [(["True", "true", "False"], [1, 1, 0]), (["TRUE", "True"], [1, 1])])
+def test_truth_is_one(tmp_path, labels, expected):
+    """True and False in a CSV are what they are in JSON, also where one of them is missing."""
+    outcome = pack_labels(tmp_path, labels)
+    assert labels_of(outcome.index) == expected
+    assert outcome.facts == ["label: 2 classes, numbered in sorted order from 0 (False, True)"]
+
+
+def test_several_labels_in_a_text_are_told(tmp_path):
+    """A class whose parts are classes is one of its own, which is said."""
+    (note,) = pack_labels(tmp_path, ["cat|dog", "cat", "dog", "a-b"]).notes
+    assert note.startswith("label: 'cat|dog' is a class of its own, beside its parts")
+    assert pack_labels(tmp_path, ["cat|dog", "cat"], overwrite=True).notes == []
+
+
+@pytest.mark.parametrize(("names", "words"), [("0 1 10 2", "folder 10 is class 2"), ("1 2", "folder 1 is class 0")])
+def test_class_folders_with_numbers_for_names(tmp_path, names, words):
+    """They are numbered as all folders are, by their texts, and it is said where the numbers are others."""
+    for name in names.split():
+        put(tmp_path, {f"h/{name}/x.jpg": "x"})
+    (note,) = folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None).notes
+    assert words in note
+    put(tmp_path, {f"good/{k:02d}/x.jpg": "x" for k in range(11)})
+    assert folders.list_images(str(tmp_path / "good"), numbers_keys=False, tell=lambda _: None).notes == []
+
+
+def test_what_systems_leave_in_folders_is_no_class(tmp_path):
+    """Thumbnails and copies of attributes are hidden files, whatever their names."""
+    put(tmp_path, {"h/cat/0.jpg": "x", "h/cat/@eaDir/0.jpg/THUMB.jpg": "x", "h/__MACOSX/cat/0.jpg": "x"})
+    (tmp_path / "h/lost+found").mkdir()
+    listing = folders.list_images(str(tmp_path / "h"), numbers_keys=False, tell=lambda _: None)
+    assert listing.info == {"classes": ["cat"]}
+    assert [item.key for item in listing.items] == ["cat/0"]
+
+
+def test_keys_in_two_forms_of_unicode_are_told(tmp_path):
+    """Files of one sample that a Mac and another machine named are two samples, and it is said."""
+    put(tmp_path, {"h/\u00e9.txt": "x", "h/e\u0301.cls": "1", "h/a.txt": "x", "h/a.cls": "1"})
+    listing = folders.list_files(str(tmp_path / "h"), numbers_keys=False, keep_fields=None, tell=lambda _: None)
+    assert len(listing.items) == 3
+    (note,) = listing.notes
+    assert "1 key looks like another one, in a different form of Unicode (first '\\xe9')" in note
+
+
+def test_lines_of_a_list_end_where_text_files_end_them(tmp_path):
+    """Other marks of Unicode, and spaces around, change no number."""
+    put(tmp_path, {"names.txt": "a\u2028b\rc\x0bd \r\n e\n"})
+    assert read_classes(str(tmp_path / "names.txt")) == ["a\u2028b", "c\x0bd", "e"]
+    with pytest.raises(InputError, match=r"ids.csv: is a table; a list of classes is a text with a name a line"):
+        read_classes(str(tmp_path / "ids.csv"))
 
 
 LISTS = {
@@ -1040,13 +1125,13 @@ def test_two_folders_number_their_classes_alike(tmp_path):
     (tmp_path / "val/dog").mkdir()
     listing = folders.list_images(str(tmp_path / "val"), numbers_keys=False, tell=lambda _: None)
     assert listing.info == {"classes": ["cat", "dog", "eel"]}
-    assert listing.notes == [f"{tmp_path}/val: 1 of 3 classes have no images, and count (dog)"]
+    assert listing.notes == [f"{tmp_path}/val: 1 of 3 classes has no images; it is numbered all the same (dog)"]
 
 
 @pytest.mark.parametrize(
     ("names", "args", "code", "words"),
     [
-        ("cat\n", ("h",), 1, "h/dog: is none of the 1 classes (cat)"),
+        ("cat\n", ("h",), 1, "h/dog: is none of the 1 class (cat)"),
         ("cat\nunknown\n", ("rows.csv", "--field", ".cls=label"), 1, "line 3: column 'label': 'dog' is none of the 2"),
         ("cat\ndog\ncat\n", ("h",), 1, "'cat' is class 0 and class 2"),
         ("cat\n\ndog\n", ("h",), 1, "class 1 is ''; each is a name"),
@@ -1124,6 +1209,13 @@ def test_rows_that_do_not_fit(tmp_path, name, text, line, words):
         ("r.csv", "", "is empty"),
         ("r.csv", "b, a\n1,2\n", "there is no column 'a'; it has ' a', b"),
         ("r.jsonl", '{"b": 1}\n', "there is no column 'a'; it has b"),
+        ("r.csv", "a;b\r\n1;2\r\n", "it has a;b; is ';' between its columns?"),
+        ("r.csv", "a\tb\n1\t2\n", r"is '\t' between its columns?"),
+        ("r.tsv", "a,b\n1,2\n", "is ',' between its columns?"),
+        ("r.csv", "a,b\n1,2\n".encode("utf-16"), "is UTF-16; store it as UTF-8"),
+        ("r.csv", gzip.compress(b"a,b\n1,2\n"), "is compressed with gzip; unpack it"),
+        ("r.csv", b"PK\x03\x04...", "is a zip or Excel file"),
+        ("r.json", '[{"a": "1"}]', "is a JSON list; store it with one object a line"),
         ("r.csv", ",".join(f"c{k}" for k in range(500)) + "\n", "c124 and 470 more"),
     ],
 )
@@ -1246,13 +1338,15 @@ def write_pictures(path, *, kind="struct", files=False):
             cells[4] = {"bytes": None, "path": "four.png"}
         column = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     else:
-        column = pa.array(PICTURES, {"binary": pa.binary(), "large": pa.large_binary()}[kind])
+        kinds = {"large": pa.large_binary(), "view": getattr(pa, "binary_view", pa.binary)()}
+        column = pa.array(PICTURES, kinds.get(kind, pa.binary()))
+        column = column.dictionary_encode() if kind == "dictionary" else column
     table = pa.table({"image": column, "label": [f"{'ab'[k % 2]}" for k in range(7)]})
     pq.write_table(table, path, row_group_size=3)
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["struct", "binary", "large"])
+@pytest.mark.parametrize("kind", ["struct", "binary", "large", "view", "dictionary"])
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
 def test_pictures_in_parquet(tmp_path, kind, is_remote):
     """Bytes in a column are a field's bytes, whatever writes them and in which order."""
@@ -1296,6 +1390,16 @@ def test_pictures_that_parquet_names_or_lacks(tmp_path):
     with pytest.raises(SampleError, match=r"File name too long") as caught:
         pack_rows(tmp_path / "long.csv", tmp_path / "b/x-%d.tar", ".png=image")
     assert len(str(caught.value)) < 800
+
+
+def test_empty_pictures_in_parquet(tmp_path):
+    """Bytes of no length are no picture, as an empty file is none: an error, or left out and named."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"image": [PICTURES[0], b"", PICTURES[2]]}), path)
+    with pytest.raises(SampleError, match=r"column 'image', row 1 of row group 0: is empty, which no \.png is"):
+        pack_rows(path, tmp_path / "a/x-%d.tar", ".png=image")
+    outcome = pack_rows(path, tmp_path / "a/x-%d.tar", ".png=image", skips_errors=True)
+    assert (outcome.samples, len(outcome.skipped)) == (2, 1)
 
 
 def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
@@ -1385,11 +1489,42 @@ def test_files_of_no_bytes_are_told(tmp_path):
         pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".jpg=p")
 
 
+def test_why_nothing_is_left_is_told(tmp_path):
+    """Where all samples are left out, the first one's reason is the error, and not that there are none."""
+    put(tmp_path, {"r.csv": "a\nfolder\\\\0.jpg\nb.jpg\n", "r.json": '{"a": "x"}\n{"a": "y"}\n'})
+    with pytest.raises(
+        SampleError, match=r"line 2: column 'a' names a file, .*it has backslashes.*\(1 more sample cann"
+    ):
+        pack_rows(tmp_path / "r.csv", tmp_path / "o/x-%d.tar", ".jpg=a", skips_errors=True)
+    assert pack_rows(tmp_path / "r.json", tmp_path / "o/x-%d.tar", ".txt=a").samples == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("r.csv.gz", "r.csv.gz: is compressed; unpack it first"),
+        ("r.xlsx", "r.xlsx: is a spreadsheet; store it as CSV, in UTF-8"),
+        (
+            "h",
+            (
+                "h/c/a.b.jpg: key 'c/a.b' has a dot in its basename, where the extension would begin (dots in folders "
+                "are fine); rename it, or number the keys; --number-keys numbers them"
+            ),
+        ),
+    ],
+)
+def test_what_helps_is_told(tmp_path, monkeypatch, name, words):
+    """Sources that are nearly right are refused with what makes them right."""
+    put(tmp_path, {"r.csv.gz": "x", "r.xlsx": "x", "h/c/a.b.jpg": "x"})
+    monkeypatch.chdir(tmp_path)
+    assert complaint(1, "pack", name, "-o", "out/x-%d.tar") == f"wids: {words}"
+
+
 def test_rows_that_name_one_file_are_counted(tmp_path):
     """That may be meant (several captions of a picture), and is said."""
     put(tmp_path, {"a.jpg": "x", "b.jpg": "y", "r.csv": "p,t\na.jpg,1\nb.jpg,2\na.jpg,3\n"})
     outcome = pack_rows(tmp_path / "r.csv", tmp_path / "out/m-%d.tar", ".jpg=p", ".txt=t")
     assert outcome.samples == 3
     assert outcome.notes == [
-        f"1 rows name a file that an earlier row names (line 4 names {tmp_path}/a.jpg, as line 2 does)"
+        f"1 row names a file that an earlier row names (line 4 names {tmp_path}/a.jpg, as line 2 does)"
     ]

@@ -99,7 +99,10 @@ class SourceFlags:
             if not self.fields:
                 raise typer.BadParameter("say what samples of a manifest hold: --field .jpg=COLUMN --field .cls=COLUMN")
         elif self.fields or self.key or self.base:
-            raise typer.BadParameter(f"--field, --key and --base are for manifests, and SOURCE is taken as {kind}")
+            raise typer.BadParameter(
+                f"--field, --key and --base are for manifests, and SOURCE is taken as {kind}; for other manifests than "
+                "those above say --format manifest"
+            )
         if self.keep_fields is not None and kind not in ("files", "dataset"):
             raise typer.BadParameter(f"--keep-fields is for files and datasets, and SOURCE is taken as {kind}")
         if self.classes is not None and kind not in ("folder", "manifest"):
@@ -294,6 +297,10 @@ def _find_format(source: str) -> str:
         return "dataset"
     if not os.path.exists(path) and "://" not in source:
         raise InputError(f"{source}: there is no such folder or file")
+    if source.lower().endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
+        raise InputError(f"{source}: is compressed; unpack it first")
+    if source.lower().endswith((".xlsx", ".xls", ".ods")):
+        raise InputError(f"{source}: is a spreadsheet; store it as CSV, in UTF-8")
     raise InputError(
         f"{source}: is no folder, manifest ({' '.join(SUFFIXES)}), index (.json) or tar; say what it is with --format"
     )

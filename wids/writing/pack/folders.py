@@ -1,18 +1,19 @@
 """Folders as sources: images by class, and files whose names say which sample they belong to.
 
-Rules: order is that of the keys' bytes, not that of the file system. Hidden files are no part of anything. Links are
-followed, but not in circles.
+Rules: order is that of the keys' bytes, not that of the file system. Hidden files, and those that systems leave in any
+folder, are no part of anything. Links are followed, but not in circles.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import unicodedata
 from typing import TYPE_CHECKING
 
-from wids.errors import InputError, SampleError
+from wids.errors import InputError, SampleError, shorten
 from wids.index.keys import decode_name, encode_name, first_dot
-from wids.writing.pack.labels import check_case, describe_classes, name_some
+from wids.writing.pack.labels import check_alike, count_classes, describe_classes, find_alike, fold_names, name_some
 from wids.writing.pack.listing import (
     IMAGES,
     FileReader,
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _LOOKED_AT = 10_000  # files, for a guess
+# What zip programs, network disks and file systems leave in folders, in no sample's name.
+_LEFT_BY_SYSTEMS = frozenset(
+    ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", "System Volume Information", "Thumbs.db", "desktop.ini")
+)
 
 
 def list_images(
@@ -47,7 +52,7 @@ def list_images(
 
     Raises:
         InputError: it cannot be listed, has no images by class or images of a class that is not among the given ones,
-            or classes differ in case alone.
+            or classes look alike.
     """
     listing = SourceListing(items=[], reader=FileReader(), places=[directory])
     found: list[tuple[bytes, str, InFile | None, str]] = []
@@ -91,19 +96,28 @@ def _number_folders(
     """The fields of class folders, by name; the listing is told what the index says of them."""
     if classes is None:
         names = sorted(used | _folders(directory), key=encode_name)
-        check_case(names, directory)
+        check_alike(names, directory)
     else:
         names = list(classes)
         if unknown := sorted(used - set(names), key=encode_name):
             raise InputError(
-                f"{os.path.join(directory, unknown[0])}: is none of the {len(names):,} classes ({name_some(names)})"
+                f"{os.path.join(directory, unknown[0])}: is none of the {count_classes(names)} ({name_some(names)})"
+                + find_alike(unknown[0], fold_names(names))
                 + (f", and {len(unknown) - 1:,} more folders are not" if len(unknown) > 1 else ""),
                 path=os.path.join(directory, unknown[0]),
             )
     if classes is None and (empty := [name for name in names if name not in used]):
+        words = "has no images; it is" if len(empty) == 1 else "have no images; they are"
         listing.notes.append(
-            f"{directory}: {len(empty):,} of {len(names):,} classes have no images, and count ({name_some(empty)})"
+            f"{directory}: {len(empty):,} of {count_classes(names)} {words} numbered all the same ({name_some(empty)})"
         )
+    if classes is None and all(name.isascii() and name.isdigit() for name in names):
+        moved = next((k for k, name in enumerate(names) if int(name) != k), None)
+        if moved is not None:
+            listing.notes.append(
+                f"{directory}: the folders' names are numbers, and classes are numbered in the order of the texts: "
+                f"folder {names[moved]} is class {moved}; give a list of classes for another order"
+            )
     listing.facts.append(describe_classes(names, are_given=classes is not None))
     listing.info = {"classes": names}
     return {name: Given(".cls", b"%d" % k) for k, name in enumerate(names)}
@@ -111,7 +125,11 @@ def _number_folders(
 
 def _folders(directory: str) -> set[str]:
     with os.scandir(directory) as entries:
-        return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+        return {entry.name for entry in entries if entry.is_dir() and not _is_hidden(entry.name)}
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _LEFT_BY_SYSTEMS
 
 
 def list_files(
@@ -152,10 +170,29 @@ def list_files(
             listing.problems.append(SampleProblem(path, trouble))
         else:
             items.append(Sample(key, tuple(field for _, field in sorted(samples[raw]))))
+    _note_forms(listing, items, directory)
     if not items and not listing.problems:
         raise InputError(f"{directory}: there are no files like key.ext in it to be packed", path=directory)
     listing.items = items
     return listing
+
+
+def _note_forms(listing: SourceListing, items: Sequence[Sample], directory: str) -> None:
+    """Tell of keys that differ in their form of Unicode alone, as names from macOS do: files of one sample, perhaps."""
+    seen = set[str]()
+    again = []
+    for item in items:
+        if not item.key.isascii():
+            form = unicodedata.normalize("NFC", item.key)
+            if form in seen:
+                again.append(item.key)
+            seen.add(form)
+    if again:
+        words = "key looks" if len(again) == 1 else "keys look"
+        listing.notes.append(
+            f"{directory}: {len(again):,} {words} like another one, in a different form of Unicode (first "
+            f"{shorten(ascii(again[0]))}); rename the files if they belong to one sample"
+        )
 
 
 def guess_format(directory: str) -> str:
@@ -192,7 +229,7 @@ def _find_trouble(key: str, path: str) -> str:
     try:
         check_key(key)
     except SampleError as error:
-        return f"{path}: {error}; rename it, or number the keys"
+        return f"{path}: {str(error).removesuffix('; choose another key')}; rename it, or number the keys"
     return ""
 
 
@@ -226,7 +263,7 @@ def _names(directory: str) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                 continue
             with os.scandir(place) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
+                    if _is_hidden(entry.name):
                         continue
                     if entry.is_dir():
                         pending.append((f"{prefix}{entry.name}/", entry.path, above | {here}))

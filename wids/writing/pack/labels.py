@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.errors import InputError, SampleError, shown
+from wids.errors import InputError, SampleError, shorten, shown
 from wids.index.keys import encode_name
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?[0-9]{1,2})?")  # digits of any script
+# 1,000 and 1|2 and ['a', 'b']: neither a number nor a word.
+_SEVERAL = re.compile(r"""[+-]?\d+(?:[,;|'\u2019\s]\s*\d+)+|\[(?:\s*|.*[\d'",].*)\]""", re.DOTALL)
+_EXACT = 1 << 53  # the largest whole number up to which floats have all
 _NAMED = 5  # classes that are named in a line
 
 
@@ -32,11 +36,13 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
         column: its name.
         numbers: of the classes, by name; None: labels are numbers.
         classes: names by number, as they were given; None: there is no such list.
+        alike: of these names, by what is seen of them.
     """
 
     column: str
     numbers: dict[str, int] | None
     classes: list[str] | None
+    alike: dict[str, str] = msgspec.field(default_factory=dict)
 
     def number(self, value: Any) -> int:
         """The number of a label.
@@ -50,6 +56,12 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
         if self.classes is not None:
             return self._find_class(value, label)
         if isinstance(label, str):
+            if _SEVERAL.fullmatch(label):
+                raise SampleError(
+                    f"column {self.column!r}: {shown(value)} is several values, or a number with separators; a label "
+                    "is one word, or a number like 1000; mend it, give a list of classes, or take .txt or .json",
+                    hint="classes",
+                )
             if self.numbers is None:
                 raise _stray(self.column, value, "a word", "numbers")
             return self.numbers[label]
@@ -68,7 +80,8 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
                 number = self.numbers.get(str(int(label)), -1)
         if not 0 <= number < len(classes):
             raise SampleError(
-                f"column {self.column!r}: {shown(value)} is none of the {len(classes):,} classes ({name_some(classes)})"
+                f"column {self.column!r}: {shown(value)} is none of the {count_classes(classes)} ({name_some(classes)})"
+                f"{find_alike(str(value), self.alike)}"
             )
         return number
 
@@ -82,7 +95,7 @@ def number_labels(column: str, values: Iterable[Any], classes: Sequence[str] | N
         classes: names by number; None: those that there are.
 
     Raises:
-        InputError: two words differ in case alone.
+        InputError: two words look alike.
     """
     words, count = dict[str, int](), 0
     for value in values:
@@ -90,18 +103,21 @@ def number_labels(column: str, values: Iterable[Any], classes: Sequence[str] | N
             label = parse_label(value, column)
         except SampleError:  # of its row
             continue
-        if isinstance(label, str):
+        if isinstance(label, str) and (classes is not None or not _SEVERAL.fullmatch(label)):
             words[label] = words.get(label, 0) + 1
         elif label is not None:
             count += 1
     if classes is not None:
         is_numeric = not words and not any(_NUMBER.fullmatch(name) for name in classes)
         numbers = None if is_numeric else {name: k for k, name in enumerate(classes)}
-        return Labels(column=column, numbers=numbers, classes=list(classes))
+        return Labels(column=column, numbers=numbers, classes=list(classes), alike=fold_names(classes))
     if not words or count >= sum(words.values()):
         return Labels(column=column, numbers=None, classes=None)
+    if not count and {word.casefold() for word in words} <= {"false", "true"}:  # also where there is but one of them
+        truth = {word: int(word.casefold() == "true") for word in words}
+        return Labels(column=column, numbers=truth, classes=["False", "True"])
     names = sorted(words, key=encode_name)
-    check_case(names, f"column {column!r}")
+    check_alike(names, f"column {column!r}")
     return Labels(column=column, numbers={name: k for k, name in enumerate(names)}, classes=None)
 
 
@@ -128,21 +144,47 @@ def parse_label(value: Any, column: str) -> str | Decimal | None:
     raise SampleError(f"column {column!r} holds a {type(value).__name__}, which is no label")
 
 
-def check_case(names: Iterable[str], where: str) -> None:
-    """Refuse two classes that differ in case alone: one of them is hardly meant.
+def check_alike(names: Iterable[str], where: str) -> None:
+    """Refuse two classes that look the same (letter case, spaces, forms of Unicode): one of them is hardly meant.
 
     Raises:
         InputError: there are such.
     """
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.casefold(), name)
+        other = seen.setdefault(_fold(name), name)
         if other != name:
+            is_case = other.casefold() == name.casefold()
+            how = "differ in case alone" if is_case else "look alike"
+            first, second = map(shown if is_case else _spell, (other, name))
             raise InputError(
-                f"{where}: the classes {shown(other)} and {shown(name)} differ in case alone; make them one, or give a "
-                "list of all classes with both",
+                f"{where}: the classes {first} and {second} {how}; make them one, or give a list of all classes with "
+                "both",
                 hint="classes",
             )
+
+
+def fold_names(names: Iterable[str]) -> dict[str, str]:
+    """Names by what is seen of them, for `find_alike`."""
+    return {_fold(name): name for name in names}
+
+
+def find_alike(name: str, folded: Mapping[str, str]) -> str:
+    """What an error says of a class that looks like an unknown name; "" if none does."""
+    found = folded.get(_fold(name))
+    return "" if found is None else f"; it looks like {_spell(found)}, and is {_spell(name)}"
+
+
+def _fold(name: str) -> str:
+    """A name without what nobody sees: case, spaces around and doubled ones, marks of no width, forms of Unicode."""
+    if name.isascii():
+        return " ".join(name.casefold().split())
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return " ".join("".join(each for each in text if unicodedata.category(each) != "Cf").split())
+
+
+def _spell(name: str) -> str:
+    return shorten(ascii(name))
 
 
 def read_classes(source: str, *, storage_options: dict[str, Any] | None = None) -> list[str]:
@@ -155,18 +197,20 @@ def read_classes(source: str, *, storage_options: dict[str, Any] | None = None) 
     Raises:
         InputError: it has no classes, or a name twice. FetchError: it cannot be read.
     """
+    if source.lower().endswith((".csv", ".tsv", ".parquet")):
+        raise InputError(f"{source}: is a table; a list of classes is a text with a name a line, or JSON", url=source)
     data = read_bytes(source, storage_options=storage_options)
     try:
         text = data.decode("utf-8-sig")
         is_json = text.lstrip()[:1] in ("[", "{")
-        found = json.loads(text) if is_json else text.splitlines()
+        found = json.loads(text) if is_json else [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source}: is no list of classes that can be read ({error})", url=source) from error
     if isinstance(found, dict):
         info = found.get("info")
         found = found.get("classes", info.get("classes") if isinstance(info, dict) else None)
     elif not is_json:
-        while found and not found[-1].strip():
+        while found and not found[-1]:
             found.pop()
     if not isinstance(found, list) or not found:
         raise InputError(
@@ -182,6 +226,13 @@ def read_classes(source: str, *, storage_options: dict[str, Any] | None = None) 
     return found
 
 
+def find_joined(classes: Iterable[str]) -> list[str]:
+    """Classes like ``cat|dog``, whose parts are classes themselves: several labels of a sample, perhaps."""
+    names = set(classes)
+    joined = (name for name in names if len(parts := re.split(r"\s*[|,;]\s*", name)) > 1 and names.issuperset(parts))
+    return sorted(joined, key=encode_name)
+
+
 def name_some(classes: Sequence[str]) -> str:
     """``cat, dog, eel, ...``."""
     names = [name if len(name) <= 40 else f"{name[:40]}..." for name in classes[:_NAMED]]
@@ -191,11 +242,19 @@ def name_some(classes: Sequence[str]) -> str:
 def describe_classes(classes: Sequence[str], *, are_given: bool) -> str:
     """What a report says of them."""
     how = "as given" if are_given else "in sorted order"
-    return f"{len(classes):,} classes, numbered {how} from 0 ({name_some(classes)})"
+    return f"{count_classes(classes)}, numbered {how} from 0 ({name_some(classes)})"
+
+
+def count_classes(classes: Sequence[str]) -> str:
+    """``1 class``, ``12 classes``."""
+    return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}"
 
 
 def _whole(label: str | Decimal, column: str, value: Any) -> int:
     if _is_whole(label):
+        is_float = isinstance(value, float) or any(mark in str(value) for mark in ".eE")
+        if is_float and not isinstance(value, Decimal) and abs(int(label)) > _EXACT:
+            raise SampleError(f"column {column!r}: {shown(value)} is a float, too large to have all its digits")
         return int(label)
     raise SampleError(f"column {column!r}: {shown(value)} is no whole number; .txt and .json hold others")
 

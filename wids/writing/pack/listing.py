@@ -164,7 +164,10 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
             return self._read_file(field)
         from wids.writing.pack.parquet import read_content
 
-        return read_content(field, self.storage_options)
+        data = read_content(field, self.storage_options)
+        place = f"{field.manifest}: column {shown(field.column)}, row {field.row} of row group {field.group}"
+        check_not_empty(field.extension, place, len(data))
+        return data
 
     def look(self, item: Sample, extensions: frozenset[str]) -> tuple[str, frozenset[str], dict[str, bytes]]:
         """(key, extensions of all fields, bytes of those asked for) of a sample.

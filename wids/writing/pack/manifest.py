@@ -25,7 +25,7 @@ from wids.errors import InputError, SampleError, SpecError, WidsError, shorten, 
 from wids.index import urls
 from wids.jobs.discovery import find_shards
 from wids.transport.download import read_bytes
-from wids.writing.pack.labels import Labels, describe_classes, number_labels
+from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (
     IMAGES,
     FileReader,
@@ -48,6 +48,14 @@ _VALUES = frozenset({"cls", "cls2", "index", "txt", "text", "json"})
 _LABELS = frozenset({"cls", "cls2"})
 _TSV_FIELD = re.compile(r'(?:"((?:[^"]|"")*)"|([^\t]*))(?:\t|\Z)')
 _NAMED = 30  # columns that an error lists
+_SEPARATORS = (";", "\t", "|", ",")  # that programs write
+_PACKED = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"(\xb5/\xfd": "compressed with zstd",
+    b"PK\x03\x04": "a zip or Excel file",
+}
 _MAGIC = {
     b"\xff\xd8\xff": ("jpg", "jpeg"),
     b"\x89PNG": ("png",),
@@ -231,7 +239,8 @@ def _fill(listing: SourceListing, manifests: list[_Manifest], filling: _Filling,
                         f"{place} names {shorten(field.path)}, as {files[field.extension, field.path]} does"
                     )
     if again:
-        listing.notes.append(f"{again:,} rows name a file that an earlier row names ({first_again})")
+        words = "row names" if again == 1 else "rows name"
+        listing.notes.append(f"{again:,} {words} a file that an earlier row names ({first_again})")
     listing.items = items
     _note_kind(listing)
 
@@ -300,7 +309,11 @@ def _make_file(rule: FieldRule, row: _Row, home: _Place) -> InFile | InRow:
             f"{shorten(path)}: a manifest from a remote place may not name local files, unless a base says where they "
             "are"
         )
-    return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
+    try:
+        return describe_file(rule.extension, os.path.expanduser(urls.local_path(path)) if urls.is_local(path) else path)
+    except SampleError as error:
+        odd = "; it has backslashes, as paths of Windows have" if "\\" in text else ""
+        raise SampleError(f"column {shown(name)} names a file, {error}{odd}") from error
 
 
 def _text(values: dict[str, Any], column: str, *, allows_numbers: bool = False) -> str:
@@ -341,6 +354,11 @@ def _number_classes(
         if names:
             named[rule.extension] = names
             listing.facts.append(f"{column}: {describe_classes(names, are_given=classes is not None)}")
+        if classes is None and (joined := find_joined(names)):
+            listing.notes.append(
+                f"{column}: {shown(joined[0])} is a class of its own, beside its parts; for several labels of one "
+                "sample take .txt or .json"
+            )
     if named:
         first = named.get(".cls", next(iter(named.values())))
         listing.info = {"classes": first, **({"classes_of": named} if len(named) > 1 else {})}
@@ -362,8 +380,10 @@ def _check_columns(each: _Manifest, names: Collection[str], first: _Manifest) ->
     if missing:
         listed = [name if name == name.strip() else repr(name) for name in map(shorten, sorted(there))]
         rest = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+        mark = next((mark for mark in _SEPARATORS if len(there) == 1 and mark in min(there)), "")
         raise InputError(
-            f"{each.place}: there is no column {shown(missing[0])}; it has {', '.join(listed[:_NAMED])}{rest}",
+            f"{each.place}: there is no column {shown(missing[0])}; it has {', '.join(listed[:_NAMED])}{rest}"
+            + (f"; is {mark!r} between its columns? Store it with commas (.csv) or tabs (.tsv)" if mark else ""),
             url=each.place,
         )
     if each.columns is not None and first.columns is not None and there != set(first.columns):
@@ -401,16 +421,20 @@ def _open(
             place, parquet.columns, [_Row(f"row {row.number}", row.values, row.contents, "") for row in found], notes
         )
     data = read_bytes(place, storage_options=storage_options)
+    if kind := next((kind for magic, kind in _PACKED.items() if data.startswith(magic)), ""):
+        raise InputError(f"{place}: is {kind}; unpack it, or store its content as text", url=place)
     try:
         text = data.decode("utf-8-sig")
     except ValueError as error:
-        raise InputError(
-            f"{place}: is no {suffix[1:]} that can be read ({error}); store it as UTF-8", url=place
-        ) from error
+        is_wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        why = "UTF-16" if is_wide else f"no {suffix[1:]} that can be read ({error})"
+        raise InputError(f"{place}: is {why}; store it as UTF-8", url=place) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise InputError(f"{place}: line {line} has a NUL byte in it; store it as UTF-8 text", url=place)
-    if suffix in (".jsonl", ".ndjson"):
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        if suffix == ".json" and text.lstrip().startswith("["):
+            raise InputError(f"{place}: is a JSON list; store it with one object a line", url=place)
         return _Manifest(place, None, list(_json_rows(text)), notes)
     lines = _tsv_lines(text) if suffix == ".tsv" else _csv_lines(text, place, notes)
     _, header = next(lines, (1, []))

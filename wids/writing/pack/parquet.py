@@ -120,7 +120,15 @@ class ParquetRows:
 
 def _is_binary(kind: Any) -> bool:
     types = import_arrow().types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    is_view = getattr(types, "is_binary_view", None)  # of newer releases
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or (is_view is not None and is_view(kind))
+    )
 
 
 def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
@@ -161,7 +169,7 @@ def _mark(place: str) -> str | None:
 
 def _column(file: Any, group: int, name: str) -> Any:
     """The bytes of a group's rows, a sequence; None where a row has none."""
-    column = file.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+    column = file.read_row_group(group, columns=[name], use_threads=False).column(0)  # chunks: one may be too large
     if import_arrow().types.is_struct(column.type):
         column = column.flatten()[column.type.get_field_index(_BYTES)]
     return _Bytes(column)

@@ -146,12 +146,16 @@ def _real(url: str) -> str:
 
 
 def _of_problems(problems: Sequence[SampleProblem]) -> SampleError:
-    rest = f" ({len(problems) - 1:,} more samples cannot be packed)" if len(problems) > 1 else ""
-    return SampleError(f"{problems[0].why}{rest}", hint="skip_errors")
+    more = len(problems) - 1
+    rest = f" ({more:,} more sample{'' if more == 1 else 's'} cannot be packed)" if more else ""
+    is_key = problems[0].why.endswith("number the keys")
+    return SampleError(f"{problems[0].why}{rest}", hint="number_keys" if is_key else "skip_errors")
 
 
 def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
     items = listing.items[settings.selected]
+    if not items and not listing.items and listing.problems:
+        raise _of_problems(listing.problems)
     if not items:
         raise InputError("there are no samples to pack" + (" in this range" if listing.items else ""))
     if settings.seed is not None:
