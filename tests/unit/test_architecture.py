@@ -189,6 +189,7 @@ def test_import_brings_no_heavy_module_and_touches_no_disk():
     """`import wids` loads neither torch nor PIL nor fsspec nor numpy, and opens no file but Python's own modules."""
     seen = run_fresh(
         "import sys, json\n"
+        "sys.dont_write_bytecode = True  # where modules are new, their bytecode would be written now\n"
         "import importlib.util  # the machinery itself opens files once\n"
         "opened = []\n"
         "def hook(event, args):\n"
