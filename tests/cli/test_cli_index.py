@@ -184,7 +184,8 @@ def test_a_signal_leaves_the_old_index(server, number, code):
     server.has_ranges = True
     gate = server.gate()
     urls = [server.add("/a.tar", pack([("a.txt", b"1")])), server.add("/b.tar", pack([("b.txt", b"1")]), gate)]
-    Path("i.json").write_text("old")
+    old = json.dumps({"wids_version": 1, "shardlist": [{"url": "c.tar", "nsamples": 1}]})
+    Path("i.json").write_text(old)
     with spawn("index", "create", *urls, "-o", "i.json", "--jobs", 2) as process:
         assert gate.entered.wait(PATIENCE_SECONDS)
         while not (os.path.exists("i.json.journal") and os.stat("i.json.journal").st_size):
@@ -194,7 +195,7 @@ def test_a_signal_leaves_the_old_index(server, number, code):
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code
     assert "Traceback" not in err
-    assert Path("i.json").read_text() == "old"
+    assert Path("i.json").read_text() == old
     assert sorted(os.listdir()) == ["i.json", "i.json.journal"]
     server.faults.clear()
     told = create_index(urls, "i.json", settings=IndexSettings())
