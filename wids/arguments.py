@@ -12,6 +12,7 @@ import math
 import numbers
 import operator
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from wids import error_log
@@ -20,6 +21,7 @@ from wids.collection import is_archive
 from wids.errors import without_secrets
 from wids.events import fallback, format_size, logger
 from wids.index.table import find_groupings
+from wids.order.validation import check_flag, parse_int
 from wids.osfiles.index_paths import absolute
 from wids.substitutes import Substitutes
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from wids.readers.provider import AutoProvider
 
 
+MAX_ERRORS = 0.001
+
+
 def parse_count_mismatch(value: OnCountMismatch) -> OnCountMismatch:
     """What to do about a shard that does not hold as many samples as the index says."""
     if value not in ("error", "warn"):
@@ -44,9 +49,51 @@ def parse_cache_size(size: Any) -> int | None:
     """Bytes that a cache may hold; None: no limit."""
     if size is None:
         return None
-    if isinstance(size, (str, bytes)) or not 0 <= size < math.inf:
+    if isinstance(size, (str, bytes, bool)) or not 0 <= size < math.inf:
         raise ValueError(f"cache_size is {size!r}; it must be a number of bytes, or None")
     return int(size)
+
+
+def check_flags(**flags: Any) -> None:
+    """See that parameters which are true or false are no texts: ``allow_pickle="no"`` would allow it.
+
+    Raises:
+        ValueError: one is.
+    """
+    for name, value in flags.items():
+        check_flag(name, value)
+
+
+def check_lru_size(size: Any) -> None:
+    """See that ``lru_size`` is a number of shards.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if size is not None:
+        parse_int("lru_size", size, minimum=0)
+
+
+def parse_hooks(hooks: Any) -> tuple[Hook, ...]:
+    """The hooks, each of which can be called; what one raises later is no error of reading.
+
+    Raises:
+        TypeError: one cannot, or they are not several.
+    """
+    found = tuple(hooks) if isinstance(hooks, Iterable) else (None,)
+    if not all(map(callable, found)):
+        raise TypeError(f"hooks is {hooks!r:.200}; it must be a list of functions, each of which takes an event")
+    return found
+
+
+def check_storage_options(options: Any) -> None:
+    """See that ``storage_options`` are a dict.
+
+    Raises:
+        TypeError: they are not.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"storage_options is a {type(options).__name__}; it must be a dict, as fsspec takes it")
 
 
 def parse_prefetch(ahead: Any) -> bool | int:
@@ -93,6 +140,8 @@ def parse_on_error(
     if on_error not in ("raise", "substitute"):
         raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
     if on_error == "raise":
+        if max_errors != MAX_ERRORS:
+            raise ValueError("max_errors is for on_error='substitute'; otherwise the first error is raised")
         if log is not None:
             raise ValueError("error_log is for on_error='substitute'; errors that are raised are not logged")
         return None

@@ -223,11 +223,22 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         hooks: Sequence[Hook] = (),
         on_count_mismatch: OnCountMismatch = "error",
         on_error: Literal["raise", "substitute"] = "raise",
-        max_errors: float = 0.001,
+        max_errors: float = arguments.MAX_ERRORS,
         error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         arguments.parse_count_mismatch(on_count_mismatch)
+        arguments.check_flags(
+            keep=keep,
+            allow_pickle=allow_pickle,
+            allow_pipe=allow_pipe,
+            allow_local=allow_local,
+            cache_local=cache_local,
+            use_mmap=use_mmap,
+            early_reads=early_reads,
+        )
+        arguments.check_lru_size(lru_size)
+        arguments.check_storage_options(storage_options)
         self.access, self.prefetching = parse_access(access), arguments.parse_prefetch(prefetch)
         self.cache_size, self.keep = arguments.parse_cache_size(cache_size), keep
         self.cache_dir = arguments.choose_cache_dir(cache_dir, localname)
@@ -242,7 +253,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self.fields = arguments.parse_fields(fields)
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()
-        hooks = (*hooks, self._tally)
+        hooks = (*arguments.parse_hooks(hooks), self._tally)
         self._substitutes = arguments.parse_on_error(
             on_error, max_errors, error_log, hooks, self._tally.has_substituted
         )

@@ -70,9 +70,11 @@ class Mixture(ConcatDataset[Any]):
 
     def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         for name, dataset in datasets.items():
-            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            is_none = isinstance(dataset, (str, bytes, tuple, Mapping))  # which have len() and [i], too
+            if is_none or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise TypeError(
-                    f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i]"
+                    f"source {name!r} is a {type(dataset).__name__}; it must be a dataset with len() and [i], or a "
+                    "pair of such and its weight"
                 )
         if not datasets:
             raise ValueError("a mixture needs one source at least")

@@ -32,7 +32,7 @@ from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
 from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
-from wids.order.validation import parse_int, parse_range, parse_ranges, shard_ends
+from wids.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ class _EpochSampler(Sampler[int]):
         chunks: Indices | None = None,
     ) -> None:
         # Without super().__init__(): that of DistributedSampler has no range, and needs a process group.
+        if isinstance(dataset, (str, bytes)):
+            raise TypeError(f"the dataset is {dataset!r:.200}; give the dataset itself, as ShardListDataset(...)")
         self.dataset: Any = dataset
         self.seed = parse_int("seed", seed)
-        self.shuffle = shuffle
+        self.shuffle = check_flag("shuffle", shuffle)
         self.shufflefirst = shufflefirst
         self.chunksize = parse_int("chunksize", chunksize, minimum=1)
         self.window = parse_int("window", window, minimum=1)
@@ -359,6 +361,7 @@ class _EpochSampler(Sampler[int]):
 
     def _config(self) -> EpochConfig:
         """The config of an iteration that begins now, from attributes that may have been assigned."""
+        self._check_fits()
         lanes = parse_int("lanes", self.lanes, minimum=1)
         mixing: dict[str, Any] = {
             "window": parse_int("window", self.window, minimum=1),
@@ -395,6 +398,19 @@ class _EpochSampler(Sampler[int]):
             length=self._length,
             origin=self._origin,
         )
+
+    def _check_fits(self) -> None:
+        """See that the dataset has all samples that are to be read.
+
+        Raises:
+            InputError: it has fewer.
+        """
+        end = self._hi if self._chunks is None else int(self._chunks[:, 1].max(initial=0))
+        if hasattr(self.dataset, "__len__") and len(self.dataset) < end:
+            raise InputError(
+                f"the sampler was made for samples up to {end:,}, and the dataset has {len(self.dataset):,}; where a "
+                "dataset has changed, make the sampler anew"
+            )
 
     def _copies(self, boundaries: Indices | None, regrouping: Regrouping | None, *, seed: int) -> Copies:
         """How often each sample comes in a pass, by the weights."""
@@ -705,7 +721,7 @@ def _common_sources(there: dict[str, Any], here: dict[str, Any]) -> tuple[dict[s
 
 def _parse_tail(tail: Tail | None, drop_last: bool | None) -> Tail:  # noqa: FBT001 - torch's name and type
     if tail is None:
-        return "drop" if drop_last else "pad"
+        return "drop" if check_flag("drop_last", drop_last) else "pad"
     if tail not in ("pad", "drop", "mask"):
         raise ValueError(f"tail is {tail!r}; it must be 'pad', 'drop' or 'mask'")
     if drop_last is not None and bool(drop_last) != (tail == "drop"):

@@ -31,6 +31,7 @@ from wids.errors import (
     ChangedShardError,
     CountMismatchError,
     DecodeError,
+    InputError,
     ShardNotFoundError,
     SpecError,
     TarError,
@@ -1325,3 +1326,46 @@ def test_a_writer_of_odd_names(tmp_path, own_cache):
         for home in (str(tmp_path / "d"), server.url):
             place = f"{home}/{quote(index) if home == server.url else index}"
             assert texts_at(place) == [b"a", b"b"]
+
+
+# --- options that do not fit
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ({name: "no"}, f"{name} is 'no'; it must be True or False")
+            for name in ("keep", "allow_pickle", "allow_pipe", "allow_local", "cache_local", "use_mmap", "early_reads")
+        ),
+        ({"lru_size": -1}, "lru_size is -1; it must be at least 0"),
+        ({"lru_size": 1.5}, "lru_size is 1.5; it must be an integer"),
+        ({"cache_size": True}, "cache_size is True; it must be a number of bytes"),
+        ({"hooks": [print, 5]}, "hooks is .*; it must be a list of functions"),
+        ({"hooks": print}, "hooks is .*; it must be a list of functions"),
+        ({"storage_options": "key"}, "storage_options is a str; it must be a dict"),
+        ({"max_errors": 0.5}, "max_errors is for on_error='substitute'"),
+    ],
+    ids=str,
+)
+def test_an_option_that_does_not_fit_is_named(index, options, words):
+    """When the dataset is made, not taken for something else: a text that says no is true."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        wids.ShardListDataset(index, **options)
+
+
+def test_a_sampler_of_a_dataset_that_has_shrunk(index):
+    """Is an error when it is iterated or asked for its length, not when a sample is missing in the middle."""
+    dataset = wids.ShardListDataset(index)
+    samplers = [
+        wids.DistributedChunkedSampler(dataset),
+        wids.ChunkedSampler(dataset, num_samples=(2, 8)),
+        wids.ShardListSampler(dataset),
+    ]
+    lasting = wids.ChunkedSampler(dataset, num_samples=3)
+    dataset.shards = dataset.shards[:1]
+    for sampler in samplers:
+        for ask in (len, list, lambda sampler: sampler.state_dict()):
+            with pytest.raises(InputError, match=r"made for samples up to [89], and the dataset has 3;.*anew"):
+                ask(sampler)
+    assert sorted(lasting) == [0, 1, 2]

@@ -59,6 +59,10 @@ def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     for name, minimum in (("position", 0), ("yielded", 0), ("lanes", 1)):
         if facts[name] < minimum:
             raise StateError(f"the state's {name} is {facts[name]}, below {minimum}; it is damaged")
+    if facts["yielded"] > facts["position"]:
+        raise StateError(
+            f"the state's yielded is {facts['yielded']}, more than its position, {facts['position']}; it is damaged"
+        )
     order = state.get("order")
     if not isinstance(order, Mapping):
         raise StateError(f"the state's order is {order!r:.200}, not a mapping; it is damaged")

@@ -29,6 +29,17 @@ def parse_int(name: str, value: Any, *, minimum: int | None = None) -> int:
     return number
 
 
+def check_flag(name: str, value: Any) -> Any:
+    """Return ``value``, which is true or false, as programs mean it.
+
+    Raises:
+        ValueError: it is a text, all of which but the empty one are true.
+    """
+    if isinstance(value, (str, bytes)):
+        raise ValueError(f"{name} is {value!r:.200}; it must be True or False")  # noqa: TRY004 - as of all arguments
+    return value
+
+
 def parse_range(num_samples: Any, *, n: int) -> tuple[int, int]:
     """The half-open part of a dataset of ``n`` that ``num_samples`` means: None all, ``k`` 0 .. k, or ``(lo, hi)``.
 

@@ -695,6 +695,21 @@ def test_bad_arguments_are_named(make, name, value):
         make(Sized(10), **{name: value})
 
 
+def test_texts_are_no_datasets_and_no_flags():
+    """A path has a length, and a text that says no is true: both are named."""
+    with pytest.raises(TypeError, match=r"the dataset is 'train\.json'"):
+        DistributedChunkedSampler("train.json")
+    for option in ("shuffle", "drop_last"):
+        with pytest.raises(ValueError, match=f"{option} is 'no'; it must be True or False"):
+            DistributedChunkedSampler(Sized(10), **{option: "no"})
+    data = TensorDataset(torch.arange(3))
+    for source in ("train.json", (data, 1, 2), {"a": 1}):
+        with pytest.raises(TypeError, match=f"source 'a' is a {type(source).__name__}; it must be a dataset"):
+            wids.mix({"a": source})
+    with pytest.raises(InputError, match="up to 12, and the dataset has 10"):
+        len(ShardListSampler(Sized(10), lengths=[5, 7]))
+
+
 @pytest.mark.parametrize(("name", "value"), [("num_replicas", 2.0), ("rank", 0.0), ("rank", "0")])
 def test_bad_worlds_are_named(name, value):
     """num_replicas and rank are checked in the same way."""

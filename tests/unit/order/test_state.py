@@ -107,6 +107,14 @@ def test_numbers_that_are_too_small(name, least):
         parse_state(state(**{name: least - 1}))
 
 
+def test_no_rank_has_had_more_than_all():
+    """A rank's count of the epoch is a part of the position."""
+    position = state()["position"]
+    assert parse_state(state(yielded=position))[0].yielded == position
+    with pytest.raises(StateError, match=f"the state's yielded is {position + 1}, more than its position"):
+        parse_state(state(yielded=position + 1))
+
+
 def test_any_epoch_is_an_epoch():
     """Epochs are any integers, as `set_epoch` takes them."""
     assert parse_state(state(epoch=-7))[0].epoch == -7
