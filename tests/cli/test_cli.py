@@ -21,6 +21,7 @@ from tests.support import paths, tools
 from tests.support.cli import PATIENCE_SECONDS, run, run_apart, run_ok, spawn
 from tests.support.shards import serve, write_index
 from wids import cli
+from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import FetchError
 
 ROOT = str(paths.ROOT)
@@ -299,3 +300,20 @@ def test_completion_that_cannot_be_installed(program, tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("wids: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_told_whatever_became_of_its_exception(number):
+    """A library may make another one of it, as Ray does; an exception without a signal stays."""
+
+    def end():
+        try:
+            os.kill(os.getpid(), number)
+        except SystemExit:
+            sys.exit(1)
+
+    with pytest.raises(EndedBySignal) as caught, Signals():
+        end()
+    assert (caught.value.code, caught.value.name) == (128 + number, number.name)
+    with pytest.raises(ZeroDivisionError), Signals():
+        raise ZeroDivisionError

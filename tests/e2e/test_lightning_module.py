@@ -198,6 +198,30 @@ class TestInOneProcess:
         for path, count in chosen.items():
             assert fit(path)[0] == steps[count:], path
 
+    def test_weights_that_change_in_mid_run(self, tmp_path, directory, runs):
+        """A callback's `reweight` holds from the next epoch on, and in what resumes before that or in it."""
+
+        class Reweight(runs.lightning.Callback):
+            def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+                if (trainer.current_epoch, batch_idx) == (0, 3):
+                    trainer.train_dataloader.sampler.reweight({"a": 0.1, "b": 0.9})
+
+        def fit(callbacks, resume=None):
+            model = runs.Model()
+            module = runs.make_module(directory / "data/index.json", "mixture")
+            runs.make_trainer("mixture", callbacks=callbacks).fit(model, datamodule=module, ckpt_path=resume)
+            return model.steps
+
+        saving = runs.Save(tmp_path / "run")
+        steps = fit([Reweight(), saving])
+        unchanged = fit([])
+        size = sum(epoch == 0 for epoch, _ in steps)
+        assert steps[:size] == unchanged[:size]
+        assert steps[size:] != unchanged[size:]
+        for when in ("0-5", "0-end", "1-2"):
+            path = f"{tmp_path}/run-{when}.ckpt"
+            assert fit([], path) == steps[saving.done[path] :], when
+
     def test_another_batch_size(self, tmp_path, directory, runs):
         """What is left of the epoch comes in batches of the new size, and all of it."""
         index, model, saving = directory / "data/index.json", runs.Model(), runs.Save(tmp_path / "run")

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 import pytest
 
 from tests.support import paths
-from wids.errors import ClusterError, InputError, JobError, WorkerError
+from wids.errors import ClusterError, InputError, JobError, TruncatedShardError, WorkerError
+from wids.jobs.outcome import raise_failure
 from wids.jobs.runner import RunOptions, SerialRunner, run
 
 PATIENCE_SECONDS = 60
@@ -317,3 +319,19 @@ def test_a_serial_runner_ends_at_once():
     with pytest.raises(KeyboardInterrupt):
         runner.take(1)
     runner.close()
+
+
+@pytest.mark.parametrize(
+    "error", [WorkerError("a process ended", found=-9), ClusterError("a task was lost"), OSError("x")]
+)
+def test_the_failure_of_a_shard_names_it(error):
+    """A runner knows of tasks alone; the kind and the facts of its error stay."""
+    with pytest.raises(
+        JobError, match=re.escape(f"http://h/a.tar: {'OSError: ' * (type(error) is OSError)}{error}")
+    ) as caught:
+        raise_failure("http://h/a.tar", error)
+    assert type(caught.value) is (JobError if type(error) is OSError else type(error))
+    assert (caught.value.url, caught.value.found) == ("http://h/a.tar", getattr(error, "found", None))
+    own = TruncatedShardError("b.tar: is cut short")
+    with pytest.raises(TruncatedShardError, match=r"^b\.tar: is cut short$"):
+        raise_failure("http://h/a.tar", own)
