@@ -6,6 +6,7 @@
     .wids/indexes/DIGEST.checked    likewise, that the checksum of a compiled index was compared; DIGEST: of its path
     .wids/indexes/DIGEST.parquet    a copy of a remote table of columns; DIGEST: of its URL and version
     .wids/indexes/DIGEST.rows       the rows of a remote view (`wids.cache.view_rows`)
+    .wids/indexes/DIGEST.untabled   shards without member tables beside them (`wids.cache.published_tables`)
 
 Rules: a file appears whole, by ``os.replace``, and is never changed; an index is named by its content's digest, so two
 writers write the same. All kinds of file are their user's alone, and those of another user are not looked at: an index
@@ -36,11 +37,17 @@ from wids.osfiles import atomic, locks, system
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-COPY_SUFFIX = ".parquet"
+COPY_SUFFIX, UNTABLED_SUFFIX = ".parquet", ".untabled"
 _SOURCE_SUFFIX, _CHECKED_SUFFIX = ".source", ".checked"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIXES = "|".join(
-    map(re.escape, (SUFFIX, _SOURCE_SUFFIX, _CHECKED_SUFFIX, COPY_SUFFIX, table_pack.SUFFIX, view_file.SUFFIX))
+    map(
+        re.escape,
+        (
+            *(SUFFIX, _SOURCE_SUFFIX, _CHECKED_SUFFIX, COPY_SUFFIX, UNTABLED_SUFFIX),
+            *(table_pack.SUFFIX, view_file.SUFFIX),
+        ),
+    )
 )
 _OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(?:{_SUFFIXES})")
 _PART = re.compile(rf"{_OWN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.part")
@@ -110,6 +117,10 @@ class CompiledIndexes:
     def path(self, digest: str) -> str:
         """Where the compiled index of a digest (64 hexadecimal digits) lies, or would."""
         return os.path.join(self._directory.indexes, digest + self._suffix)
+
+    def is_used(self) -> bool:
+        """Whether a cache has used the directory before."""
+        return os.path.isdir(self._directory.own)
 
     def map(self, digest: str) -> memoryview | None:
         """Its bytes, mapped; None: there is none of this user's own."""
@@ -185,6 +196,19 @@ class CompiledIndexes:
             except OSError as error:
                 logger.debug("%s: no lock for a compiled index (%s)", self._directory.path, error)
             yield
+
+    @contextlib.contextmanager
+    def trying(self, digest: str) -> Iterator[bool]:
+        """As `writing` without a wait: whether no other process is in such a block; True where there are no locks."""
+        with contextlib.ExitStack() as stack:
+            is_alone = True
+            try:
+                self._make()
+                lock = self._directory.lock(digest + self._suffix)
+                is_alone = stack.enter_context(locks.try_acquire(lock, mode=self._directory.lock_mode())) is not None
+            except OSError as error:
+                logger.debug("%s: no lock for a compiled index (%s)", self._directory.path, error)
+            yield is_alone
 
     def publish(self, digest: str, write: Callable[[str, int], None]) -> bool:
         """Publish a compiled index; False: that cannot be done here.

@@ -7,6 +7,7 @@
     .wids/indexes/DIGEST.source           which file an index was compiled from
     .wids/indexes/DIGEST.tables           the directory of a pack of member tables (`wids.cache.table_packs`)
     .wids/indexes/DIGEST.parquet          a copy of a remote table of columns, likewise
+    .wids/indexes/DIGEST.untabled         shards without tables beside them (`wids.cache.published_tables`), likewise
     .wids/indexes/DIGEST.rows             a copy of the rows of a remote view (`wids.cache.view_rows`), likewise
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards

@@ -66,7 +66,6 @@ class RangeProvider:
         self._rule: KeyRule = rule
         self._group: Group = group
         self._published = PublishedTables(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
-        self._without_tables: set[str] = set()  # directories
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
         # What each shard was asked last through, by which it is known what it has cost: "auto" only.
@@ -175,9 +174,7 @@ class RangeProvider:
                 self._spent.add(url)
             return None
         except (FetchError, ShardError) as error:  # its download meets the same error, or can be done
-            if isinstance(error, member_tables.NOT_PUBLISHED):
-                self._without_tables.add(urls.directory_of(url))
-            elif not isinstance(error, FetchError):
+            if not isinstance(error, FetchError):
                 self._spent.add(url)
                 logger.warning("%s", error)
             logger.debug("%s: is downloaded before it is read (%s)", url, error)
@@ -195,7 +192,7 @@ class RangeProvider:
             return False
         if urls.is_local(url) or not member_tables.may_be_published(url) or not self._is_standard():
             return False  # nor has a signed URL, whose directory others share that are not
-        return urls.directory_of(url) not in self._without_tables or self._published.in_packs(shard)
+        return self._published.may_have(shard)
 
     def is_cheap(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""

@@ -176,16 +176,16 @@ def test_fields(web, make):
 
 
 def test_without_tables_a_sample_waits_for_its_shard(web, make, held):
-    """The first shard tells that there are none here; others are not asked for theirs."""
+    """The first three shards tell that there are none here; others are not asked for theirs."""
     held.go.set()
     for tag in TAGS:
         del web.files[f"/{tag}.tar.widx"]
     dataset = make()
-    for index in (0, ROWS, 2 * ROWS):
+    for index in (0, ROWS, 2 * ROWS, 3 * ROWS):
         assert dataset[index][".txt"] == text_of(index)
-    assert sum(path.endswith(".widx") for path in web.requests) == 1
+    assert sum(path.endswith(".widx") for path in web.requests) == 3
     assert dataset.stats().range_requests == 0
-    assert dataset.stats().fetches == 3
+    assert dataset.stats().fetches == 4
 
 
 def test_turned_off(web, make, held):
@@ -675,7 +675,7 @@ def test_tables_in_a_pack(web, make):
 
 
 def test_a_pack_that_lacks_shards(web, make, held):
-    """These are downloaded; that they have no table is found out once, and says nothing of the others."""
+    """These are downloaded; that each has no table is found out once, and says nothing of the others."""
     dataset = make(**packed(web, tags="bd"))
     assert dataset[ROWS][".txt"] == text_of(ROWS)
     held.go.set()
@@ -683,7 +683,7 @@ def test_a_pack_that_lacks_shards(web, make, held):
         assert dataset[index][".txt"] == text_of(index)
     held.go.clear()
     assert dataset[3 * ROWS][".txt"] == text_of(3 * ROWS)
-    assert sum(path.endswith(".widx") for path in web.requests) == 1
+    assert sum(path.endswith(".widx") for path in web.requests) == 2
 
 
 def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch):
