@@ -111,7 +111,7 @@ def test_folder_of_images(tmp_path):
     """Images by class become samples in order of their names, labels count the sorted classes, and info has these."""
     photos(tmp_path / "photos", 10)
     put(tmp_path / "photos", {"cat/readme.txt": "x", ".hidden/a.jpg": "x"})
-    code, out, err = run_pack(tmp_path / "photos", "-o", tmp_path / "out/p-%03d.tar", "--samples", 4)
+    code, out, err = run_pack(tmp_path / "photos", "-o", tmp_path / "out/p-%03d.tar", "--samples", 4, "--no-shuffle")
     assert (code, err) == (0, "")
     assert out.startswith(f"{tmp_path}/photos, taken as images by class: 10 samples in 3 shards, ")
     assert out.endswith(
@@ -1103,7 +1103,9 @@ LISTS = {
 def test_classes_by_a_list(tmp_path, name):
     """Folders and words have the numbers that a list, or another index, gives; those that are not there count."""
     put(tmp_path, {**LISTS, "in/dog/0.jpg": "x", "in/cat/1.jpg": "x", "rows.csv": "text,label\nx, dog\ny,eel\n"})
-    code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "a/x-%d.tar", "--classes", tmp_path / name)
+    code, out, err = run_pack(
+        tmp_path / "in", "-o", tmp_path / "a/x-%d.tar", "--no-shuffle", "--classes", tmp_path / name
+    )
     assert (code, err) == (0, "")
     assert "; 3 classes, numbered as given from 0 (eel, cat, dog): " in out
     assert labels_of(tmp_path / "a/x.json") == [1, 2]
@@ -1528,3 +1530,91 @@ def test_rows_that_name_one_file_are_counted(tmp_path):
     assert outcome.notes == [
         f"1 row names a file that an earlier row names (line 4 names {tmp_path}/a.jpg, as line 2 does)"
     ]
+
+
+@pytest.mark.parametrize("stray", ["h/cat/notes.txt", "h/cat/1.json", "h/cat/9.heic", "h/readme.md"])
+def test_a_stray_file_does_not_undo_classes(tmp_path, monkeypatch, stray):
+    """Folders of images stay class folders, and the file that is left out is named."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, {f"h/{name}/{k}.jpg": "x" for name in ("cat", "dog") for k in range(2)} | {stray: "x"})
+    out = run_ok("pack", "h", "-o", "out/h-%d.tar")
+    assert out.startswith("h, taken as images by class: 4 samples")
+    assert f"1 file ignored ({stray})" in out
+    assert sorted(labels_of("out/h.json")) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("cat/0.jpg", "cat/1.jpg", "dog/0.jpg", "0.jpg"), "h/0.jpg: is in no class folder; put it into one, "),
+        (
+            ("images/0.jpg", "images/1.jpg", "labels/0.txt", "labels/1.txt"),
+            "h: holds 2 images in folders (images/0.jpg), 2 other files in folders (labels/0.txt); say whether ",
+        ),
+        (
+            ("a/0.jpg", "a/0.txt", "a/1.jpg", "a/1.txt", "b/2.jpg", "b/3.jpg"),
+            "h: holds 4 images in folders (a/0.jpg), 2 of them with other files of the same name, 2 other files in ",
+        ),
+        (
+            ("a/0.jpg", "a/1.jpg", "2.jpg", "3.jpg"),
+            "h: holds 2 images in folders (a/0.jpg), 2 images in no folder; say whether ",
+        ),
+    ],
+)
+def test_what_may_be_classes_or_files_is_asked(tmp_path, monkeypatch, names, words):
+    """Neither labels nor files are dropped by a guess."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "h", dict.fromkeys(names, "x"))
+    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar")
+    assert told.startswith(f"wids: {words}")
+    assert told.endswith(("--format folder, or --format files", "--skip-errors leaves out what cannot be packed"))
+    assert not (tmp_path / "out").exists()
+    run_ok("pack", "h", "-o", "out/x-%d.tar", "--format", "files")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("a/0.jpg", "a/0.json"), ("a/0.jpg", "a/0.txt", "b/1.jpg", "b/1.txt"), ("0.jpg", "1.jpg"), ("a/0.wav", "a/0.txt")],
+)
+def test_images_with_files_of_their_names_are_files(tmp_path, names):
+    """So are images in no folder, and what is no image."""
+    put(tmp_path / "h", dict.fromkeys(names, "x"))
+    assert folders.guess_format(str(tmp_path / "h")) == "files"
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "words"),
+    [
+        (("train/cat/0.jpg", "val/cat/0.jpg"), (), "h: train, val are parts of a dataset, not classes; did you mean "),
+        (("val/0.jpg", "Train/0.jpg"), (), "h: Train, val are parts of a dataset, not classes; did you mean "),
+        (("train/cat/0.jpg", "val/cat/0.jpg"), ("--format", "folder"), "h: train, val are parts of a dataset, not "),
+        (("train/cat/0.jpg",), (), "h: train is a part of a dataset, not a class; did you mean h/train? If this is "),
+        (("in/cat/0.jpg", "in/dog/0.jpg"), (), "h: in is the only folder in it, and has folders with images in it; "),
+    ],
+)
+def test_parts_of_a_dataset_are_no_classes(tmp_path, monkeypatch, names, options, words):
+    """A folder with train and val in it, and one around the class folders, are refused: it is said what is meant."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "h", dict.fromkeys(names, "x"))
+    told = complaint(1, "pack", "h", "-o", "out/x-%d.tar", *options)
+    assert told.startswith(f"wids: {words}")
+    assert "did you mean h/" in told
+    (tmp_path / "classes.txt").write_text("train\nval\nTrain\nin\n")
+    run_ok("pack", "h", "-o", "out/x-%d.tar", *options, "--classes", "classes.txt")
+
+
+def test_class_folders_are_shuffled(tmp_path):
+    """By default with seed 0, which is said; --no-shuffle keeps the order, of other sources too."""
+    put(tmp_path / "h", {f"{name}/{k}.jpg": "x" for name in ("cat", "dog") for k in range(20)})
+    out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "a/h-%d.tar")
+    assert "; shuffled with seed 0: " in out
+    assert sum(map(int, labels_of(tmp_path / "a/h.json")[:20])) in range(4, 17)
+    out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "b/h-%d.tar", "--no-shuffle")
+    assert "shuffled" not in out
+    assert labels_of(tmp_path / "b/h.json") == [0] * 20 + [1] * 20
+    found = json.loads(run_ok("pack", tmp_path / "h", "-o", tmp_path / "c/h-%d.tar", "--shuffle", 0, "--json"))
+    assert (found["seed"], content(tmp_path / "c")) == (0, content(tmp_path / "a"))
+    found = json.loads(run_ok("pack", tmp_path / "b/h.json", "-o", tmp_path / "d/h-%d.tar", "--json"))
+    assert (found["seed"], labels_of(tmp_path / "d/h.json")) == (None, [0] * 20 + [1] * 20)
+    told = complaint(2, "pack", tmp_path / "h", "-o", tmp_path / "e/h-%d.tar", "--shuffle", 1, "--no-shuffle")
+    assert "--shuffle and --no-shuffle are given; take one of them" in told

@@ -14,6 +14,7 @@ _ADVICE = {
     "number_keys": "--number-keys numbers them",
     "format_files": "for other files use --format files",
     "format_files_too": "or say --format files",
+    "format_either": "--format folder, or --format files",
     "samples": "cut shards by --samples",
     "missing": "with --missing null, what cannot be parsed is null",
     "classes": "--classes FILE is such a list",

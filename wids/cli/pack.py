@@ -133,7 +133,13 @@ class PackFlags:
             "--range", metavar="A:B", help="Of those, only samples A to B - 1, counted from 0.", show_default=False
         ),
     ] = ":"
-    seed: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first.")] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--shuffle", metavar="SEED", help="Shuffle all samples first. Default: 0 for class folders."),
+    ] = None
+    keeps_order: Annotated[
+        bool, typer.Option("--no-shuffle", help="Keep the order: of class folders, one class after the other.")
+    ] = False
     numbers_keys: Annotated[
         bool, typer.Option("--number-keys", help="Call samples 000000000, 000000001, ... and not by their names.")
     ] = False
@@ -149,11 +155,21 @@ class PackFlags:
     ] = True
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier dataset of this PATTERN.")] = False
 
-    def settings(self, output: str, storage_options: dict[str, Any] | None) -> PackSettings:
-        """What the library takes.
+    def find_seed(self, kind: str) -> int | None:
+        """What samples are shuffled with: class folders always, for shards of one class mix badly; None: they are not.
 
         Raises:
-            SpecError: the output is no pattern. typer.BadParameter: the range is none.
+            typer.BadParameter: they are to be shuffled and not to be shuffled.
+        """
+        if self.keeps_order and self.seed is not None:
+            raise typer.BadParameter("--shuffle and --no-shuffle are given; take one of them")
+        return 0 if self.seed is None and kind == "folder" and not self.keeps_order else self.seed
+
+    def settings(self, output: str, storage_options: dict[str, Any] | None, kind: str) -> PackSettings:
+        """What the library takes, for a source of this kind.
+
+        Raises:
+            SpecError: the output is no pattern. typer.BadParameter: the range is none, or two flags contradict.
         """
         from wids.index.pattern import parse_pattern
         from wids.writing.pack.shard import PackSettings
@@ -164,7 +180,7 @@ class PackFlags:
             samples=self.samples,
             size=self.size,
             selected=parse_range(self.selected, "--range", "samples"),
-            seed=self.seed,
+            seed=self.find_seed(kind),
             numbers_keys=self.numbers_keys,
             skips_errors=self.skips_errors,
             md5=self.has_md5,
@@ -207,7 +223,7 @@ def run_pack(
     The shards' bytes depend on the source and on these options alone, not on --jobs or --engine. Killed and started
     again, it goes on where it was; the index appears last.
 
-    `wids pack photos -o 'out/train-%06d.tar'` packs images by class, photos/cat/1.jpg.
+    `wids pack photos -o 'out/train-%06d.tar'` packs images by class, photos/cat/1.jpg, and shuffles them.
 
     `wids pack rows.csv --field .jpg=path --field .cls=label -o 's3://bucket/train-%06d.tar' --size 500MB`
 
@@ -222,7 +238,7 @@ def run_pack(
     from wids.writing.pack.run import pack
 
     try:
-        settings = how.settings(output, flags.storage_options)
+        how.settings(output, flags.storage_options, "")  # before anything is looked at
         rules = _parse_fields(flags)
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
@@ -230,6 +246,7 @@ def run_pack(
     with Signals():
         sources, kind = _find_sources(sources, flags)
         flags.check(kind)
+        settings = how.settings(output, flags.storage_options, kind)
         listing = _list(kind, sources, flags, how, rules, is_shown=not is_json)
         if flags.where:
             _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _LOOKED_AT = 10_000  # files, for a guess
+# Names of a dataset's parts.
+_PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing", "holdout"))
 # What zip programs, network disks and file systems leave in folders, in no sample's name.
 _LEFT_BY_SYSTEMS = frozenset(
     ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", "System Volume Information", "Thumbs.db", "desktop.ini")
@@ -52,7 +54,7 @@ def list_images(
 
     Raises:
         InputError: it cannot be listed, has no images by class or images of a class that is not among the given ones,
-            or classes look alike.
+            its folders are parts of a dataset (``train``, ``val``), not classes, or classes look alike.
     """
     listing = SourceListing(items=[], reader=FileReader(), places=[directory])
     found: list[tuple[bytes, str, InFile | None, str]] = []
@@ -72,6 +74,8 @@ def list_images(
             path=directory,
             hint="format_files",
         )
+    if classes is None:
+        _check_classes(directory, [decode_name(stem) for stem, *_ in found])
     found.sort(key=lambda item: (item[0], item[1]))
     labels = _number_folders(directory, {decode_name(stem).partition("/")[0] for stem, *_ in found}, classes, listing)
     items: list[Sample] = []
@@ -88,6 +92,31 @@ def list_images(
             items.append(Sample(key, (image, labels[key.partition("/")[0]])))
     listing.items = items
     return listing
+
+
+def _check_classes(directory: str, stems: Sequence[str]) -> None:
+    """Refuse folders that are parts of a dataset, as ``train`` and ``val`` are, or a folder around the class folders.
+
+    Raises:
+        InputError: they are.
+    """
+    folders = sorted({stem.partition("/")[0] for stem in stems}, key=encode_name)
+    if all(name.lower() in _PARTS for name in folders):
+        what = "is a part of a dataset, not a class" if len(folders) == 1 else "are parts of a dataset, not classes"
+    elif len(folders) == 1 and len({stem.split("/")[1] for stem in stems}) > 1 and all(_is_deep(s) for s in stems):
+        what = "is the only folder in it, and has folders with images in it"
+    else:
+        return
+    inner = os.path.join(directory, next((name for name in folders if name.lower().startswith("train")), folders[0]))
+    raise InputError(
+        f"{directory}: {name_some(folders)} {what}; did you mean {inner}? If this is a class, give a list of classes",
+        path=directory,
+        hint="classes",
+    )
+
+
+def _is_deep(stem: str) -> bool:
+    return stem.count("/") > 1
 
 
 def _number_folders(
@@ -196,21 +225,27 @@ def _note_forms(listing: SourceListing, items: Sequence[Sample], directory: str)
 
 
 def guess_format(directory: str) -> str:
-    """``folder`` if nine files in ten are images in folders; ``dataset`` if all are tars; ``files`` otherwise.
+    """``dataset`` if all files are tars; ``folder`` if they are images in folders, but for a few; ``files`` otherwise.
+
+    Images in folders with a file of the same key beside nearly each (``a/1.jpg``, ``a/1.json``) are ``files``. Where
+    neither is nearly so, nothing is guessed, because one of the two drops labels and the other one drops files.
 
     Raises:
-        InputError: it cannot be listed, is empty, or holds tars among other files.
+        InputError: it cannot be listed, is empty, holds tars among other files, or may be either.
     """
-    count = images = tars = 0
-    has_image_above = has_other = False
+    images, others = list[str](), list[str]()  # in folders
+    count = above = tars = 0
+    has_other = False
     for name, *_ in itertools.islice(_names(directory), _LOOKED_AT):
         extension = name.rpartition(".")[2].lower()
         is_above = "/" not in name
         count += 1
-        images += extension in IMAGES
         tars += extension == "tar"
-        has_image_above = has_image_above or (is_above and extension in IMAGES)
         has_other = has_other or not (is_above and extension in ("tar", "widx", "json"))
+        if is_above:
+            above += extension in IMAGES
+        else:
+            (images if extension in IMAGES else others).append(name)
     if not count:
         raise InputError(f"{directory}: there are no files in it", path=directory)
     if tars and not has_other:
@@ -221,7 +256,36 @@ def guess_format(directory: str) -> str:
             path=directory,
             hint="format_files_too",
         )
-    return "folder" if images >= 0.9 * count and not has_image_above else "files"
+    keys = {_key(name) for name in images}
+    beside = {_key(name) for name in others} & keys
+    alone = above + sum(_key(name) not in keys for name in others)
+    if 2 * len(images) <= alone or len(beside) >= 0.9 * len(keys):
+        return "files"
+    if len(beside) > max(1, 0.1 * len(keys)) or 2 * alone > max(2, len(images)):
+        raise _either(directory, images, others, beside=len(beside), above=above)
+    return "folder"
+
+
+def _key(name: str) -> bytes:
+    parts = first_dot(encode_name(name))
+    return encode_name(name) if parts is None else parts[0]
+
+
+def _either(directory: str, images: Sequence[str], others: Sequence[str], *, beside: int, above: int) -> InputError:
+    """That a folder may be images by class, and files of samples too."""
+    found = [f"{len(images):,} images in folders ({shorten(min(images))})"]
+    if beside:
+        found.append(f"{beside:,} of them with other files of the same name")
+    if others:
+        found.append(f"{len(others):,} other files in folders ({shorten(min(others))})")
+    if above:
+        found.append(f"{above:,} images in no folder")
+    return InputError(
+        f"{directory}: holds {', '.join(found)}; say whether the folders are classes, and the rest is left out, or the "
+        "files of one name are one sample",
+        path=directory,
+        hint="format_either",
+    )
 
 
 def _find_trouble(key: str, path: str) -> str:

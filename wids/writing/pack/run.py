@@ -55,6 +55,7 @@ class PackOutcome(JobOutcome, kw_only=True):
         ignored: how many files are no part of any sample; ``ignored_files``: paths of the first.
         unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
+        seed: what samples were shuffled with; None: they were not.
         facts: what else is to be said of the dataset, such as its classes. notes: what is odd, a sentence each.
     """
 
@@ -66,6 +67,7 @@ class PackOutcome(JobOutcome, kw_only=True):
     ignored: int = 0
     unmatched: int = 0
     skipped: list[SampleProblem] = msgspec.field(default_factory=list)
+    seed: int | None = None
     ignored_files: list[str] = msgspec.field(default_factory=list)
     facts: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -283,9 +285,12 @@ class _Packing:
             ignored_files=self.listing.ignored_files,
             unmatched=self.listing.unmatched,
             skipped=[*self.listing.problems, *skipped],
-            facts=self.listing.facts,
+            seed=self.settings.seed,
+            facts=list(self.listing.facts),
             notes=self.listing.notes,
         )
+        if self.settings.seed is not None:
+            outcome.facts.append(f"shuffled with seed {self.settings.seed}")
         self.note_fields(outcome, shards)
         if self.settings.overwrite or self.journal.was_there:
             there = frozenset(packed.k for packed in shards if packed.entry is not None)
