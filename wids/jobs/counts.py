@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
     source: str
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class SampleCounts(msgspec.Struct, kw_only=True):
     """Counts for the shards of an index.
 
     Attributes:
@@ -55,7 +55,7 @@ class Counts(msgspec.Struct, kw_only=True):
 
 def match_counts(
     places: Iterable[str], shards: Sequence[str], *, storage_options: dict[str, Any] | None = None
-) -> Counts:
+) -> SampleCounts:
     """The counts of shards, from files.
 
     A shard takes the count of its name beside it; else that of its name elsewhere, if no other shard has this name.
@@ -82,7 +82,7 @@ def match_counts(
     named: dict[str, list[str]] = {}
     for url in shards:
         named.setdefault(urls.basename_of(url), []).append(url)
-    counts, used = Counts(), set[tuple[str, str]]()
+    counts, used = SampleCounts(), set[tuple[str, str]]()
     for name, places_of in named.items():
         for url in places_of:
             found = _choose(claims.get(name, {}), url, places_of)

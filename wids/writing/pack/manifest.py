@@ -91,7 +91,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     is_guarded: bool
 
 
-class _Row(NamedTuple):
+class _ManifestRow(NamedTuple):
     """A row: what errors call it, its values by column, contents by column (of Parquet), and its fault, or ""."""
 
     place: str
@@ -105,7 +105,7 @@ class _Manifest(NamedTuple):
 
     place: str
     columns: list[str] | None
-    rows: list[_Row]
+    rows: list[_ManifestRow]
     notes: list[str]
 
 
@@ -262,7 +262,7 @@ def _note_kind(listing: SourceListing) -> None:
                 )
 
 
-def _check_sound(row: _Row) -> None:
+def _check_sound(row: _ManifestRow) -> None:
     if row.fault:
         raise SampleError(row.fault)
 
@@ -275,7 +275,7 @@ def _check_new(key: str, seen: dict[str, str]) -> None:
         )
 
 
-def _make_field(rule: FieldRule, row: _Row, home: _Place, labels: dict[str, Labels]) -> InFile | Given | InRow:
+def _make_field(rule: FieldRule, row: _ManifestRow, home: _Place, labels: dict[str, Labels]) -> InFile | Given | InRow:
     name = rule.columns[0]
     for column in rule.columns:
         if column not in row.values and column not in row.contents:
@@ -294,7 +294,7 @@ def _make_field(rule: FieldRule, row: _Row, home: _Place, labels: dict[str, Labe
     return Given(rule.extension, encode_field(rule.extension, value))
 
 
-def _make_file(rule: FieldRule, row: _Row, home: _Place) -> InFile | InRow:
+def _make_file(rule: FieldRule, row: _ManifestRow, home: _Place) -> InFile | InRow:
     name = rule.columns[0]
     if name in row.contents:
         found = row.contents[name]
@@ -415,10 +415,13 @@ def _open(
         parquet = ParquetRows(place, storage_options)
         _check_names(parquet.columns, place)
         if not {*values, *contents} <= set(parquet.columns):  # which is told with the columns that there are
-            return _Manifest(place, parquet.columns, [_Row("row 0", {}, {}, "")], notes)
+            return _Manifest(place, parquet.columns, [_ManifestRow("row 0", {}, {}, "")], notes)
         found = parquet.read(values, contents)
         return _Manifest(
-            place, parquet.columns, [_Row(f"row {row.number}", row.values, row.contents, "") for row in found], notes
+            place,
+            parquet.columns,
+            [_ManifestRow(f"row {row.number}", row.values, row.contents, "") for row in found],
+            notes,
         )
     data = read_bytes(place, storage_options=storage_options)
     if kind := next((kind for magic, kind in _PACKED.items() if data.startswith(magic)), ""):
@@ -448,7 +451,7 @@ def _check_names(columns: list[str], place: str) -> None:
         raise InputError(f"{place}: two columns are called {shown(twice[0])}; rename one", url=place)
 
 
-def _rows_of(lines: Iterator[tuple[int, list[str]]], header: list[str]) -> Iterator[_Row]:
+def _rows_of(lines: Iterator[tuple[int, list[str]]], header: list[str]) -> Iterator[_ManifestRow]:
     for number, cells in lines:
         fault = ""
         if len(cells) != len(header):
@@ -457,7 +460,7 @@ def _rows_of(lines: Iterator[tuple[int, list[str]]], header: list[str]) -> Itera
             )
         elif [cell.lstrip("\ufeff") for cell in cells] == header:
             fault = "repeats the header"
-        yield _Row(f"line {number}", dict(zip(header, cells, strict=False)), {}, fault)
+        yield _ManifestRow(f"line {number}", dict(zip(header, cells, strict=False)), {}, fault)
 
 
 def _csv_lines(text: str, place: str, notes: list[str]) -> Iterator[tuple[int, list[str]]]:
@@ -499,7 +502,7 @@ def _tsv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
             yield number, cells
 
 
-def _json_rows(text: str) -> Iterator[_Row]:
+def _json_rows(text: str) -> Iterator[_ManifestRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -513,7 +516,7 @@ def _json_rows(text: str) -> Iterator[_Row]:
                 row = found
             else:
                 fault = f"is a JSON {type(found).__name__}; it is an object"
-        yield _Row(f"line {number}", row, {}, fault)
+        yield _ManifestRow(f"line {number}", row, {}, fault)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -191,14 +191,14 @@ class _Bytes:
         return value
 
 
-class _Opened(threading.local):
+class _OpenFiles(threading.local):
     """The file and the row group that a thread read last."""
 
     file: tuple[str, str, Any] | None = None
     group: tuple[tuple[str, str, int, str], Any] | None = None
 
 
-_opened = _Opened()
+_opened = _OpenFiles()
 
 
 def read_content(field: InRow, storage_options: dict[str, Any] | None) -> bytes:
