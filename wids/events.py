@@ -9,6 +9,7 @@ and passwords of URLs. Where a program has not set up logging, warnings go to st
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -230,6 +231,10 @@ _LONG_SECONDS = 3.0
 _QUIET_SECONDS = 300.0
 # Directory -> of its waits since a time: (when that was, how many, their seconds).
 _waits: dict[str, tuple[float, int, float]] = {}
+# Retries of one server come from all shards at once: a warning in so many seconds says it.
+_RETRIES_QUIET_SECONDS = 10.0
+# Server -> of its retries: (when the last warning was, how many came since).
+_retries: dict[str, tuple[float, int]] = {}
 
 
 def format_size(count: float) -> str:
@@ -247,7 +252,8 @@ def log_event(event: Event) -> None:
     """The hook that is always there: events go to the ``wids`` logger, most at DEBUG.
 
     Waits for space in one directory are a warning when they come to three seconds within five minutes, once in that
-    time and with their number; others are DEBUG, as are shorter waits for another process.
+    time and with their number; others are DEBUG, as are shorter waits for another process. Retries of one server are
+    a warning once in ten seconds.
     """
     level, more = _LEVELS.get(type(event), logging.DEBUG), ""
     if isinstance(event, WaitedForRoom):
@@ -256,6 +262,12 @@ def log_event(event: Event) -> None:
             level = logging.DEBUG
         elif count > 1:
             more = f"; {count} such waits in the last minutes, {seconds:.3g} s together"
+    elif isinstance(event, Retried):
+        others = _add_retry(event)
+        if others is None:
+            level = logging.DEBUG
+        elif others:
+            more = f"; {others} other retries of this server since the last such line"
     elif isinstance(event, Waited) and event.seconds < _LONG_SECONDS:
         level = logging.DEBUG
     if logger.isEnabledFor(level):
@@ -271,6 +283,17 @@ def _add_wait(event: WaitedForRoom) -> tuple[int, float]:
         begin, count, seconds = now, 0, 0.0
     _waits[event.path] = begin, count + 1, seconds + event.seconds
     return count + 1, seconds + event.seconds
+
+
+def _add_retry(event: Retried) -> int | None:
+    """How many retries of the server came since the last warning, if this one is to be a warning; otherwise None."""
+    now, server = time.monotonic(), "/".join(event.url.split("/", 3)[:3])
+    begin, count = _retries.get(server, (-math.inf, 0))
+    if now - begin < _RETRIES_QUIET_SECONDS:
+        _retries[server] = begin, count + 1
+        return None
+    _retries[server] = now, 0
+    return count
 
 
 def _fact(field: tuple[str, Any]) -> tuple[str, str]:

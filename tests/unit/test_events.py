@@ -67,6 +67,7 @@ def test_events_are_values(event):
 def test_events_are_logged(event, caplog, monkeypatch):
     """Each event is one line with all its facts; trouble is a warning, a download is information."""
     monkeypatch.setattr("wids.events._waits", {})
+    monkeypatch.setattr("wids.events._retries", {})
     caplog.set_level(logging.DEBUG, logger="wids")
     emit((), event)
     [record] = caplog.records
@@ -104,6 +105,24 @@ def test_short_waits_are_no_warnings(seconds, level, caplog, monkeypatch):
     emit((), WaitedForRoom(url="u", path="p", seconds=seconds))
     emit((), Waited(path="p", seconds=seconds))
     assert [record.levelname for record in caplog.records] == [level, level.replace("WARNING", "INFO")]
+
+
+def test_retries_of_one_server_are_one_warning_in_ten_seconds(caplog, monkeypatch):
+    """All shards of a server fail together; what was not said then is counted in the next line."""
+    monkeypatch.setattr("wids.events._retries", {})
+    caplog.set_level(logging.WARNING, logger="wids")
+    for seconds in (100.0, 101.0, 109.0, 110.0, 112.0):
+        monkeypatch.setattr("wids.events.time.monotonic", lambda seconds=seconds: seconds)
+        for url in ("s3://bucket/a.tar", "s3://bucket/b.tar", "https://host/a.tar"):
+            emit((), Retried(url=url, attempt=1, cause="c"))
+    found = [(message.partition("'")[2].partition("'")[0], message.partition("; ")[2]) for message in caplog.messages]
+    others = " other retries of this server since the last such line"
+    assert found == [
+        ("s3://bucket/a.tar", ""),
+        ("https://host/a.tar", ""),
+        ("s3://bucket/a.tar", f"5{others}"),
+        ("https://host/a.tar", f"2{others}"),
+    ]
 
 
 def test_waits_for_space_are_warned_of_rarely(caplog, events, monkeypatch):

@@ -226,4 +226,12 @@ def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[s
             return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
         return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
 
+    def ask() -> None:
+        filesystem, name = filesystems.open_filesystem(url, storage_options, tries_once=True)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            filesystem.info(name)
+
+    if urls.scheme_of(url) not in _WEB and urls.origin_of(url) not in retrying.answered():
+        # A client keeps its own retries for the pages of a long listing; a store that is not there is told before.
+        retrying.try_repeatedly(ask, url=url, path=None, hooks=())
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())

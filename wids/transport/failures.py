@@ -57,7 +57,8 @@ _FINAL = (
     WidsError,
 )
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
-_CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "http", "asyncio"})
+_CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio"})
+_FINAL_NAMES = frozenset({"TooManyRedirects", "DefaultCredentialsError"})  # aiohttp's, Google's
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
@@ -128,7 +129,7 @@ def is_transient(error: Exception, path: str | None) -> bool:
         return True
     if type(error) is FetchError:  # a pipe: command that failed
         return True
-    if isinstance(error, _FINAL) or type(error).__name__ == "TooManyRedirects" or _is_of_target(error, path):
+    if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES or _is_of_target(error, path):
         return False
     if isinstance(error, OSError):
         return error.errno not in _LOCAL_TROUBLE

@@ -39,6 +39,7 @@ _STRONG_KEYS = ("ETag", "etag", "e_tag", "generation", "md5Hash", "blob_id")
 _WEAK_KEYS = (
     *("crc32c", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modify", "modificationTime"),
 )
+_S3, _GOOGLE = ("s3", "s3a"), ("gs", "gcs")
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 _FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
 _MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
@@ -62,8 +63,15 @@ forks.call_in_child(_start_child)
 _pinned: set[Any] = set()
 
 
-def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> tuple[Any, str]:
+def open_filesystem(
+    url: str, storage_options: dict[str, Any] | None = None, *, tries_once: bool = False
+) -> tuple[Any, str]:
     """The fsspec file system of ``url`` and the name in it.
+
+    Args:
+        url: of the object.
+        storage_options: of the store.
+        tries_once: the client makes each request once, for the caller has the patience (`wids.transport.retrying`).
 
     Raises:
         ImportError: the scheme needs a package that is not installed.
@@ -79,7 +87,11 @@ def open_filesystem(url: str, storage_options: dict[str, Any] | None = None) -> 
     else:
         for inner in {"http", "https"} & options.keys():  # of a chain
             options[inner] = {**_http_options(options[inner], url), "encoded": options[inner].get("encoded", False)}
+        if tries_once:
+            options = _once_options(scheme, options)
         filesystem, name = fsspec.core.url_to_fs(url, **options)
+        if tries_once:
+            _drop_retries(scheme, filesystem)
     _pinned.add(filesystem)
     return filesystem, name
 
@@ -278,6 +290,25 @@ def connections() -> Connections:
 def quote_url(url: str) -> str:
     """Quote what no URL may hold (spaces, letters beyond ASCII, ...) and nothing else: signed URLs stay as they are."""
     return quote(url, safe="%/:?#[]@!$&'()*+,;=~-._")
+
+
+def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Options of a client without its own retries: nested in ours, a refused connection takes minutes to be told.
+
+    They also make it another one than the file system that a program opens for itself, which keeps its retries.
+    """
+    if scheme in _S3:
+        config = given.get("config_kwargs") or {}
+        return {**given, "config_kwargs": {"retries": {"max_attempts": 0}, **config}}
+    return {**given, "tries_once": True} if scheme in _GOOGLE else given
+
+
+def _drop_retries(scheme: str, filesystem: Any) -> None:
+    """Take away the retries around a client's requests that no option sets."""
+    if scheme in _S3 and isinstance(getattr(filesystem, "retries", None), int):
+        filesystem.retries = 1
+    elif scheme in _GOOGLE and (plain := getattr(type(filesystem)._request, "__wrapped__", None)):  # noqa: SLF001 - a decorator holds them
+        filesystem._request = functools.partial(plain, filesystem)  # noqa: SLF001 - likewise
 
 
 def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def open_source(
         return PipeSource(url, path, go_on=go_on)
     if urls.is_local(url):
         return LocalSource(url, go_on=go_on)
-    filesystem, name = filesystems.open_filesystem(url, storage_options)
+    filesystem, name = filesystems.open_filesystem(url, storage_options, tries_once=True)
     if scheme in ("http", "https"):
         return HttpSource(url, filesystem, name, go_on=go_on, precedence=precedence)
     if getattr(filesystem, "async_impl", False):

@@ -38,7 +38,7 @@ from wids.errors import (
 from wids.jobs.discovery import find_shards
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.osfiles import system
-from wids.transport import download, filesystems
+from wids.transport import download, filesystems, retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -358,24 +358,59 @@ def test_gs_refuses(nginx, gs, load, bucket):
 # --- where nobody listens
 
 
-@pytest.mark.parametrize("scheme", ["http", "s3"])
-def test_no_server(load, s3, monkeypatch, scheme):
-    """A port that nobody listens on is said to be one."""
-    import s3fs
+@pytest.fixture
+def connects(monkeypatch):
+    """The addresses of all connections that clients of fsspec ask for, in order."""
+    asked, connect = [], asyncio.selector_events.BaseSelectorEventLoop.sock_connect
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)  # it has tries of its own, with waits
+    async def counted(loop, sock, address):
+        asked.append(address)
+        return await connect(loop, sock, address)
+
+    monkeypatch.setattr(asyncio.selector_events.BaseSelectorEventLoop, "sock_connect", counted)
+    return asked
+
+
+@pytest.fixture
+def endpoint():
+    """The URL of a port that nobody listens on."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        url = f"{endpoint}/a.tar"
-        options = None
-        if scheme == "s3":
-            url = "s3://bucket/a.tar"
-            options = {**s3.options, "endpoint_url": endpoint, "config_kwargs": {"retries": {"max_attempts": 0}}}
-        dataset = load(backends.Place(endpoint, None, options=options), [(url, 3)])
-        with pytest.raises(UnreachableError, match="connection refused") as caught:
-            _ = dataset[0]
+        yield f"http://127.0.0.1:{nobody.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_no_server(load, endpoint, no_waits, connects, scheme):
+    """A port that nobody listens on is said to be one within ten seconds: no client adds tries of its own."""
+    url = f"{endpoint}/a.tar" if scheme == "http" else "s3://bucket/a.tar"
+    options = None if scheme == "http" else {"key": "me", "secret": "sesame", "endpoint_url": endpoint}
+    dataset = load(backends.Place(endpoint, None, options=options), [(url, 3)])
+    with pytest.raises(UnreachableError, match="connection refused") as caught:
+        _ = dataset[0]
     assert caught.value.url == url
+    assert sum(no_waits) <= retrying.FIRST_SECONDS
+    assert len(connects) <= len(no_waits) + 2  # its member table was looked for, too
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/shards/", "s3://bucket/*.tar", "gs://bucket/shards/"])
+def test_no_server_that_lists(endpoint, no_waits, connects, name):
+    """Likewise where shards are looked for."""
+    own = {"token": "anon"} if name.startswith("gs") else {"key": "me", "secret": "sesame"}
+    with pytest.raises(UnreachableError, match="connection refused"):
+        find_shards([name], storage_options={"endpoint_url": endpoint, **own})
+    assert sum(no_waits) <= retrying.FIRST_SECONDS
+    assert len(connects) <= 2 * (len(no_waits) + 1)  # to look for one name may be two requests
+
+
+def test_a_program_s_own_client_keeps_its_retries(s3):
+    """What wids takes from a client it takes from its own one, and not where a program has set how many there are."""
+    options = dict(s3.options)
+    ours, _ = filesystems.open_filesystem("s3://bucket/a.tar", options, tries_once=True)
+    theirs = S3FileSystem(**options)
+    assert (ours.retries, theirs.retries) == (1, S3FileSystem.retries)
+    options["config_kwargs"] = {"retries": {"max_attempts": 7}}
+    chosen, _ = filesystems.open_filesystem("s3://bucket/a.tar", options, tries_once=True)
+    assert chosen.config_kwargs == options["config_kwargs"]
 
 
 def test_two_servers_with_one_url(gs, load):
