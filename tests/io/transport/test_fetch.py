@@ -361,7 +361,7 @@ def test_errors_of_other_clients(target, monkeypatch, error, tries):
         calls.append(name)
         raise error
 
-    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
+    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options, **_: (SimpleNamespace(info=info), "name"))
     with pytest.raises(FetchError) as caught:
         fetch_body("gs://bucket/a.tar", target)
     assert len(calls) == tries
@@ -396,7 +396,7 @@ def test_a_full_disk_by_any_name(target, monkeypatch, code):
         calls.append(name)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options: (SimpleNamespace(info=info), "name"))
+    monkeypatch.setattr(filesystems, "open_filesystem", lambda url, options, **_: (SimpleNamespace(info=info), "name"))
     with pytest.raises(CacheError, match="free space"):
         fetch_body("gs://bucket/a.tar", target)
     assert calls == ["name"]
