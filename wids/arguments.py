@@ -19,7 +19,7 @@ from wids import error_log
 from wids.cache.placement import default_cache_dir
 from wids.collection import is_archive
 from wids.errors import without_secrets
-from wids.events import fallback, format_size, logger
+from wids.events import fallback, format_size, logger, parse_size
 from wids.index.table import find_groupings
 from wids.order.validation import check_flag, parse_int
 from wids.osfiles.index_paths import absolute
@@ -49,9 +49,18 @@ def parse_cache_size(size: Any) -> int | None:
     """Bytes that a cache may hold; None: no limit."""
     if size is None:
         return None
-    if isinstance(size, (str, bytes, bool)) or not 0 <= size < math.inf:
-        raise ValueError(f"cache_size is {size!r}; it must be a number of bytes, or None")
+    if isinstance(size, str):
+        return _parse_text(size, "cache_size")
+    if isinstance(size, (bytes, bool)) or not 0 <= size < math.inf:
+        raise ValueError(f"cache_size is {size!r}; it must be a number of bytes, a text like '200GB', or None")
     return int(size)
+
+
+def _parse_text(size: str, name: str) -> int:
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def check_flags(**flags: Any) -> None:
@@ -100,9 +109,12 @@ def parse_prefetch(ahead: Any) -> bool | int:
     """Whether to download ahead, or how many bytes at most."""
     if isinstance(ahead, bool):
         return ahead
+    if isinstance(ahead, str):
+        return _parse_text(ahead, "prefetch")
     if not hasattr(ahead, "__index__") or operator.index(ahead) < 0:
         raise ValueError(
-            f"prefetch is {ahead!r}; it must be True, False, or a maximal number of bytes to download ahead"
+            f"prefetch is {ahead!r}; it must be True, False, or a maximal number of bytes to download ahead, also as a "
+            "text like '2GB'"
         )
     return operator.index(ahead)
 

@@ -31,6 +31,7 @@ from wids.errors import ShardReadError, note_sample, shown
 from wids.events import logger
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
+from wids.order.validation import suggest_names
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider, parse_access
@@ -115,9 +116,10 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         shards: a JSON index (URL, path, path-like or open file), or a compiled one (``.widsx``); or a list of
             ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or local tars without an index: a path or
             brace pattern ending in ``.tar``, or a list of them, whose samples are then counted here.
-        cache_size: bytes that the cache directory may hold, also while shards arrive: space is made before. None: as
-            much as the disk has, of which a hundredth (at most 1 GiB) is left free. A limit below the size of one shard
-            is exceeded, with a warning. With a ``localname`` the limit holds for each directory of its paths.
+        cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
+            arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
+            free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds
+            for each directory of its paths.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
             temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, for
             the directory of a pack of member tables, or for the rows of a remote view.
@@ -151,9 +153,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             nor for where a redirect leads. A key that is a URL holds another server's options, instead of these:
             ``{"headers": {...}, "https://cdn.example.com": {"headers": {...}}}``.
         prefetch: download the upcoming shards of a wids sampler in the background of the process that iterates it; a
-            number: at most so many bytes ahead; False: each shard when it is first read. Local shards on a network
-            file system (NFS, Lustre, FUSE, ...) are read into memory ahead in the same way, up to a quarter of the
-            free memory (Linux).
+            number, or a text like ``"2GB"``: at most so many bytes ahead; False: each shard when it is first read.
+            Local shards on a network file system (NFS, Lustre, FUSE, ...) are read into memory ahead in the same way,
+            up to a quarter of the free memory (Linux).
         access: ``"fetch"``: whole remote shards go into the cache. ``"range"``: of shards that are not in the cache,
             members are read by byte ranges, and no shard is downloaded: for a look at a few samples of a large data
             set. ``"auto"``: likewise, until a shard has cost as much as its download; then it is downloaded, as are
@@ -194,11 +196,12 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self.__dict__.update(dict.fromkeys(_PARTS, _NotInitialized(cls.__name__)))
         return self
 
+    @suggest_names
     def __init__(
         self,
         shards: Shards,
         *,
-        cache_size: int | None = None,
+        cache_size: int | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         lru_size: int | None = None,
         dataset_name: str | None = None,
@@ -217,7 +220,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         cache_local: bool = False,
         use_mmap: bool = False,
         storage_options: dict[str, Any] | None = None,
-        prefetch: bool | int = True,
+        prefetch: bool | int | str = True,
         access: Access = "fetch",
         early_reads: bool = True,
         hooks: Sequence[Hook] = (),

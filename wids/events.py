@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 import time
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -236,6 +238,9 @@ _RETRIES_QUIET_SECONDS = 10.0
 # Server -> of its retries: (when the last warning was, how many came since).
 _retries: dict[str, tuple[float, int]] = {}
 
+_SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
+_PREFIXES = "kmgtp"
+
 
 def format_size(count: float) -> str:
     """``512 B``, ``1.23 GB``."""
@@ -246,6 +251,20 @@ def format_size(count: float) -> str:
         if count < 999.5:
             return f"{count:.3g} {unit}"
     return f"{count / 1000:,.3g} PB"
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes: ``10GB``, ``500MiB``, ``1.5T``, ``1e9``, ``4096``; any case, K is 1000 and Ki 1024.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is not a size; write it like 10GB, 500MiB, 1.5T or 1e9 (bytes)")
+    number, prefix, binary = found.groups()
+    factor = (1024 if binary else 1000) ** (_PREFIXES.index(prefix.lower()) + 1) if prefix else 1
+    return int(Fraction(number) * factor)
 
 
 def log_event(event: Event) -> None:

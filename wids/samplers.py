@@ -32,7 +32,7 @@ from wids.order.iteration import Iteration, Run
 from wids.order.layout import fingerprint, layout, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
 from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
-from wids.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends
+from wids.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends, suggest_names
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
@@ -459,6 +459,7 @@ class ChunkedSampler(_EpochSampler):
         ValueError: a range outside the dataset, a chunksize below 1, or a value that is not an integer.
     """
 
+    @suggest_names
     def __init__(
         self,
         dataset: Sized,
@@ -541,6 +542,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     _found: tuple[int, int | None] | None = None  # ranks and rank that were not given; None: they were
 
+    @suggest_names
     def __init__(
         self,
         dataset: Sized,
@@ -676,6 +678,7 @@ class ShardListSampler(_EpochSampler):
         ValueError: lengths that are missing, negative or not integers.
     """
 
+    @suggest_names
     def __init__(
         self,
         dataset: Any,

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gzip
+import inspect
 import io
 import json
 import logging
@@ -1340,6 +1341,8 @@ def test_a_writer_of_odd_names(tmp_path, own_cache):
         ),
         ({"lru_size": -1}, "lru_size is -1; it must be at least 0"),
         ({"lru_size": 1.5}, "lru_size is 1.5; it must be an integer"),
+        ({"cache_size": "200 sheep"}, "cache_size: '200 sheep' is not a size; write it like 10GB"),
+        ({"prefetch": "much"}, "prefetch: 'much' is not a size; write it like 10GB"),
         ({"cache_size": True}, "cache_size is True; it must be a number of bytes"),
         ({"hooks": [print, 5]}, "hooks is .*; it must be a list of functions"),
         ({"hooks": print}, "hooks is .*; it must be a list of functions"),
@@ -1352,6 +1355,32 @@ def test_an_option_that_does_not_fit_is_named(index, options, words):
     """When the dataset is made, not taken for something else: a text that says no is true."""
     with pytest.raises((ValueError, TypeError), match=words):
         wids.ShardListDataset(index, **options)
+
+
+def test_sizes_may_be_texts(index):
+    """As on the command line."""
+    dataset = wids.ShardListDataset(index, cache_size="200GB", prefetch="1.5 MiB")
+    assert (dataset.cache_size, dataset.prefetching) == (200_000_000_000, 1_572_864)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (wids.ShardListDataset, "cachedir", "'cachedir'; did you mean cache_dir?"),
+        (wids.ChunkedSampler, "chunk_size", "'chunk_size'; did you mean chunksize?"),
+        (wids.DistributedChunkedSampler, "chunk_size", "'chunk_size'; did you mean chunksize?"),
+        (wids.ShardListSampler, "length", "'length'; did you mean lengths?"),
+        (wids.ShardWriter, "storage_option", "'storage_option'; did you mean storage_options?"),
+        (wids.ShardListDataset, "zebra", "'zebra'"),
+    ],
+)
+def test_an_argument_that_is_misspelt(index, make, name, words):
+    """The error names the one that is spelt almost so, and signatures are what they were."""
+    with pytest.raises(TypeError) as caught:
+        make(index, **{name: 1})
+    assert str(caught.value) == f"{make.__name__}.__init__() got an unexpected keyword argument {words}"
+    assert name not in inspect.signature(make.__init__).parameters
+    assert len(inspect.signature(make.__init__).parameters) > 4
 
 
 def test_a_sampler_of_a_dataset_that_has_shrunk(index):

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
-from decimal import Decimal
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +23,6 @@ from wids.errors import without_secrets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
-_PREFIXES = "kmgtp"
 # Errors that a command prints one by one; the others are counted.
 _MAX_ERRORS = 10
 _MIN_COLUMNS = 40
@@ -40,17 +36,15 @@ _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (
 
 
 def parse_size(text: str) -> int:
-    """Parse a number of bytes: ``10GB``, ``500MiB``, ``1.5T``, ``1e9``, ``4096``; any case, K is 1000 and Ki 1024.
+    """See `wids.events.parse_size`.
 
     Raises:
         typer.BadParameter: the text is not a size.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write it like 10GB, 500MiB, 1.5T or 1e9 (bytes)")
-    number, prefix, binary = found.groups()
-    factor = (1024 if binary else 1000) ** (_PREFIXES.index(prefix.lower()) + 1) if prefix else 1
-    return int(Decimal(number) * factor)
+    try:
+        return events.parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def parse_range(text: str, option: str, noun: str) -> slice:

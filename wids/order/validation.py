@@ -5,13 +5,20 @@ A bad argument is a ValueError that names the argument and its value.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wids.order.permutation import Indices
+
+P = ParamSpec("P")
 
 
 def parse_int(name: str, value: Any, *, minimum: int | None = None) -> int:
@@ -82,3 +89,18 @@ def shard_ends(lengths: Any) -> Indices | None:
     if counts.ndim != 1 or (counts.size and (counts.dtype.kind not in "iu" or counts.min() < 0)):
         return None
     return np.cumsum(counts, dtype=np.int64)
+
+
+def suggest_names(init: Callable[P, None]) -> Callable[P, None]:
+    """An ``__init__`` whose error about an argument that it does not take names one that is spelt almost so."""
+    names = frozenset(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs.keys() - names:
+            near = difflib.get_close_matches(name, names - {"self"}, n=1)
+            more = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument {name!r}{more}")
+        init(*args, **kwargs)
+
+    return checked

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown, without_secrets
-from wids.events import logger
+from wids.events import logger, parse_size
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
 from wids.index.pattern import index_json, parse_pattern
+from wids.order.validation import suggest_names
 from wids.osfiles import tempdirs
 from wids.transport.upload import Target, local_path, sweep
 from wids.writing.shard_file import ShardFile
@@ -124,7 +125,7 @@ class ShardWriter:
     Args:
         pattern: path or URL with one number, as above. The directory is made.
         samples: limit for each shard; default 10,000 where no ``size`` is given.
-        size: limit of each shard in bytes; a larger sample has a shard of its own.
+        size: limit of each shard in bytes, a number or a text like ``"1GB"``; a larger sample has a shard of its own.
         md5: put each shard's checksums, md5 and CRC-32, into the index.
         tables: write each shard's member table (``.widx``) beside it.
         name: of the dataset; default from the pattern.
@@ -140,12 +141,13 @@ class ShardWriter:
 
     _is_closed = True  # until it is made: there is nothing to discard
 
+    @suggest_names
     def __init__(
         self,
         pattern: str | os.PathLike[str],
         *,
         samples: int | None = None,
-        size: int | None = None,
+        size: int | str | None = None,
         md5: bool = True,
         tables: bool = True,
         name: str | None = None,
@@ -154,6 +156,7 @@ class ShardWriter:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._shard: ShardFile | None = None
+        size = parse_size(size) if isinstance(size, str) else size
         for bound, what in ((samples, "samples"), (size, "size")):
             if bound is not None and bound < 1:
                 raise ValueError(f"{what} is {bound}; a shard holds at least 1")
