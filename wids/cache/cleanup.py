@@ -160,6 +160,8 @@ def _tell_excess(pattern: str, excess: Excess) -> None:
     reasons = [f"{len(holder.files)} open in {holder}" for holder in held]
     if unknown := len(set(excess.refused) - known):
         reasons.append(f"{unknown} open in processes that cannot be seen from here, or cannot be deleted")
+    if excess.denied:
+        reasons.append(f"{excess.denied} of other users, which the directory's sticky bit keeps this one from deleting")
     words = "; ".join(reasons) or "they are marked as kept, or are downloads under way"
     if not excess.is_exceeded:
         _told.pop(pattern, None)

@@ -39,7 +39,7 @@ from wids.osfiles import system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _OWN, _TABLES, _INDEXES = ".wids", "tables", "indexes"
 LOCK_SUFFIX, KEEP_SUFFIX, PLAN_SUFFIX = ".lock", ".keep", ".plan"
@@ -230,6 +230,21 @@ class CacheDirectory:
             stranger_bytes=stranger_bytes,
         )
 
+    def deletable(self) -> Callable[[str], bool]:
+        """A function: whether this user may delete the cached shard of a name, which a sticky bit keeps others from."""
+        user = os.geteuid()
+        with contextlib.suppress(OSError):
+            status = os.stat(self.path)
+            if status.st_mode & stat.S_ISVTX and user not in (0, status.st_uid):
+                return partial(self._is_own, user)
+        return lambda _: True
+
+    def _is_own(self, user: int, name: str) -> bool:
+        try:
+            return os.stat(self.shard(name)).st_uid == user
+        except OSError:  # it is gone
+            return True
+
     def remove_orphans(self, found: Inventory) -> None:
         """Delete member tables, and marks, whose shard is gone; under the lock of `wids.cache.space`."""
         for name in found.orphans:
@@ -318,7 +333,17 @@ def writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(f"{path}: cannot be written ({error}); free space or move cache_dir", path=path) from error
+        advice = "free space or move cache_dir"
+        with contextlib.suppress(OSError):
+            if (
+                isinstance(error, PermissionError)
+                and (owner := os.stat(error.filename2 or path).st_uid) != os.geteuid()
+            ):
+                advice = (
+                    f"user {owner} put {error.filename2 or path} there, and you may not replace it: ask for it to be "
+                )
+                advice += "deleted, let the directory have no sticky bit (chmod -t), or choose another cache_dir"
+        raise CacheError(f"{path}: cannot be written ({error}); {advice}", path=path) from error
 
 
 def _list(directory: str) -> Iterator[tuple[str, os.stat_result]]:

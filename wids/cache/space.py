@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import stat
 import threading
@@ -26,7 +27,7 @@ from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 from wids.osfiles import atomic, locks, system
 from wids.policy import prefetching
 from wids.policy.eviction import victims
-from wids.policy.reservation import Grant, Refuse, Request, settle
+from wids.policy.reservation import Grant, MustWait, Refuse, Request, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from wids.events import Hook
     from wids.index.table import MemberTable
     from wids.policy.eviction import Entry
-    from wids.policy.reservation import MustWait
 
 WAIT_SECONDS = 300.0
 # The work under the lock takes milliseconds, or as long as listing a large directory on a file server.
@@ -77,6 +77,8 @@ class Space:
         self._contents = Contents(self.directory)
         self._pid, self._turn = os.getpid(), threading.RLock()
         self._has_warned = self._has_swept = False
+        self._denied_bytes = 0
+        self._has_told_of: set[str] = set()
         self._bytes_per_second = prefetching.FIRST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
@@ -201,7 +203,7 @@ class Space:
             if system.try_lock(fd, is_shared=False) is False:
                 return False
             with self._contents.changing() as note:
-                if not _unlink(path):
+                if not self._unlink(path):
                     return False
                 with contextlib.suppress(OSError):
                     os.unlink(self.directory.table(entry.name))
@@ -224,7 +226,7 @@ class Space:
                 size = os.fstat(fd).st_size
                 is_abandoned = usage_hints.is_abandoned(fd, stale_seconds=_STALE_SECONDS)
                 # A job that replaces its plan lets go of the one before: by then the name is another file's.
-                is_abandoned = is_abandoned and os.fstat(fd).st_nlink > 0 and _unlink(path)
+                is_abandoned = is_abandoned and os.fstat(fd).st_nlink > 0 and self._unlink(path)
             finally:
                 os.close(fd)
             if is_abandoned and name not in found.locks:
@@ -257,6 +259,11 @@ class Space:
                 grace = prefetching.grace(total / self._bytes_per_second)
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found)) as snapshot:
                     decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
+                self._denied_bytes = snapshot.denied_bytes
+                if isinstance(decision, MustWait) and not decision.is_blocked and snapshot.denied_bytes:
+                    others = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
+                    if others <= 0:  # nor can a download end: what is left is other users', and no wait gives it away
+                        return Refuse(decision.missing, is_blocked=False)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
                         if not may_exceed:
@@ -264,6 +271,18 @@ class Space:
                         self._warn_once(total)
                     _extend(self.directory.path, sizes)
                 return decision
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:  # tried again each time that space is needed, and told of once
+            level = logging.DEBUG if path in self._has_told_of else logging.WARNING
+            self._has_told_of.add(path)
+            logger.log(level, "%s: cannot be deleted (%s)", path, error)
+            return False
+        return True
 
     def _has_plenty(self, wanted: int) -> bool:
         """Whether the disk has so much left above its floor, without a look at the directory."""
@@ -287,9 +306,10 @@ class Space:
         advice = "Raise cache_size, free space, or let fewer processes share the directory"
         if is_sticky:
             advice += "; its sticky bit keeps users from evicting each other's shards: chmod -t it"
+        others = f", or other users' ({self._denied_bytes} bytes)" if self._denied_bytes else ""
         raise CacheFull(
             f"{path}: {missing} bytes too few for {url}, which needs {wanted}: the cache {bound} and has "
-            f"{used}, all of it being read, downloaded or kept, and the disk has {free} free. {advice}",
+            f"{used}, all of it being read, downloaded or kept{others}, and the disk has {free} free. {advice}",
             url=url,
             path=path,
             expected=wanted,
@@ -309,6 +329,7 @@ class _DirectorySnapshot:
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
+        self.denied_bytes = 0
 
     @functools.cached_property
     def used(self) -> int:
@@ -331,7 +352,12 @@ class _DirectorySnapshot:
         _ = self.used
         self.close()
         self._open.append(self._contents.oldest_first())
-        return self._open[-1]
+        may_delete, self.denied_bytes = self._space.directory.deletable(), 0
+        for entry in self._open[-1]:
+            if entry.is_kept or may_delete(entry.name):
+                yield entry
+            else:
+                self.denied_bytes += entry.size_bytes
 
     def close(self) -> None:
         """End the iteration over entries, which have to be put back."""
@@ -352,11 +378,13 @@ class Excess:
 
     Attributes:
         refused: the names of entries that were to go and did not.
+        denied: how many this user may not delete.
     """
 
     def __init__(self, *, bytes: int = 0, files: int = 0) -> None:  # noqa: A002 - as `Count`
         self.bytes, self.files = bytes, files
         self.refused: list[str] = []
+        self.denied = 0
 
     @property
     def is_exceeded(self) -> bool:
@@ -406,7 +434,7 @@ def evict_from(
         entries: list[Entry] = []
         uses: dict[str, float] = {}
         home: dict[str, Space] = {}
-        used = 0
+        used = count = 0
         # In one order, or two cleaners wait for each other; and each once, or this one waits for itself.
         for _, space in sorted({os.path.realpath(space.directory.path): space for space in spaces}.items()):
             if not space.is_used():
@@ -418,14 +446,21 @@ def evict_from(
                 space.directory.remove_orphans(found)
                 if has_swept or found.orphans:  # no shard is evicted for bytes that were swept just now
                     found = space.directory.inventory()
-            here = [msgspec.structs.replace(entry, name=space.directory.shard(entry.name)) for entry in found.entries]
+            may_delete = space.directory.deletable()
+            here = [
+                msgspec.structs.replace(entry, name=space.directory.shard(entry.name))
+                for entry in found.entries
+                if may_delete(entry.name)
+            ]
+            count += len(found.entries)
             entries += here
             home.update((entry.name, space) for entry in here)
             used += found.used_bytes
             planned = usage_hints.read(space.directory.own, found.transients.plans)
             uses.update((space.directory.shard(name), when) for name, when in planned.items())
         entries.sort(key=lambda entry: entry.used_ns)
-        excess = Excess(bytes=used - limit, files=len(entries) - maximum)
+        excess = Excess(bytes=used - limit, files=count - maximum)
+        excess.denied = count - len(entries)
         gone = excess.delete(victims(entries, uses), lambda entry: is_dry or _delete(home[entry.name], entry))
     if excess.is_exceeded and not is_dry:
         for space in spaces:
@@ -444,14 +479,3 @@ def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
 def _delete(space: Space, entry: Entry) -> bool:
     """Delete a shard that is named by its path."""
     return space.delete(msgspec.structs.replace(entry, name=os.path.basename(entry.name)))
-
-
-def _unlink(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        logger.warning("%s: cannot be deleted (%s)", path, error)
-        return False
-    return True

@@ -1,5 +1,6 @@
 """A cache directory that several users share, and what cleaners of old files take out of one."""
 
+import logging
 import os
 import stat
 
@@ -9,10 +10,13 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import names_in, put_file, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import call_in_child
+from tests.support.cli import run
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
+from wids.cache.listing import take_listing
 from wids.cache.space import Space
 from wids.errors import CacheFull, WidsError
+from wids.events import logger
 from wids.readers.provider import AutoProvider
 from wids.transport import download
 
@@ -88,21 +92,139 @@ def test_two_users_share_a_limit(world):
         assert len(names_in(cache)) == 2
 
 
-@needs_root
-def test_a_sticky_directory_is_named_where_it_is_in_the_way(world, monkeypatch):
-    """There only the owner of a file may delete it: the error says what to do."""
-    from wids.cache import space
-
-    monkeypatch.setattr(space, "WAIT_SECONDS", 0.2)
+@pytest.fixture
+def sticky(world):
+    """A cache directory in which every user may make files, and delete none of another."""
     cache = world / "cache"
     cache.mkdir()
     cache.chmod(0o1777)
+    return cache
+
+
+def read_and_tell(cache, urls, limit):
+    """As `read_all`: (what it returned or raised, the seconds that were slept for space, the log)."""
+    from wids.cache import space
+
+    slept, told = [], []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(f"{record.levelname}: {record.getMessage()}")
+    logger.addHandler(handler)
+    space.time.sleep = slept.append
+    try:
+        found = read_all(cache, urls, limit)
+    except CacheFull as error:
+        found = str(error)
+    return found, slept, told
+
+
+@needs_root
+def test_a_sticky_directory_is_named_where_it_is_in_the_way(world, sticky):
+    """There only the owner of a file may delete it: the error comes at once, and says what to do."""
     urls = [write(world, tag) for tag in "abc"]
     limit = 3 * len(shards.shard("a"))
-    as_user(ALICE, read_all, cache, urls[:2], limit)
-    told = as_user(BOB, read_all, cache, urls, limit)
-    assert told.startswith(CacheFull.__name__), told
+    as_user(ALICE, read_all, sticky, urls[:2], limit)
+    before = CacheDirectory(str(sticky)).inventory()
+    told, slept, log = as_user(BOB, read_and_tell, sticky, urls, limit)
+    size = sum(entry.size_bytes for entry in before.entries)
+    assert f"read, downloaded or kept, or other users' ({size} bytes)" in told
     assert "chmod -t" in told
+    assert slept == []
+    assert not [line for line in log if line.startswith("WARNING")]
+    assert CacheDirectory(str(sticky)).inventory().used_bytes == before.used_bytes
+
+
+@needs_root
+def test_each_user_of_a_sticky_directory_has_what_the_others_leave(world, sticky):
+    """Hits on the other's shards; of one's own, as many as the limit leaves, which never is exceeded."""
+    urls = {tag: write(world, tag) for tag in "abcdef"}
+    limit = int(4.5 * len(shards.shard("a")))
+    assert as_user(ALICE, read_all, sticky, [urls["a"], urls["b"]], limit) == [texts_of("a"), texts_of("b")]
+    for _ in range(2):
+        wanted = [urls[tag] for tag in "abcdefab"]
+        assert as_user(BOB, read_all, sticky, wanted, limit) == [texts_of(tag) for tag in "abcdefab"]
+        assert CacheDirectory(str(sticky)).inventory().used_bytes <= limit
+    assert as_user(ALICE, read_all, sticky, [urls["a"]], limit) == [texts_of("a")]
+    owners = sorted(os.stat(sticky / name).st_uid for name in names_in(sticky))
+    assert owners.count(ALICE) == 2
+    assert BOB in owners
+
+
+@needs_root
+def test_what_another_user_reads_stays(world, sticky):
+    """A lease of one user's process is seen by another user's, and by a cleaner of root, who may delete all."""
+    urls = [write(world, tag) for tag in "ab"]
+
+    def hold():
+        store = AutoProvider(cache_dir=str(sticky), cache_local=True)
+        reader = store.open(described(urls[0], b"", md5sum=None, filesize=None))
+        assert [shard.is_open for shard in call_in_child(take_listing, str(sticky)).shards] == [True]
+        reader.close()
+        return [shard.is_open for shard in call_in_child(take_listing, str(sticky)).shards]
+
+    as_user(ALICE, read_all, sticky, urls[:1])
+    assert as_user(BOB, hold) == [False]
+    assert as_user(BOB, take_listing, str(sticky)).unknown == ""
+
+
+@needs_root
+def test_cleaning_a_sticky_directory(world, sticky):
+    """Own shards go, those of others stay and are counted in a warning; root deletes both."""
+    urls = [write(world, tag) for tag in "abcd"]
+    as_user(ALICE, read_all, sticky, urls[:2])
+    as_user(BOB, read_all, sticky, urls[2:])
+
+    def clean():
+        told = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())
+        logger.addHandler(handler)
+        return len(keep_most_recent_files(str(sticky), maxfiles=1)), told
+
+    gone, told = as_user(BOB, clean)
+    assert gone == 2
+    assert sum("2 of other users, which the directory's sticky bit" in line for line in told) == 1
+    assert not any("cannot be deleted" in line for line in told)
+    assert [os.stat(sticky / name).st_uid for name in names_in(sticky)] == [ALICE] * 2
+    assert as_user(BOB, lambda: clean()[0]) == 0
+    code, _, err = run("cache", "clean", sticky, "--all")
+    assert (code, err, names_in(sticky)) == (0, "", [])
+
+
+@needs_root
+def test_a_shard_of_another_user_that_has_changed(world, sticky):
+    """It cannot be replaced: the error names its owner and what helps, and the next shard is none the worse."""
+    url, other = write(world, "a"), write(world, "b")
+    as_user(ALICE, read_all, sticky, [url])
+    shards.write(url, shards.shard("c"))
+    told = as_user(BOB, read_all, sticky, [url])
+    assert told.startswith("CacheError: ")
+    assert f"user {ALICE} put " in told
+    assert "chmod -t" in told
+    assert as_user(BOB, read_all, sticky, [other]) == [texts_of("b")]
+    assert as_user(ALICE, read_all, sticky, [url]) == [texts_of("c")]
+    assert CacheDirectory(str(sticky)).transients().parts == []
+
+
+@needs_root
+def test_what_another_user_left_in_a_sticky_directory_is_told_of_once(world, sticky):
+    """Part files of a killed process count, and cannot be swept: no error, and no line for each shard."""
+    urls = [write(world, tag) for tag in "abcd"]
+
+    def be_killed():
+        pid = os.fork()
+        if not pid:
+            download.download_to = lambda *_args, **_options: os._exit(9)
+            read_all(sticky, urls[:1])
+        os.waitpid(pid, 0)
+
+    as_user(ALICE, be_killed)
+    assert len(CacheDirectory(str(sticky)).transients().parts) == 2
+    limit = 4 * len(shards.shard("a"))
+    found, _, told = as_user(BOB, read_and_tell, sticky, urls, limit)
+    assert found == [texts_of(tag) for tag in "abcd"]
+    lines = [line for line in told if "cannot be deleted" in line and line.startswith("WARNING")]
+    assert len(lines) == len(set(lines)) == 3  # two part files and the lock of the download
+    assert CacheDirectory(str(sticky)).inventory().used_bytes <= limit
 
 
 @needs_root

@@ -109,10 +109,12 @@ class File:
         serial: which file it is, of all that had this name.
         is_tied: its table is there, and was made of these bytes.
         has_md5: its table knows its md5.
+        source: when the file that its table knows as its source was written.
     """
 
     version: int | None
     serial: int
+    source: int
     is_tied: bool = True
     has_md5: bool = False
 
@@ -146,7 +148,7 @@ class Directory(RuleBasedStateMachine):
             self.patch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
         self.tick = FIRST_TICK
         self.serial = 0
-        self.server, self.files = dict.fromkeys(KEYS, 0), {}
+        self.server, self.files, self.written = dict.fromkeys(KEYS, 0), {}, {}
         self.users, self.events = [], Events()
         self.held, self.downloads, self.garbage, self.strangers = [], [], set(), {}
         self.left_locks, self.is_always_listed = set(), False
@@ -179,7 +181,8 @@ class Directory(RuleBasedStateMachine):
     def serve(self, key, version):
         """Put a version where the shard comes from."""
         shards.write(self.url(key), data_of(key, version))
-        self.server[key] = version
+        self.server[key], self.written[key] = version, self.next_tick()
+        os.utime(self.url(key), (self.tick, self.tick))
 
     def next_tick(self):
         """A later time."""
@@ -255,7 +258,8 @@ class Directory(RuleBasedStateMachine):
         if file is None or (self.knows(user, "filesize") and self.file_size(key) != len(data_of(key, version))):
             return False, False
         has_md5 = self.knows(user, "md5sum")
-        is_known = file.is_tied and (not has_md5 or (file.has_md5 and file.version == version))
+        is_tied = file.is_tied and file.source == self.written[key]
+        is_known = is_tied and (not has_md5 or (file.has_md5 and file.version == version))
         return is_known or (has_md5 and file.version == version), not is_known
 
     def knows(self, user, fact):
@@ -345,6 +349,7 @@ class Directory(RuleBasedStateMachine):
             version = self.files[key].version
             if is_proved:
                 self.files[key].is_tied = self.files[key].has_md5 = True
+                self.files[key].source = self.written[key]
         else:
             reader = self.fetch(user, key, None, lambda: self.open_shard(user, key, None))
             if reader is None:
@@ -398,7 +403,8 @@ class Directory(RuleBasedStateMachine):
         else:
             self.forget(lost for lost in gone if lost != key)
             self.serial += 1
-            self.files[key] = File(self.server[key], self.serial, has_md5=self.knows(user, "md5sum"))
+            has_md5 = self.knows(user, "md5sum")
+            self.files[key] = File(self.server[key], self.serial, self.written[key], has_md5=has_md5)
             self.note_use(key)
         assert not self.has(key, "lock")
         if user.limit is not None:

@@ -116,11 +116,15 @@ def reasons_of(remaining: list[ListedShard], listing: Listing) -> list[str]:
     """Say why each remaining shard was not deleted."""
     kept = [shard for shard in remaining if shard.is_kept]
     is_open = [shard for shard in remaining if shard.is_open and not shard.is_kept]
-    others = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
+    rest = [shard for shard in remaining if not (shard.is_kept or shard.is_open)]
+    may_delete = CacheDirectory(listing.directory).deletable()
+    foreign = [shard for shard in rest if not may_delete(shard.name)]
+    others = [shard for shard in rest if may_delete(shard.name)]
     reasons = []
     for shards, why in (
         (kept, "marked as kept (wids cache clean --unkeep removes the marks)"),
         (is_open, "open in some process" + f": {'; '.join(holder_lines(listing))}" * bool(is_open)),
+        (foreign, "of other users, which the directory's sticky bit keeps you from deleting"),
         (others, "could not be deleted, or were added meanwhile"),
     ):
         if shards:
