@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.errors import CacheError, WidsError
+from wids.events import logger
 from wids.index import table as tables
 from wids.osfiles import system
 from wids.policy.eviction import Entry
@@ -252,10 +254,12 @@ class CacheDirectory:
                 os.unlink(os.path.join(self.tables, name))
 
     def keep(self, name: str) -> None:
-        """Mark a cached shard as not to be evicted."""
+        """Mark a cached shard as not to be evicted; where no mark can be made, that is warned of once."""
         if not self.is_kept(name):
-            with contextlib.suppress(OSError):
+            try:
                 os.close(self.open_own(self.keep_mark(name)))
+            except OSError as error:
+                _warn_of_no_marks(self.path, error.strerror or str(error))
 
     # --- permissions
 
@@ -300,6 +304,11 @@ class CacheDirectory:
         except OSError:
             return 0o644
         return 0o600 | mode & 0o666 if mode & _WRITABLE_BY_OTHERS else 0o644
+
+
+@functools.cache  # once for each directory, not for each shard
+def _warn_of_no_marks(directory: str, error: str) -> None:
+    logger.warning("%s: shards cannot be marked as kept (%s), and may be evicted", directory, error)
 
 
 def directory_of(path: str) -> tuple[CacheDirectory, str]:

@@ -181,7 +181,9 @@ class Space:
                 self.directory.share(fd)
                 os.replace(part, self.directory.table(name))
         except OSError as error:
-            logger.debug("%s: the member table cannot be saved (%s)", self.directory.shard(name), error)
+            path = self.directory.shard(name)
+            text = "%s: the member table cannot be saved (%s): its checksum is compared each time that it is opened"
+            logger.log(self._level_of(path), text, path, error)
 
     def sweep(self) -> None:
         """Delete what processes that are gone have left behind."""
@@ -277,12 +279,16 @@ class Space:
             os.unlink(path)
         except FileNotFoundError:
             return True
-        except OSError as error:  # tried again each time that space is needed, and told of once
-            level = logging.DEBUG if path in self._has_told_of else logging.WARNING
-            self._has_told_of.add(path)
-            logger.log(level, "%s: cannot be deleted (%s)", path, error)
+        except OSError as error:  # tried again each time that space is needed
+            logger.log(self._level_of(path), "%s: cannot be deleted (%s)", path, error)
             return False
         return True
+
+    def _level_of(self, path: str) -> int:
+        """What is wrong with a file is a warning the first time that it is told of."""
+        level = logging.DEBUG if path in self._has_told_of else logging.WARNING
+        self._has_told_of.add(path)
+        return level
 
     def _has_plenty(self, wanted: int) -> bool:
         """Whether the disk has so much left above its floor, without a look at the directory."""

@@ -181,6 +181,7 @@ class RangeProvider:
             forget_frames(error)
             return None
         if shard.nsamples not in (None, known[0].nsamples):  # one of both is wrong: the shard itself says which
+            self._spent.add(url)
             return None
         self._tables.remember(url, known)
         return known

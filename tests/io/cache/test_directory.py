@@ -355,3 +355,23 @@ def test_who_may_use_the_files_of_a_shared_directory(tmp_path, mode, shard, own)
         os.close(fd)
     assert modes == [shard, own]
     assert [stat.S_IMODE(os.stat(folder).st_mode) for folder in (directory.own, directory.tables)] == [mode, mode]
+
+
+def test_a_shard_that_cannot_be_marked_is_told_of_once(tmp_path, monkeypatch, caplog):
+    """What was to be kept may be evicted then: a warning for the directory, not for each shard."""
+    home = CacheDirectory(str(tmp_path))
+    home.make()
+    real = os.open
+
+    def refusing(path, flags, *args, **options):
+        if path.endswith(".keep"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    for name in ("a.tar", "b.tar", "a.tar"):
+        home.keep(name)
+        assert not home.is_kept(name)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{tmp_path}: shards cannot be marked as kept" in record.message

@@ -26,8 +26,8 @@ from tests.support.cache_dirs import (
 )
 from tests.support.cache_shards import described, files_open_in, texts, texts_of
 from tests.support.children import child, receive
+from wids.cache import member_tables, usage_hints
 from wids.cache import space as spaces
-from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
@@ -980,3 +980,21 @@ def test_a_store_without_locks(tmp_path, home, monkeypatch, limit):
         assert texts(reader) == texts_of(tag)
     assert len(names_in(home)) == (3 if limit is None else 2)
     assert not any(name.endswith(".part") for name in files_in(home))
+
+
+def test_a_table_that_cannot_be_saved_is_told_of_once(home, monkeypatch, caplog):
+    """The shard stays foreign, and its checksum is taken again at each opening, which may take long."""
+    path = put_file(home, "a.tar", A)
+    fd, facts = atomic.open_file(path)
+    table = member_tables.scan_table(fd, "a", facts)
+    os.close(fd)
+    space = Space(home, limit=None)
+
+    def failing(*args):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "replace", failing)
+    for _ in range(3):
+        space.adopt("a.tar", table)
+    assert [record.levelname for record in caplog.records if "cannot be saved" in record.message][:1] == ["WARNING"]
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1

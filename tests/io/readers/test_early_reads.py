@@ -250,6 +250,13 @@ def test_a_table_with_another_count(web, make, held):
     with pytest.raises(CountMismatchError):
         dataset[0]
     assert dataset.stats().range_requests == 0
+    dataset.close()
+    for name in os.listdir(dataset.cache_dir):
+        if name.endswith(".tar"):
+            os.unlink(os.path.join(dataset.cache_dir, name))
+    with pytest.raises(CountMismatchError):
+        _ = dataset[0]
+    assert sum(path.endswith(".widx") for path in web.requests) == 1  # nor is it asked for again
 
 
 def test_a_table_in_another_order(web, make, held, caplog):
