@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wids import error_log
 from wids.cache.placement import default_cache_dir
-from wids.collection import is_archive
+from wids.collection import lists_shards
 from wids.errors import without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.index.table import find_groupings
@@ -170,7 +170,7 @@ def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | No
     if not isinstance(shards, (str, os.PathLike)) or base is not None or options:
         return None
     place = os.fspath(shards)
-    return None if is_archive(place) else absolute(place)
+    return None if lists_shards(place) else absolute(place)
 
 
 def choose_name(name: str | None, shards: Any, found: ShardList) -> str:

@@ -33,6 +33,7 @@ from wids.osfiles import page_cache
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
+from wids.transport.discovery import find_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from wids.readers.base import Reader
     from wids.readers.pool import OpenShard
 
-# What a program passes as ``shards``: an index (URL, path, open file), a tar or a brace pattern, or a list of shards.
+# What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a local directory or
+# glob of tars, or a list of shards.
 ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
 Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
 # A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
@@ -65,6 +67,19 @@ def is_archive(place: str) -> bool:
     return urls.basename_of(place).lower().endswith(_ARCHIVES)
 
 
+def lists_shards(place: str) -> bool:
+    """Whether a text is a tar, a brace pattern of tars, or a local directory or glob of them; any other is an index."""
+    return is_archive(place) or _is_several(place)
+
+
+def _is_several(place: str) -> bool:
+    """Whether a text is a local directory, or a glob and no existing file."""
+    if not urls.is_local(place) or "\0" in place or "::" in place:
+        return False
+    path = os.path.expanduser(urls.local_path(place))
+    return os.path.isdir(path) or (not _GLOB.isdisjoint(path) and not os.path.lexists(path))
+
+
 def load_shards(
     shards: Shards,
     *,
@@ -77,8 +92,8 @@ def load_shards(
     """(base, shard list, options): what relative URLs were resolved against, if anything; shards; `storage_options`.
 
     Args:
-        shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; one tar or
-            brace pattern).
+        shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; a tar, a
+            brace pattern, or a local directory or glob of tars, in natural order).
         base: overrides the index's own ``base`` and its place.
         options: top-level keys that override the index's; for a list of shards, its only ones.
         allow_local: let an index from a remote place point at local files.
@@ -98,7 +113,7 @@ def load_shards(
         if not shards:
             raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
         _check_place(shards, base)
-        if is_archive(shards):
+        if is_archive(shards) or (base is None and _is_several(shards)):
             return base, _list([shards], base, options), storage_options
     elif hasattr(shards, "read"):
         data = shards.read()
@@ -584,7 +599,11 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
         for name in shards:
             if isinstance(name, str):
                 _check_place(name, base)
-    found = list_shards(shards, base=base)
+
+    def find(name: str) -> list[str] | None:
+        return [shard.url for shard in find_shards([name])] if base is None and _is_several(name) else None
+
+    found = list_shards(shards, base=base, find=find)
     if sum(found.nsamples) > MAX_COUNT:
         raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
     found.header.update(options or {})
@@ -596,7 +615,7 @@ def _check_place(place: str, base: str | None) -> None:
     """Refuse what is neither an index nor a shard, with what to do.
 
     Raises:
-        SpecError: it is a directory, a glob, or several places in one text.
+        SpecError: it is a directory or glob of a store, or several places in one text.
     """
     parts = place.split("::")
     if len(parts) > 1 and all(map(is_archive, parts)):
@@ -605,18 +624,13 @@ def _check_place(place: str, base: str | None) -> None:
         raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
     if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
         return
-    scheme = urls.scheme_of(place)
-    path = os.path.expanduser(urls.local_path(place)) if urls.is_local(place) and "\0" not in place else ""
-    if path and os.path.isdir(path):
-        tars = os.path.join(path, "*.tar")
-        ways = f"make its index (wids index create {path} -o train.json), or give a list: sorted(glob.glob({tars!r}))"
-        raise _no_shards(place, f"is a directory; {ways}")
-    if scheme not in ("", "pipe", "file") and urls.without_query(place).endswith("/"):
-        raise _no_shards(place, "is a directory; make its index (wids index create URL/ -o train.json)")
-    is_glob = not os.path.lexists(path) if path else scheme not in ("pipe", "http", "https")
-    if is_glob and not _GLOB.isdisjoint(place):
-        ways = "make its index (wids index create), or give a brace pattern ('train-{000..099}.tar') or a list"
-        raise _no_shards(place, f"is a glob; {ways}" + (f": sorted(glob.glob({path!r}))" if path else ""))
+    scheme, why = urls.scheme_of(place), "whose shards would have to be read to count their samples"
+    if scheme in ("", "pipe", "file"):
+        return
+    if urls.without_query(place).endswith("/"):
+        raise _no_shards(place, f"is a directory of a store, {why}; make its index (wids index create URL/)")
+    if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
+        raise _no_shards(place, f"is a glob of a store, {why}; make its index (wids index create 'URL')")
 
 
 def _no_shards(place: str, what: str) -> SpecError:

@@ -115,7 +115,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     Args:
         shards: a JSON index (URL, path, path-like or open file), or a compiled one (``.widsx``); or a list of
             ``{"url", "nsamples", ...}`` dicts or ``(url, nsamples)`` pairs; or local tars without an index: a path or
-            brace pattern ending in ``.tar``, or a list of them, whose samples are then counted here.
+            brace pattern ending in ``.tar``, a directory or glob of them (as ``wids index create`` takes them, in
+            natural order), or a list of these, whose samples are then counted here.
         cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
             free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds

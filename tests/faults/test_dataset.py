@@ -33,9 +33,9 @@ from wids.collection import load_shards
 from wids.columns import file
 from wids.index import urls
 from wids.index.urls import cache_name
-from wids.jobs.discovery import find_shards
 from wids.osfiles import atomic
 from wids.transport import download
+from wids.transport.discovery import find_shards
 
 
 def run_script(text):

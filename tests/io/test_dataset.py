@@ -30,6 +30,7 @@ from tests.support.shards import serve, write_index, write_json, write_shard, wr
 from wids import dataset as module
 from wids.errors import (
     ChangedShardError,
+    CompressedShardError,
     CountMismatchError,
     DecodeError,
     InputError,
@@ -130,12 +131,12 @@ def test_open_file_in_the_working_directory(index, monkeypatch):
         ([("a.tar", "many")], "nsamples"),
         (["x{0..1.tar"], "brace pattern"),
         ("", "shards is an empty text"),
-        ("no/*.tar", r"is a glob; make its index .*brace pattern.* or a list: sorted\(glob\.glob\('no/\*\.tar'\)\)"),
-        (["no/*.tar"], "is a glob"),
-        ("s3://b/*.tar", "is a glob; make its index"),
-        (".", r"is a directory; make its index \(wids index create \. .*sorted\(glob\.glob\('\./\*\.tar'\)\)"),
-        (["."], "is a directory"),
-        ("gs://b/d/", "is a directory; make its index"),
+        ("no/*.tar", r"no/\*\.tar: no file has a name like this"),
+        (["no/*.tar"], "no file has a name like this"),
+        ("s3://b/*.tar", "is a glob of a store, .* to count their samples; make its index"),
+        ("wids/order", r"wids/order: there are no \.tar files in this directory"),
+        (["wids/order"], r"there are no \.tar files in this directory"),
+        ("gs://b/d/", "is a directory of a store, .* to count their samples; make its index"),
         ("a.tar::b.tar", r"several places in one text; give a list of them: \['a\.tar', 'b\.tar'\]"),
         (["a-{0..3}.tar::b-{0..3}.tar"], "several places in one text"),
         ("a.json::s3://b/b.json", r"several indexes in one text; merge them .*wids\.mix"),
@@ -145,6 +146,41 @@ def test_what_is_no_list_of_shards_is_refused_with_a_sentence(given, message):
     """A dict, None, a number, bytes, items that say too little, and places that are no index and no shard."""
     with pytest.raises(SpecError, match=message):
         wids.ShardListDataset(given)
+
+
+@pytest.mark.parametrize(
+    "make", [str, Path, lambda place: [place], "file://{}".format], ids=["str", "Path", "list", "URL"]
+)
+@pytest.mark.parametrize("pattern", ["", "/s*.tar", "/**/*.tar", "/{s2,s}*.tar"])
+def test_a_directory_or_glob_of_tars(tmp_path, make, pattern):
+    """Its tars, each once, in natural order, are counted; no index, and so no columns, belong to it."""
+    home = tmp_path / "d"
+    home.mkdir()
+    for k in (10, 2, 1):
+        write_tar(home / f"s{k}.tar", [(f"{k}.txt", b"%d" % k)] * 1 + [(f"{k}b.txt", b"b")])
+    (home / "notes.txt").write_text("none")
+    dataset = wids.ShardListDataset(make(f"{home}{pattern}"), transformations=[])
+    first = ["s2.tar", "s1.tar", "s10.tar"] if "{" in pattern else ["s1.tar", "s2.tar", "s10.tar"]
+    assert [os.path.basename(shard["url"]) for shard in dataset.shards] == first
+    assert [*dataset.lengths] == [2, 2, 2]
+    assert dataset[4]["__key__"] == "10"
+    dataset.select([0, 5]).save(tmp_path / "view.json")
+    assert [sample["__key__"] for sample in wids.ShardListDataset(tmp_path / "view.json")] == [
+        first[0][1:-4],
+        "10b",
+    ]
+
+
+def test_a_directory_of_what_is_no_shard(tmp_path):
+    """What has an archive's name counts, as for `wids index create`: a compressed one is refused, not skipped."""
+    write_tar(tmp_path / "a.tar", [("a.txt", b"a")])
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
+    with pytest.raises(CompressedShardError, match=r"b\.tar\.gz"):
+        wids.ShardListDataset(tmp_path)
+    odd = tmp_path / "odd{0..3}"
+    odd.mkdir()
+    write_tar(odd / "x{0..2}[y].tar", [("a.txt", b"a")])
+    assert len(wids.ShardListDataset(odd)) == 1
 
 
 def test_names_that_only_look_odd(tmp_path, monkeypatch):
@@ -162,7 +198,7 @@ def test_an_index_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShardNotFoundError, match=r"none\.json"):
         wids.ShardListDataset("none.json")
-    with pytest.raises(SpecError, match=f"{tmp_path} is a directory"):
+    with pytest.raises(SpecError, match=f"{tmp_path}: there are no .tar files in this directory"):
         wids.ShardListDataset(tmp_path)
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(SpecError, match=r"x\.json: not valid JSON"):

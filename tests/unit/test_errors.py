@@ -21,8 +21,8 @@ from wids.cli.advice import with_advice
 from wids.cli.format import print_error, shown_url
 from wids.errors import FetchError, WidsError, without_secrets
 from wids.events import NotFetchedAhead, Retried, logger
-from wids.jobs.discovery import find_shards
 from wids.transport import download
+from wids.transport.discovery import find_shards
 from wids.transport.range_client import ShardBytes
 from wids.transport.upload import Target
 

@@ -26,12 +26,12 @@ from wids.errors import DecodeError, WidsError, shown
 from wids.events import Fetched, RangesRead, TableRead
 from wids.index import urls
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
-from wids.jobs.discovery import Found, look_local
 from wids.jobs.runner import TaskContext
 from wids.jobs.scan import look_remote, path_of
 from wids.osfiles import tempdirs
 from wids.readers.base import ClosedReaderError
 from wids.readers.provider import AutoProvider
+from wids.transport.discovery import Found, look_local
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: of the shard. nsamples: in it.
-        size, mark: its version; see `wids.jobs.discovery.Found`.
+        size, mark: its version; see `wids.transport.discovery.Found`.
         spec: digest of the rules.
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
         extensions: of the members, in lower case; empty where they are more than there are columns for.

@@ -26,10 +26,10 @@ from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError, without_secrets
 from wids.events import logger
 from wids.index import urls, writing
-from wids.jobs.discovery import look_local
 from wids.jobs.journal import JobJournal, format_record, parse_records
 from wids.osfiles import atomic, locks
 from wids.osfiles.index_paths import absolute
+from wids.transport.discovery import look_local
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:

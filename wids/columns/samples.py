@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from wids.collection import is_archive
+from wids.collection import lists_shards
 from wids.columns import join, sql
 from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
@@ -242,7 +242,7 @@ def beside(shards: Any, collection: ShardCollection, *, cache_dir: str | None) -
         shards = collection.shards.header.get("view_of", shards)
     if isinstance(shards, (str, os.PathLike)) and collection.provider.files.is_standard:
         name = os.fspath(shards)
-        if isinstance(name, str) and not is_archive(name):
+        if isinstance(name, str) and not lists_shards(name):
             place = place_beside(name)
     return SampleColumns(place=place, cache_dir=cache_dir, storage_options=collection.provider.storage_options)
 

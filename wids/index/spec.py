@@ -92,13 +92,20 @@ class _Scope(msgspec.Struct, frozen=True, kw_only=True):
     packs: tuple[str, ...] = ()
 
 
-def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0) -> ShardList:
+def list_shards(
+    items: Iterable[Any],
+    *,
+    base: str | None = None,
+    first: int = 0,
+    find: Callable[[str], Sequence[str] | None] = lambda _: None,
+) -> ShardList:
     """Make a shard list from what a program passes: dicts, (url, nsamples) pairs, or plain paths and brace patterns.
 
     Args:
         items: these.
         base: what relative URLs are relative to.
         first: the number that errors give to the first item.
+        find: gives the shards of a text that is the name of several; None: it is a path or brace pattern.
 
     Raises:
         SpecError: an item is none of these; ``path`` names it.
@@ -108,7 +115,8 @@ def list_shards(items: Iterable[Any], *, base: str | None = None, first: int = 0
         path = f"shards[{k}]"
         name = _plain(item)
         if isinstance(name, str):
-            for url in _expand(name, path):
+            several = find(name)
+            for url in _expand(name, path) if several is None else several:
                 shards.append(checks.resolve(base, url, path), Row(url=url, nsamples=-1), {})
             continue
         if isinstance(item, Mapping):

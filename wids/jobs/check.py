@@ -31,13 +31,13 @@ from wids.index import table as tables
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs import scan
 from wids.jobs.decode import decode_file
-from wids.jobs.discovery import look_local
 from wids.jobs.problems import Finding, Problem, VerifySettings, problem_of
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, tempdirs
 from wids.osfiles.index_paths import absolute
 from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
 from wids.transport import download, retrying
+from wids.transport.discovery import look_local
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:

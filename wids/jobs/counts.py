@@ -17,7 +17,7 @@ from wids.errors import InputError
 from wids.index import urls, writing
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
-from wids.jobs import discovery
+from wids.transport import discovery
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:

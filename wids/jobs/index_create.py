@@ -19,7 +19,6 @@ from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.counts import match_counts
-from wids.jobs.discovery import look_for_shards
 from wids.jobs.journal import unwritten
 from wids.jobs.known import KnownShards
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
@@ -27,11 +26,12 @@ from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.osfiles import atomic
 from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
+from wids.transport.discovery import look_for_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
-    from wids.jobs.discovery import Found, Sources
+    from wids.transport.discovery import Found, Sources
 
 # Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
 _PROCESSES_PAY_BYTES = 16 << 30
@@ -117,7 +117,7 @@ def create_index(
     """Write the index of the shards that ``sources`` name.
 
     Args:
-        sources: see `wids.jobs.discovery.find_shards`.
+        sources: see `wids.transport.discovery.find_shards`.
         output: path of the index. Beside it stand its ``.state``, and until it is done its ``.journal``.
         name: of the dataset.
         info: what it is, in words.

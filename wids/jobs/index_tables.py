@@ -25,13 +25,13 @@ from wids.index import checks, compiled, table_pack, urls, writing
 from wids.index import table as tables
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
-from wids.jobs.discovery import look_local
 from wids.jobs.index_edit import refuse_view
 from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.osfiles import atomic, locks, system
 from wids.osfiles.index_paths import absolute, check_output, check_place
+from wids.transport.discovery import look_local
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
 from wids.transport.upload import Target

@@ -27,11 +27,11 @@ from wids.events import logger
 from wids.index import checksums, tar, urls
 from wids.index import table as tables
 from wids.index.tar import Members
-from wids.jobs.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
 from wids.readers.header_reader import FIRST_BYTES, Window
 from wids.transport import download, retrying
+from wids.transport.discovery import Found, mark_words
 from wids.transport.range_client import ShardBytes
 from wids.transport.upload import Target
 

@@ -32,14 +32,15 @@ from wids.errors import (
 )
 from wids.index import checksums, tar, writing
 from wids.index import table as tables
-from wids.jobs import discovery, index_create, scan
-from wids.jobs.discovery import find_shards, look_local
+from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.known import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.readers.header_reader import Window
+from wids.transport import discovery
+from wids.transport.discovery import find_shards, look_local
 
 
 def read(path):
