@@ -88,6 +88,8 @@ def said(fault, **headers):
 WEAK = {
     "none": {"ETag": None, "Last_Modified": None},
     "weak tag": {"ETag": 'W/"1"', "Last_Modified": None},
+    "weak tag, small": {"ETag": 'w/"1"', "Last_Modified": None},
+    "broken tag": {"ETag": '"', "Last_Modified": None},
     "time": {"ETag": None, "Last_Modified": "Wed, 25 Nov 2026 00:00:00 GMT"},
     "empty tag": {"ETag": '""', "Last_Modified": None},
 }

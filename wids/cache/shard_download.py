@@ -16,6 +16,7 @@ from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError,
 from wids.index import checksums
 from wids.index import table as tables
 from wids.osfiles import atomic, locks, system
+from wids.policy.freshness import mark_of
 from wids.transport import download
 from wids.transport.failures import InterruptedTransferError
 
@@ -277,6 +278,14 @@ def file_digest(file: str | int, key: str, *, go_on: Callable[[], None] = lambda
     return digest.hexdigest()
 
 
-def identify(fd: int, shard: Shard, origin: str | None) -> Identity:
-    """The identity that is verified of a file that came from ``shard.url``."""
-    return msgspec.structs.replace(atomic.identify(fd, md5=shard.md5sum), etag=origin)
+def identify(fd: int, shard: Shard, origin: str | None, known: Identity | None = None) -> Identity:
+    """The identity that is verified of a file that came from ``shard.url``.
+
+    Args:
+        fd: of the file.
+        shard: what its bytes have been compared with.
+        origin: see `wids.cache.placement.Placement.origin`.
+        known: that of the same bytes, as it was verified by another index.
+    """
+    now = atomic.identify(fd, md5=shard.md5sum or (None if known is None else known.md5))
+    return msgspec.structs.replace(now, etag=mark_of(shard, origin, known))

@@ -233,9 +233,12 @@ class ShardCache:
 
     def _judge(self, shard: Shard, path: str, facts: Identity) -> tuple[MemberTable | None, str]:
         """The saved member table of a file, and why the file cannot be used; "": it can."""
-        directory, name = directory_of(path)
-        table = member_tables.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
+        table = self._load_table(shard, path, facts)
         return table, self._find_difference(shard, path, facts, table)
+
+    def _load_table(self, shard: Shard, path: str, facts: Identity) -> MemberTable | None:
+        directory, name = directory_of(path)
+        return member_tables.load_table(directory.table(name), shard.url, shard_bytes=facts.size)
 
     def _judge_by_checksum(
         self, shard: Shard, path: str, fd: int, facts: Identity, lock: locks.HeldLock
@@ -247,7 +250,9 @@ class ShardCache:
             if (mismatch := shard_download.find_mismatch(shard, fd, is_strict=True, go_on=lock.touch)) is not None:
                 key, digest, said = mismatch
                 return None, f"its {word(key)} is {digest}, the index says {said}"
-            identity = identify(fd, shard, self.placement.origin(shard.url))
+            saved = self._load_table(shard, path, facts)
+            known = saved.identity if saved is not None and saved.identity.is_same(facts) else None
+            identity = identify(fd, shard, self.placement.origin(shard.url), known)
             table = member_tables.scan_table(fd, shard.url, identity)
         except (ShardError, OSError) as error:
             return None, str(error)

@@ -106,7 +106,7 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table that a run has found, as its journal has it.
 
     Attributes:
-        url, filesize, md5sum: of its shard in the index. mark: of the shard, if it is a local file.
+        url, filesize, md5sum, crc32: of its shard in the index. mark: of the shard, if it is a local file.
         offset, length: where the table is in the spool. checksum: its CRC-32, for a disk may lose some.
     """
 
@@ -117,6 +117,7 @@ class SpooledTable(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     length: int
     checksum: int
+    crc32: str | None = None
 
 
 def pack_tables(
@@ -379,6 +380,7 @@ class _TablePacking:
             url=shard.url,
             filesize=shard.filesize,
             md5sum=shard.md5sum,
+            crc32=shard.crc32,
             mark=mark,
             offset=offset,
             length=len(data),

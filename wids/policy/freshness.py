@@ -12,6 +12,27 @@ if TYPE_CHECKING:
     from wids.index.table import Identity, MemberTable
 
 FILE = "file:"
+_CRC32 = "crc32:"
+
+
+def mark_of(shard: Shard, origin: str | None, known: Identity | None = None) -> str | None:
+    """What the table of a cached shard holds in its ``etag``: where it came from, and the CRC-32 that it has.
+
+    Args:
+        shard: what the index says of its bytes, which they were compared with.
+        origin: see `find_difference`.
+        known: what was found out of the same bytes before.
+    """
+    crc = shard.crc32 or _crc32_in(_marks(known))
+    return " ".join(filter(None, (origin, crc and _CRC32 + crc))) or None
+
+
+def _marks(identity: Identity | None) -> list[str]:
+    return [] if identity is None else (identity.etag or "").split()
+
+
+def _crc32_in(marks: list[str]) -> str:
+    return next((mark.removeprefix(_CRC32) for mark in marks if mark.startswith(_CRC32)), "")
 
 
 def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
@@ -38,13 +59,15 @@ def find_difference(  # noqa: PLR0911 - one line for each thing that may differ
         return "its member table, the record of its verification, is missing or damaged"
     if not table.identity.is_same(facts):
         return "it changed since it was verified"
-    came_from = (table.identity.etag or "").split()
+    marks = _marks(table.identity)
     for word in (origin or "").split():
-        if word not in came_from:
+        if word not in marks:
             is_file = word.startswith(FILE)
             return "its source was written anew" if is_file else "it came from another URL that has the same place"
     if shard.md5sum and table.identity.md5 != shard.md5sum:
         return f"its md5 is {table.identity.md5 or 'unknown'}, the index says {shard.md5sum}"
+    if shard.crc32 and _crc32_in(marks) != shard.crc32:
+        return f"its crc32 is {_crc32_in(marks) or 'unknown'}, the index says {shard.crc32}"
     if shard.nsamples != table.nsamples and miscounted != table.identity:
         return find_difference_in_count(shard, table)
     return ""

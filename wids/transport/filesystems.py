@@ -24,6 +24,7 @@ from wids.index import urls
 from wids.osfiles import forks
 from wids.policy import prefetching
 from wids.transport.failures import StalledTransferError
+from wids.transport.source import parse_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -129,9 +130,9 @@ def limit_of(size: int) -> float:
 
 def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
     """What tells two versions of an object apart, of what fsspec's ``info`` says of it, and whether it is strong."""
-    found = {name: str(info[name]) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
-    is_strong = any(name in found and not found[name].startswith("W/") for name in _STRONG_KEYS)
-    return tuple(text.removeprefix("W/") for text in found.values()) or None, is_strong
+    found = {name: parse_tag(str(info[name])) for name in (*_STRONG_KEYS, *_WEAK_KEYS) if info.get(name) is not None}
+    is_strong = any(name in found and found[name][1] for name in _STRONG_KEYS)
+    return tuple(text for text, _ in found.values()) or None, is_strong
 
 
 _numbers = itertools.count()

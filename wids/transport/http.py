@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wids.index import urls
 from wids.transport import filesystems
 from wids.transport.failures import InterruptedTransferError
-from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat
+from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat, parse_tag
 from wids.transport.spans import Span
 
 if TYPE_CHECKING:
@@ -185,9 +185,7 @@ class _Answer:
             self.span = Span(lo, last + 1)
         has_ranges = size == 0 or (self.is_range and size is not None)
         # A time alone never tells versions apart for certain: a copy may have that of what it replaces.
-        tag = headers.get("ETag", "")
-        opaque = tag.removeprefix("W/")
-        is_strong = tag == opaque != '""' and bool(tag)
+        opaque, is_strong = parse_tag(headers.get("ETag", ""))
         self.stat = Stat(size, opaque or headers.get("Last-Modified"), has_ranges, is_strong)
 
     async def read(self, size: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wids.transport.spans import Span
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 # The request where only size and version are wanted: a URL that is signed for GET refuses HEAD.
 HEAD = Span(0, 512)
 BLOCK_BYTES = 4 << 20
+# Some stores send strong tags without quotes, others weak ones with a small letter.
+_STRONG_TAG = re.compile(r"""(?![Ww]/)("?)[^"\s]+\1""")
+
+
+def parse_tag(tag: str) -> tuple[str, bool]:
+    """An entity tag without what says that it is weak, and whether it is strong."""
+    is_strong = _STRONG_TAG.fullmatch(tag) is not None
+    return tag if is_strong else re.sub("^[Ww]/", "", tag), is_strong
 
 
 class Stat(NamedTuple):

@@ -598,6 +598,7 @@ def test_what_cannot_be_fetched_leaves_nothing(server, cache, opened):
 CHANGES = {
     "md5": ({"md5sum": None, "filesize": None}, {"filesize": None}),
     "md5, same size": ({}, {}),
+    "crc32, same size": ({"md5sum": None}, {"md5sum": None}),
     "size": ({"md5sum": None}, {"md5sum": None}),
     "count": ({"md5sum": None, "filesize": None}, {"md5sum": None, "filesize": None}),
 }
@@ -606,13 +607,14 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_shard_written_anew_is_fetched_again(server, opened, events, what):
     """Another md5, size or number of samples in the index than the cached shard has brings the new shard."""
-    new = shards.shard("n", 3 if what == "md5, same size" else 30)
+    count = 3 if "same size" in what else 30
+    new = shards.shard("n", count)
     before, after = CHANGES[what]
     url = server.add("/a.tar", A)
-    assert opened(described(url, A, **before)) == texts_of("a")
+    has_crc32 = what.startswith("crc32")
+    assert opened(described(url, A, crc32=crc32_of(A) if has_crc32 else None, **before)) == texts_of("a")
     server.add("/a.tar", new)
-    count = len(texts_of("n", 3 if what == "md5, same size" else 30))
-    shard = described(url, new, nsamples=count, **after)
+    shard = described(url, new, nsamples=count, crc32=crc32_of(new) if has_crc32 else None, **after)
     assert opened(shard) == texts_of("n", count)
     assert events.names() == ["Rejected", "Fetched", "Opened"]
     assert what.partition(",")[0].replace("count", "samples").replace("size", "bytes") in events[0].cause
@@ -644,15 +646,33 @@ def test_an_index_with_a_wrong_count_costs_one_fetch(server, cache, events):
     assert len(server.requests) == 2
 
 
-def test_an_md5_that_the_index_learns_is_proved(server, opened, events):
-    """A shard cached without md5 is hashed, not fetched, when the index has one; and from then on it is known."""
+def crc32_of(data):
+    """As an index holds it."""
+    return f"{zlib.crc32(data):08x}"
+
+
+@pytest.mark.parametrize("has_localname", [False, True], ids=["", "localname"])
+def test_checksums_that_the_index_learns_are_proved(server, cache, events, has_localname):
+    """A shard cached without one is hashed, not fetched, when an index has it; and from then on it is known.
+
+    Also where one index has the md5 and another one the CRC-32: neither forgets what the other found out.
+    """
+    place = {"localname": lambda url: str(cache / "a.tar")} if has_localname else {}
+    opener = AutoProvider(cache_dir=str(cache), hooks=[events], **place)
     url = server.add("/a.tar", A)
-    opened(described(url, A, md5sum=None))
-    assert opened(described(url, A)) == texts_of()
-    assert events.names() == ["Hit", "Opened"]
-    assert not events[-1].has_saved_table
-    assert opened(described(url, A)) == texts_of()
-    assert events[-1].has_saved_table
+    none, md5 = described(url, A, md5sum=None), described(url, A)
+    crc32 = described(url, A, md5sum=None, crc32=crc32_of(A))
+    both = described(url, A, crc32=crc32_of(A))
+    opener.open(none).close()
+    found = []
+    for shard in (md5, md5, crc32, crc32, md5, both, none):
+        events.clear()
+        reader = opener.open(shard)
+        assert texts(reader) == texts_of()
+        reader.close()
+        assert events.names() == ["Hit", "Opened"]
+        found.append(events[-1].has_saved_table)
+    assert found == [False, True, False, True, True, True, True]
     assert len(server.requests) == 1
 
 

@@ -235,6 +235,19 @@ def test_tables_that_changed_places_in_the_spool(home):
     assert [find(str(home / f"{tag}.tar")).key(0) for tag in TAGS] == [f"{tag}0000" for tag in TAGS]
 
 
+@pytest.mark.parametrize("key", ["md5sum", "crc32"])
+def test_a_shard_that_the_index_has_another_checksum_of(home, key):
+    """What a run found of it before counts no more: a remote shard may have the same size."""
+    data = (home / "d.tar").read_bytes()
+    os.unlink(home / "d.tar")
+    with pytest.raises(ShardNotFoundError):
+        pack_tables(str(home / "train.json"), options=RunOptions(jobs=1))
+    (home / "d.tar").write_bytes(data)
+    index = read(home / "train.json")
+    index["shardlist"][0][key] = {"md5sum": "0" * 32, "crc32": "0badcafe"}[key]
+    assert pack_tables(write_json(home / "train.json", index)).known == 2
+
+
 @pytest.mark.parametrize("damage", ["spool", "journal"])
 def test_what_was_kept_is_checked(home, damage):
     """A spool or a journal that is damaged costs the work, and no more."""
