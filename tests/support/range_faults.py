@@ -1,5 +1,7 @@
 """What servers do wrong with single byte ranges; faults as in `wids.testing`, for one that has ranges."""
 
+import gzip
+
 from wids.testing import whole
 
 
@@ -51,6 +53,42 @@ def ignored(handler, body):
     """All of it, with status 200."""
     handler.span = None
     whole(handler, body)
+
+
+def elsewhere(handler, body):
+    """Another range of that length, which the head names."""
+    size = min(handler.span[1], len(body)) - handler.span[0]
+    lo = max(min(handler.span[0] + 512, len(body) - size), 0)
+    handler.begin(body, Content_Length=size, Content_Range=f"bytes {lo}-{lo + size - 1}/{len(body)}")
+    handler.end(body[lo : lo + size])
+
+
+def of_longer(handler, body):
+    """The right bytes, as a range of something longer."""
+    lo, hi = handler.span[0], min(handler.span[1], len(body))
+    handler.end(handler.begin(body, Content_Range=f"bytes {lo}-{hi - 1}/{len(body) + 512}"))
+
+
+def all_as_range(handler, body):
+    """All of it, with status 206."""
+    handler.begin(body, Content_Length=len(body), Content_Range=f"bytes 0-{len(body) - 1}/{len(body)}")
+    handler.end(body)
+
+
+def zipped_range(handler, body):
+    """The right range under ``Content-Encoding: gzip``, asked for or not."""
+    data = gzip.compress(body[slice(*handler.span)])
+    handler.begin(body, Content_Length=len(data), Content_Encoding="gzip")
+    handler.end(data)
+
+
+def chunked(handler, body):
+    """A good answer in chunks, no length announced."""
+    data = handler.begin(body, Content_Length=None, Transfer_Encoding="chunked")
+    for at in range(0, len(data), 1000):
+        piece = data[at : at + 1000]
+        handler.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+    handler.end(b"0\r\n\r\n")
 
 
 def replaced(new):
