@@ -55,10 +55,16 @@ def fingerprint_of(names: Sequence[str], nsamples: Sequence[int]) -> str:
     return state.hexdigest()
 
 
+def _plain(url: str) -> str:
+    if urls.is_web(url):
+        return urls.plain_name(url)
+    return f"file://{urls.local_path(url)}" if urls.scheme_of(url) == "file" else url
+
+
 def portable_names(names: Sequence[str]) -> list[str]:
     """What tells shards apart, without the place where they are kept and without signatures."""
-    paths = [_SIGNED.sub(r"\1", url) if "?" in url else url for url in names]
-    paths = [urls.plain_name(path) if "%" in path and urls.is_web(path) else path for path in paths]
+    paths = [_SIGNED.sub(r"\1", url) if "?" in url and urls.is_web(url) else url for url in names]
+    paths = [_plain(path) if "%" in path else path for path in paths]
     bare = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
     if len(set(bare)) == len(bare):
         return bare

@@ -18,7 +18,7 @@ from wids.errors import TableError
 from wids.index import sections, urls
 from wids.index.mapped_columns import hash_of
 from wids.index.shardlist import MAX_SHARDS
-from wids.index.writing import relative_to
+from wids.index.writing import name_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +64,8 @@ class Directory:
 
 def name_in(place: str, url: str) -> str:
     """What a shard is called in the pack at ``place``: relative to its directory where it lies below it."""
-    name = relative_to(url, urls.directory_of(place))
-    return urls.plain_name(name) if name != url and urls.is_web(url) else name
+    name = name_below(url, urls.directory_of(place))
+    return urls.plain_name(name) if name and urls.is_web(url) else name or url
 
 
 def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> bytes:

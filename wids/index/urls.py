@@ -32,6 +32,8 @@ _QUERY = re.compile(r"[?#]")
 _PARAMETER = re.compile(r"[^/?#=]*=")
 # Of a name: what ends a URL's path, or quotes nothing; what could be meant in two ways; what stands for the first.
 _UNQUOTED, _AMBIGUOUS = re.compile(r"[#?]|%(?![0-9A-Fa-f]{2})"), re.compile(r"\?|%[0-9A-Fa-f]{2}")
+# Of a relative path: what would be read as a home directory, a program or a chain.
+_MISREAD = re.compile(r"~|pipe:|[^/]*::")
 _SPECIAL, _QUOTED = re.compile(r"[#%?]"), re.compile(r"%(?:23|25|3[Ff])")
 _LOCAL = frozenset({"", "file", "local"})
 # Through these, fsspec reads local files, or files that the text behind the URL names.
@@ -128,7 +130,7 @@ def without_access(url: str) -> str:
     user without the password where it is part of the place (``sftp://user@host/``, ``abfs://container@account/``).
     """
     head, path, query = _split(url)
-    scheme = scheme_of(head.rpartition("::")[2])
+    scheme = _scheme_behind(head)
     is_token = scheme in _WITH_QUERY or scheme in _SERVICES
     head = _USER.sub("", head) if is_token else _PASSWORD.sub(r"\1@", head)
     return head + path + ("" if "." in posixpath.basename(path) else query)
@@ -230,15 +232,19 @@ def join(base: str | None, url: str) -> str:
         return url
     head, path, _ = _split(base)
     if not head:
-        return url if url.startswith("/") else posixpath.normpath(posixpath.join(path, url))
-    has_query = scheme_of(head.rpartition("::")[2]) in _WITH_QUERY
+        if url.startswith("/"):
+            return url
+        path = posixpath.normpath(posixpath.join(path, url))
+        return f"./{path}" if url.startswith("./") and _MISREAD.match(path) else path
+    scheme = _scheme_behind(head)
+    has_query = scheme in _WITH_QUERY
     if has_query and url.startswith("//"):
         return head.partition("//")[0] + url
     name, query = url, ""
     if has_query and _SPECIAL.search(url):
         name, query = _quote_name(url)
-    elif scheme_of(head.rpartition("::")[2]) in _LOCAL:  # whose path is unquoted
-        name = url.replace("%", "%25")
+    elif scheme in _LOCAL:  # whose path is unquoted
+        name = url.replace("%", "%25").replace("::", "%3A%3A")
     if url.startswith("/"):
         return head + name + query
     path = f"{path}{'' if path.endswith('/') else '/'}{name}"
@@ -267,7 +273,12 @@ def relative_name(name: str) -> str:
 
 def is_web(url: str) -> bool:
     """Whether letters of names are quoted in this URL, as in http(s) ones."""
-    return scheme_of(url.rpartition("::")[2] if _is_chain(url) else url) in _WITH_QUERY
+    return _scheme_behind(url) in _WITH_QUERY
+
+
+def _scheme_behind(url: str) -> str:
+    """The scheme of a URL, or of the last one of a chain."""
+    return scheme_of(url.rpartition("::")[2] if _is_chain(url) else url)
 
 
 def plain_name(name: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KIND = "wids-shard-index-v1"
 _DIGITS = re.compile(r"(\d+)")
-# What a relative name must not begin with or hold, for it would be read as a URL or a home directory.
+# What a relative name must not begin with or hold, for it would be read as a URL or a home directory; with ./ it may.
 _NOT_RELATIVE = re.compile(r"~|/|pipe:|.*(::|://)", re.DOTALL)
 
 
@@ -61,11 +61,17 @@ def relative_to(place: str, home: str | None) -> str:
         place: a URL or an absolute path, also as `writable` gives it.
         home: a URL or an absolute path.
     """
+    name = name_below(place, home)
+    return place if not name or _NOT_RELATIVE.match(name) else name
+
+
+def name_below(place: str, home: str | None) -> str:
+    """What of ``place`` is behind ``home``; "" where it does not lie below it."""
     if not home:
-        return place
+        return ""
     full = urls.local_path(place) if place.startswith("file:///") and home.startswith("/") else place
     name = full.removeprefix(home if home.endswith("/") else home + "/")
-    return place if name == full or not name or _NOT_RELATIVE.match(name) else name
+    return "" if name == full else name
 
 
 def writable(place: str) -> str:
@@ -83,16 +89,19 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
     """
     name = relative_to(place, home)
     if name == place:
-        return writable(place)
+        below = name_below(place, home)
+        is_name = below and not urls.is_web(place) and not below.startswith("/") and "://" not in below
+        return f"./{below}" if is_name else writable(place)
     if not urls.is_web(place):
         return urls.relative_name(name)
     return name if urls.is_web(base or place) else urls.relative_name(unquote(name))
 
 
 def common_directory(places: Sequence[str]) -> str:
-    """The deepest directory that all of them lie in; ``""`` where there is none."""
+    """The deepest directory that all of them lie in; ``""`` where there is none. Of ``file:`` URLs, a path."""
     found: str | None = None
-    for directory in dict.fromkeys(map(urls.directory_of, places)):
+    plain = (urls.local_path(place) if place.startswith("file:///") else place for place in places)
+    for directory in dict.fromkeys(map(urls.directory_of, plain)):
         if found is None:
             found = directory
         while found and directory != found and not directory.startswith(found.rstrip("/") + "/"):

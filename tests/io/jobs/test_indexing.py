@@ -695,7 +695,7 @@ def test_urls_are_relative_where_they_can_be(tmp_path, ranged):
     odd = write_shard(tmp_path / "out/x::y.tar", 1)
     output = str(tmp_path / "out/i.json")
     create_index([inside, outside, far, odd], output)
-    assert urls_in(output) == ["d/a.tar", outside, far, f"file://{tmp_path}/out/x%3A%3Ay.tar"]
+    assert urls_in(output) == ["d/a.tar", outside, far, "./x::y.tar"]
     dataset = ShardListDataset(output, cache_dir=str(tmp_path / "cache"))
     assert len([dataset[i] for i in range(len(dataset))]) == 6
 
