@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wids.collection import CLOSED
+from wids.index.selection import no_sample
 from wids.policy import prefetching
 from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShard
@@ -65,7 +66,7 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
         IndexError: a negative one is out of range; ``get_shard`` decides about the others.
     """
     if index < -total:
-        raise IndexError(f"sample {index} of a dataset of {total}")
+        raise no_sample(index, total)
     index += total if index < 0 else 0
     shard, row, desc = get_shard(index)
     row = operator.index(row)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import operator
 import os
 from bisect import bisect_right
@@ -24,7 +25,7 @@ from wids.errors import CountMismatchError, SpecError, shorten, shown, without_s
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of_part
-from wids.index.selection import RepeatedRows
+from wids.index.selection import RepeatedRows, no_sample
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
@@ -381,7 +382,7 @@ class ShardCollection:
         plain: int = index if type(index) is int else to_int(index)
         total = self.ends[-1] if self.ends else 0
         if not -total <= plain < total:
-            raise IndexError(f"sample {plain} of a dataset of {total}")
+            raise no_sample(plain, total)
         return plain + total if plain < 0 else plain
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -503,11 +504,13 @@ class ShardCollection:
         missing = [field for field in fields if not table.ids_of((field,))]
         if missing and table.nsamples:
             there = [*map(shorten, sorted(table.extensions)[:_NAMED])] + ["..."] * (len(table.extensions) > _NAMED)
+            close = [each for name in missing for each in difflib.get_close_matches(name, table.extensions, n=1)]
             logger.warning(
-                "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)",
+                "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)%s",
                 without_secrets(reader.url, reader.url),
                 ", ".join(map(shown, missing)),
                 ", ".join(there),
+                f"; did you mean {shorten(close[0])}?" if close else "",
             )
 
     def warn_of_misses(self, name: str) -> None:

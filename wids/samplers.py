@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch.distributed
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
@@ -108,6 +108,7 @@ class _EpochSampler(Sampler[int]):
             if num_samples is not None:
                 raise ValueError(f"num_samples is {num_samples!r}; a part of a mixture is a mixture of parts (views)")
             self._epoch_size, self._takes_epoch_size, self._layout = len(dataset), True, layout(dataset)
+        self._whole = len(dataset) if num_samples is None and chunks is None else None  # what the whole range was
         self._length: int | None = None
         self._cursor: cursor.Cursor = cursor.NotStarted()
         self._origin = START
@@ -185,7 +186,7 @@ class _EpochSampler(Sampler[int]):
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
         if self._mixing is not None:
             raise ValueError("the chunks of a mixture are those of its sources, and cannot be assigned")
-        self._chunks, self._length = parse_ranges(ranges), None
+        self._chunks, self._length, self._whole = parse_ranges(ranges), None, None
 
     @property
     def dslength_per_replica(self) -> int:
@@ -224,7 +225,7 @@ class _EpochSampler(Sampler[int]):
 
         Without arguments it is the position after the last index that was drawn. A DataLoader with workers draws
         indices ahead of the samples that it returns, so the training loop gives the number of samples it received, in
-        one of two ways.
+        one of two ways; without that, there is a warning.
 
         Args:
             consumed: samples that this rank received from the present iteration.
@@ -236,6 +237,13 @@ class _EpochSampler(Sampler[int]):
         now = self._cursor
         run = cursor.current_run(now, is_counted=bool(consumed or yielded))
         is_over = run is not None and not isinstance(now, cursor.Running)
+        if run is not None and consumed is None and yielded is None and _is_ahead(run, is_over=is_over):
+            warnings.warn(
+                "state_dict() counts the samples of batches that workers of the DataLoader have drawn ahead, and a "
+                "resumed loop would not get them; write state_dict(consumed=samples that the loop has received in this "
+                "iteration), or state_dict(batches=...) of a MixtureBatchSampler",
+                stacklevel=2,
+            )
         if run is None:  # the next iteration
             run, config = Run(), self._config()
             run.begin(config, cursor.next_place(now, config))
@@ -400,16 +408,21 @@ class _EpochSampler(Sampler[int]):
         )
 
     def _check_fits(self) -> None:
-        """See that the dataset has all samples that are to be read.
+        """See that the dataset has all samples that are to be read, and where all of it is to be read, no others.
 
         Raises:
-            InputError: it has fewer.
+            InputError: it has fewer, or more.
         """
         end = self._hi if self._chunks is None else int(self._chunks[:, 1].max(initial=0))
         if hasattr(self.dataset, "__len__") and len(self.dataset) < end:
             raise InputError(
                 f"the sampler was made for samples up to {end:,}, and the dataset has {len(self.dataset):,}; where a "
                 "dataset has changed, make the sampler anew"
+            )
+        if self._whole is not None and self._mixing is None and len(self.dataset) > self._whole:
+            raise InputError(
+                f"the sampler was made for all {self._whole:,} samples of its dataset, which has {len(self.dataset):,} "
+                "now; make the sampler anew, or say num_samples to read a part"
             )
 
     def _copies(self, boundaries: Indices | None, regrouping: Regrouping | None, *, seed: int) -> Copies:
@@ -424,7 +437,16 @@ class _EpochSampler(Sampler[int]):
         return self._weighted[1]
 
     def _prefetch(self, run: Run) -> Prefetcher | None:
-        """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``."""
+        """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
+
+        Raises:
+            InputError: a DataLoader draws it that reads another dataset.
+        """
+        loader = _drawing_loader()
+        if loader is not None:
+            _check_same(self.dataset, getattr(loader, "_dataset", None))
+            if isinstance(loader, getattr(dataloader, "_MultiProcessingDataLoaderIter", ())):
+                run.loader = weakref.ref(loader)
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
@@ -696,9 +718,44 @@ class ShardListSampler(_EpochSampler):
             raise ValueError(f"lengths is {given!r:.200}; it must be the number of samples in each shard")
         chunks = np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
         super().__init__(dataset, chunks=chunks, window=window, seed=seed, shuffle=True, shufflefirst=shufflefirst)
+        if lengths is None and hasattr(dataset, "__len__") and len(dataset) == ends[-1:].sum():
+            self._whole = len(dataset)
 
 
 ShardedSampler = ShardListSampler
+
+
+def _drawing_loader() -> Any:
+    """The iterator of a DataLoader that draws now, if one does."""
+    method = getattr(getattr(dataloader, "_BaseDataLoaderIter", None), "_next_index", None)
+    code = getattr(method, "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def _is_ahead(run: Run, *, is_over: bool) -> bool:
+    """Whether workers of a DataLoader have drawn batches of a run that their loop has not received."""
+    if run.loader is None:
+        return False
+    loader: Any = run.loader()
+    if loader is None:  # the loop was left
+        return not is_over
+    return bool(getattr(loader, "_send_idx", 0) > getattr(loader, "_rcvd_idx", 0))
+
+
+def _check_same(own: Any, read: Any) -> None:
+    """See that a DataLoader's dataset is as long as its sampler's, where both are datasets of shards.
+
+    Raises:
+        InputError: it is not.
+    """
+    if read is not own and hasattr(own, "shards") and hasattr(read, "shards") and len(own) != len(read):
+        raise InputError(
+            f"the DataLoader reads a dataset of {len(read):,} samples, and its sampler was made for one of "
+            f"{len(own):,}; give both the same dataset"
+        )
 
 
 def _loading_node() -> Any:

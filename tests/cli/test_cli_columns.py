@@ -176,3 +176,11 @@ def test_bad_sql(index):
     assert 'Referenced column "wdth" not found' in words
     assert "in: select wdth from samples; the columns of samples are index, shard, row, key, bytes, bin_bytes" in words
     assert "this is DROP" in complaint(1, "query", index, "drop view samples")
+
+
+def test_a_condition_is_no_query(index):
+    """It is said which command takes one."""
+    run_ok("columns", "create", index, "--field", ".cls=label")
+    told = complaint(1, "query", index, "label = 3")
+    assert told.endswith("a condition alone is for `wids view INDEX --where`; a query is a whole SELECT")
+    assert "--where" not in complaint(1, "query", index, "select nothing from samples")

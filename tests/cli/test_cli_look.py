@@ -171,7 +171,7 @@ def test_info_of_a_first_shard_that_is_broken(tmp_path):
 def test_ls(index):
     """A line for each sample: index, shard, row, key, fields and their sizes in bytes."""
     lines = run_ok("ls", index).splitlines()
-    assert lines[0].split() == ["index", "shard", "row", "key", "fields"]
+    assert lines[0].split() == ["index", "shard", "row", "key", "fields=bytes"]
     assert lines[1].split() == ["0", "0", "0", "s0-000", ".txt=6", ".cls=1", ".bin=40"]
     assert [line.split()[3] for line in lines[4:]] == [f"s1-00{k}" for k in range(4)] + ["s2-000", "s2-001"]
     assert len({line.index("s") for line in lines[1:]}) == 1  # a column

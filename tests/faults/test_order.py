@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wids
@@ -424,3 +424,44 @@ def test_masking_is_settled_when_an_iteration_begins():
     next(running)
     sampler.tail = "mask"
     assert not any(isinstance(index, MarkedIndex) for index in running)
+
+
+# --- a state that a loop's workers are ahead of
+
+
+@pytest.mark.parametrize("batching", ["batch_size", "batch_sampler", "batch_size=None"])
+def test_a_state_of_batches_that_the_loop_has_not_had_is_warned_of(batching):
+    """While workers are ahead, and after the loop was left; not where the loop counts, nor at the end of an epoch."""
+    sampler = alone(Numbers(60))
+    options = {
+        "batch_size": {"sampler": sampler, "batch_size": 2},
+        "batch_sampler": {"batch_sampler": BatchSampler(sampler, batch_size=2, drop_last=False)},
+        "batch_size=None": {"sampler": sampler, "batch_size": None},
+    }[batching]
+    loader = DataLoader(Numbers(60), num_workers=1, **options)
+    batches = iter(loader)
+    next(batches)
+    with pytest.warns(UserWarning, match=r"drawn ahead, .* write state_dict\(consumed=samples that the loop has recei"):
+        sampler.state_dict()
+    assert sampler.state_dict(consumed=2)["position"] == sampler.state_dict(yielded=2)["position"] == 2
+    del batches
+    gc.collect()
+    with pytest.warns(UserWarning, match="drawn ahead"):
+        sampler.state_dict()
+    sampler.set_epoch(1)
+    for _ in loader:
+        pass
+    assert sampler.state_dict()["position"] == 60
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+def test_loops_that_no_workers_are_ahead_of_are_not_warned_of():
+    """Without workers, and in a loader that asks by itself."""
+    sampler = alone(Numbers(60))
+    for _ in zip(range(3), DataLoader(Numbers(60), sampler=sampler, batch_size=2), strict=False):
+        assert sampler.state_dict()["position"] % 2 == 0
+    for workers in (0, 1):
+        sampler = alone(Numbers(60))
+        loader = StatefulDataLoader(Numbers(60), sampler=sampler, batch_size=2, num_workers=workers)
+        for _ in zip(range(3), loader, strict=False):
+            assert loader.state_dict()

@@ -840,6 +840,8 @@ def test_fields_that_no_sample_has_are_told(tmp_path, caplog):
     for fields in (None, ".txt", (".cls", ".bin")):
         assert len([*wids.ShardListDataset(index, fields=fields)]) == 6
     assert not caplog.records
+    assert wids.ShardListDataset(index, fields=(".tcls",))[0]["__key__"]
+    assert caplog.records[-1].getMessage().endswith("(other shards were not looked at); did you mean .cls?")
     with pytest.raises(TypeError, match=r"fields has 3; it holds extensions"):
         wids.ShardListDataset(index, fields=(".cls", 3))
 
@@ -973,7 +975,12 @@ def failing_datasets(directory):
     return {
         "count": (wrong, 0, CountMismatchError, ["s0.tar: holds 3 samples, and the index says 2"]),
         "missing": (gone, 8, ShardNotFoundError, ["gone.tar", "there is no file"]),
-        "changed": (other, 0, ChangedShardError, ["s0.tar", "filesize 5"]),
+        "changed": (
+            other,
+            0,
+            ChangedShardError,
+            ["s0.tar", "filesize 5; upload or copy the shard again; if it was wr"],
+        ),
         "junk": ([(str(junk), 1)], 0, TarError, ["junk.tar"]),
         "unsafe": (pickled, 0, UnsafeFormatError, [".pkl", "'a'", "p.tar"]),
         "damaged": (damaged, 0, DecodeError, [".jpg", "'a'", "d.tar"]),
@@ -1422,6 +1429,41 @@ def test_an_argument_that_is_misspelt(index, make, name, words):
     assert str(caught.value) == f"{make.__name__}.__init__() got an unexpected keyword argument {words}"
     assert name not in inspect.signature(make.__init__).parameters
     assert len(inspect.signature(make.__init__).parameters) > 4
+
+
+def test_a_sampler_of_a_dataset_that_has_grown(index):
+    """Is an error, for it would read a part; not where a part, or lengths, were asked for."""
+    dataset = wids.ShardListDataset(index)
+    shards = dataset.shards
+    dataset.shards = shards[:1]
+    samplers = [wids.DistributedChunkedSampler(dataset), wids.ChunkedSampler(dataset), wids.ShardListSampler(dataset)]
+    lasting = [wids.ChunkedSampler(dataset, num_samples=3), wids.ShardListSampler(dataset, lengths=[3])]
+    lasting.append(wids.ChunkedSampler(dataset))
+    lasting[-1].ranges = [(0, 3)]
+    dataset.shards = shards
+    for sampler in samplers:
+        for ask in (len, list, lambda sampler: sampler.state_dict()):
+            with pytest.raises(InputError, match=r"made for all 3 samples of its dataset, which has 9 now; make the"):
+                ask(sampler)
+    for sampler in lasting:
+        assert sorted(sampler) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_of_another_dataset_than_the_loaders(index, workers):
+    """Is an error where the two differ in length; a dataset around the sampler's own may be anything."""
+    dataset = wids.ShardListDataset(index)
+    part = dataset.select(range(4))
+    for sampler, loaded in ((wids.ChunkedSampler(part), dataset), (wids.ChunkedSampler(dataset), part)):
+        told = (
+            f"reads a dataset of {len(loaded)} samples, and its sampler was made for one of {len(sampler)}; give both"
+        )
+        with pytest.raises(InputError, match=told):
+            next(iter(DataLoader(loaded, sampler=sampler, num_workers=workers, collate_fn=list)))
+    sampler = wids.ChunkedSampler(part)
+    for right in (part, wids.ShardListDataset(index).select(range(4)), torch.utils.data.ConcatDataset([dataset])):
+        loader = DataLoader(right, sampler=sampler, num_workers=workers, collate_fn=list)
+        assert sorted(sample["__index__"] for (sample,) in loader) == [0, 1, 2, 3]
 
 
 def test_a_sampler_of_a_dataset_that_has_shrunk(index):

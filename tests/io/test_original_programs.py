@@ -411,7 +411,7 @@ def test_iteration_ends(ds):
     """``for s in ds`` ends after the last sample, and so does list(); past the end is an IndexError."""
     assert [s["__index__"] for s in ds] == list(range(TOTAL))
     for index in (TOTAL, TOTAL + 5, -TOTAL - 1):
-        with pytest.raises(IndexError, match=f"sample {index} of a dataset of {TOTAL}"):
+        with pytest.raises(IndexError, match=f"sample {index} of a dataset of {TOTAL}; indices are 0 to {TOTAL - 1} "):
             ds[index]
 
 

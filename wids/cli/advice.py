@@ -15,6 +15,7 @@ _ADVICE = {
     "format_files": "for other files use --format files",
     "format_files_too": "or say --format files",
     "format_either": "--format folder, or --format files",
+    "condition": "a condition alone is for `wids view INDEX --where`; a query is a whole SELECT",
     "samples": "cut shards by --samples",
     "missing": "with --missing null, what cannot be parsed is null",
     "classes": "--classes FILE is such a list",

@@ -6,6 +6,7 @@ This module is light; heavy ones are imported when the command runs, and torch n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,7 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.cli.options import check_index
     from wids.collection import ShardCollection, load_shards
     from wids.columns.samples import beside
+    from wids.errors import QueryError
     from wids.readers.provider import AutoProvider
 
     check_index(index)
@@ -117,7 +119,13 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)
     collection = ShardCollection(shards, provider)
     collection.count_unknown(shards)
-    return beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection).query(collection, sql)
+    columns = beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection)
+    try:
+        return columns.query(collection, sql)
+    except QueryError as error:
+        if not re.match(r"\W*(select|with|from|values|describe|summarize|show|pivot|explain)\b", sql, re.IGNORECASE):
+            error.hint = "condition"
+        raise
 
 
 def _check_names(names: list[str], sql: str) -> None:

@@ -198,6 +198,8 @@ def _decode_image(options: Options, data: bytes) -> Any:
     try:
         image = Image.open(io.BytesIO(data), formats=_image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
+        if not data:
+            raise DecodeError("it is empty, which no image is; pack the sample again, or leave it out") from error
         raise DecodeError(
             f"its {len(data):,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
             f"or register a decoder with wids.register_decoder (known are {', '.join(_image_formats())})"

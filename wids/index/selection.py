@@ -129,6 +129,12 @@ def pick(
     return new, found
 
 
+def no_sample(index: int, n: int) -> IndexError:
+    """The error for an index that a dataset of ``n`` samples does not have."""
+    right = f"; indices are 0 to {n - 1} (-1 is the last one)" if n else ""
+    return IndexError(f"sample {index} of a dataset of {n}{right}")
+
+
 def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
     """The indices that a program has selected, ascending, each once; and how many came again.
 
@@ -158,7 +164,7 @@ def parse_indices(given: Any, n: int) -> tuple[Integers, int]:
         )
     for index in (int(array.min()), int(array.max())):
         if not -n <= index < n:
-            raise IndexError(f"sample {index} of a dataset of {n}")
+            raise no_sample(index, n)
     found = array.astype(np.int64)
     found = np.where(found < 0, found + n, found)
     if not (np.diff(found) > 0).all():

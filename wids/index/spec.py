@@ -52,6 +52,7 @@ PACKS = "member_tables"
 _MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum", "crc": "crc32"}
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
+_HEAD = 200  # bytes that tell a web page
 # Files of a few lines that name each other again and again make a million of themselves.
 _MAX_SOURCES = 10_000
 
@@ -212,6 +213,14 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
     try:
         raw = _decode(data)
     except (ValueError, RecursionError) as error:
+        text = data[:_HEAD] if isinstance(data, str) else data[:_HEAD].decode("latin-1")
+        if text.lstrip("\ufeff\xef\xbb\xbf \t\r\n").lower().startswith(("<!doctype", "<html", "<?xml")):
+            raise SpecError(
+                f"{checks.where(place)}not valid JSON: it is a web page or XML, perhaps of a login; look at "
+                "it in a browser, and see whether the address needs credentials",
+                path="",
+                url=place,
+            ) from error
         raise SpecError(
             f"{checks.where(place)}not valid JSON ({error}); an index is made by `wids index create`",
             path="",
@@ -257,6 +266,8 @@ class _SpecParser:
     def read(self, raw: dict[str, Any], place: str | None, base: str | None) -> None:
         """Read the top-level index."""
         index = checks.convert(raw, _Index, place=place)
+        if raw.keys().isdisjoint(("wids_version", "shardlist", "datasets")):
+            checks.fail(place, "", 'has no "shardlist"; an index is made by `wids index create`')
         if index.wids_version != 1:
             found = "is missing" if index.wids_version is None else f"is {index.wids_version}"
             checks.fail(place, "wids_version", f"{found}; this wids reads version 1")

@@ -19,7 +19,7 @@ from wids.order.state import EpochPosition, check_order
 from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from wids.order.config import EpochConfig
     from wids.order.cursor import Cursor
@@ -35,12 +35,14 @@ class Run:
     Attributes:
         loaded: where it is to begin, if not where the sampler is.
         config: what it follows. place: where it began. Both are there once it ``is_begun``.
+        loader: refers to the iterator of a DataLoader with workers that draws it; None: no such one does.
     """
 
     loaded: Loaded | None = None
     config: EpochConfig
     place: EpochPosition
     is_begun = False
+    loader: Callable[[], object] | None = None
     # Indices handed on, the present block's included, and that block. One tuple, so that a signal handler or another
     # thread sees both from the same moment.
     _at: tuple[int, Iterator[int]] = (0, iter(()))

@@ -152,7 +152,7 @@ class InPlaceProvider:
             if shard.filesize not in (None, facts.size):
                 raise ChangedShardError(
                     f"{shard.url}: {path} has {facts.size} bytes, and the index says filesize {shard.filesize}; "
-                    "the shard or the index is out of date: write the index again (wids index create)",
+                    "upload or copy the shard again; if it was written anew, write the index again (wids index create)",
                     shard=shard.url,
                     expected=shard.filesize,
                     found=facts.size,

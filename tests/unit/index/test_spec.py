@@ -373,6 +373,12 @@ def test_not_json(text):
     """Whatever it is, also 100,000 levels deep or a number of 5,000 digits: a SpecError that names the index."""
     message = refuse(text, "")
     assert "not valid JSON" in message
+    assert ("it is a web page" in message) == (text == "<html></html>")
+
+
+def test_an_object_that_is_no_index():
+    """Of other keys: what an index has is named, not its version."""
+    assert 'has no "shardlist"; an index is made by `wids index create`' in refuse('{"shards": []}', "")
 
 
 @pytest.mark.parametrize("text", ["[]", "5", "null", '"text"', '[{"url": "a.tar", "nsamples": 1}]'])

@@ -49,7 +49,7 @@ def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> It
             rows = listed.collection.rows_of(found["shard"])[first : first + hi - found["index"]]
             width = max([width, *(ends[row + 1] - ends[row] for row in rows)])
             if shard < 0:
-                yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  fields"
+                yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  fields=bytes"
             shard = found["shard"]
         fields = " ".join(f"{printable(name)}={size}" for name, size in found["fields"].items())
         yield f"{found['index']:>{a}}  {shard:>{b}}  {found['row']:>{c}}  {printable(found['key']):{width}}  {fields}"
