@@ -736,7 +736,7 @@ def test_warm_that_is_ended(number, code, words, server, cache):
             assert gate.entered.wait(PATIENCE_SECONDS)
         process.send_signal(getattr(signal, f"SIG{number}"))
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, out, err) == (code, "", f"wids: {words}\n")
+    assert (process.returncode, out, err) == (code, "", f"wids: {words}; run it again to continue\n")
     (name,) = names_in(cache)
     assert files_in(cache) == [f".wids/tables/{name}.widx", name]
 

@@ -194,6 +194,7 @@ def test_a_signal_leaves_the_old_index(server, number, code):
         gate.go.set()
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code
+    assert err.splitlines()[-1].endswith("; run it again to continue")
     assert "Traceback" not in err
     assert Path("i.json").read_text() == old
     assert sorted(os.listdir()) == ["i.json", "i.json.journal"]

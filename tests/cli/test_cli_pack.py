@@ -425,6 +425,7 @@ def test_signals_leave_no_half_shard(tmp_path, number, code):
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code
+    assert err.splitlines()[-1].endswith("; run it again to continue")
     assert "Traceback" not in err
     tars = [f"rows-{k:02d}.tar" for k in range(30) if k != 10]
     expected = [*tars, *(f"{name}.widx" for name in tars), f"rows.json{SUFFIX}"]

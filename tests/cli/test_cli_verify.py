@@ -561,6 +561,8 @@ def test_report(tmp_path):
     assert "sample 'a' .png" in lines[4]
     assert re.search(r"train.json: 5 shards of .* and 9 samples looked at in", out)
     assert err == f"wids: {index}: 3 of 5 shards are wrong (decode 1, missing 1, size 1, tar 1)\n"
+    way = f"wids view {index} --exclude bad.jsonl -o good.json"
+    assert lines[-1] == f"to leave these samples out: --report bad.jsonl, then {way}"
 
 
 def test_report_of_a_sound_dataset(tmp_path):
@@ -638,8 +640,9 @@ def test_interrupted(tmp_path, server, number, code):
     with spawn("verify", url, env={"TMPDIR": os.fspath(tmp_path)}) as process:
         assert gate.entered.wait(PATIENCE_SECONDS)
         process.send_signal(number)
-        process.communicate(timeout=PATIENCE_SECONDS)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code
+    assert "again" not in err  # without an index of its own it has no journal
     assert os.listdir(tmp_path) == []
 
 

@@ -62,11 +62,11 @@ class _Commands(CommandGroup):
             if _is_debug() or error.errno == errno.EPIPE:  # the reader closed the pipe (| head): typer exits quietly
                 raise
             _fail_output(error)
-        except KeyboardInterrupt:
-            _end_interrupted()
+        except KeyboardInterrupt as interrupt:
+            _end_interrupted(str(interrupt))
         except EndedBySignal as end:
             with contextlib.suppress(OSError):  # a terminal that is gone
-                print_error(f"ended by {end.name}")
+                print_error("; ".join(filter(None, (f"ended by {end.name}", end.advice))))
             raise
         return done
 
@@ -146,11 +146,11 @@ def _open_standard_files() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
-def _end_interrupted() -> NoReturn:
+def _end_interrupted(advice: str = "") -> NoReturn:
     """Exit with 130; to be called in an ``except KeyboardInterrupt`` block."""
     if _is_debug():
         raise  # noqa: PLE0704 - the interrupt that is being handled
-    print_error("interrupted")
+    print_error("; ".join(filter(None, ("interrupted", advice))))
     raise SystemExit(130) from None
 
 

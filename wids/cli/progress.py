@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from wids.cli.format import count_of, format_size
-from wids.cli.signals import Signals
+from wids.cli.signals import Signals, resumable
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def progress(unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
 
 @contextlib.contextmanager
 def job_bar(
-    verb: str, unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True
+    verb: str, unit: Literal["bytes", "items"] = "items", *, is_shown: bool = True, resumes: bool = True
 ) -> Iterator[Callable[[JobProgress], None]]:
     """The bar of a job while the block runs, without log lines in it, and signals end the block as `Signals` has it.
 
@@ -129,6 +129,7 @@ def job_bar(
         verb: the work on the shards, as ``indexing``.
         unit: see `progress`.
         is_shown: likewise.
+        resumes: the same command goes on where one was that a signal ended, which then says so.
     """
     start = time.monotonic()
     with Signals(), quiet(), progress(unit, is_shown=is_shown) as bar:
@@ -146,4 +147,5 @@ def job_bar(
             else:
                 bar.update(job.ended, total=job.shards, words=words)
 
-        yield show
+        with resumable(is_so=resumes):
+            yield show

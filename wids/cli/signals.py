@@ -17,15 +17,28 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+_AGAIN = "run it again to continue"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedBySignal(SystemExit):
-    """A signal ends the process; ``code`` is 128 + its number, ``name`` as ``"SIGTERM"``."""
+    """A signal ends the process; ``code`` is 128 + its number, ``name`` as ``"SIGTERM"``, ``advice`` what to do."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.name = signal.Signals(number).name
+        self.name, self.advice = signal.Signals(number).name, ""
+
+
+@contextlib.contextmanager
+def resumable(*, is_so: bool = True) -> Iterator[None]:
+    """A signal that ends the block says that the same command goes on where this one was, if ``is_so``."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_AGAIN if is_so else "") from None
+    except EndedBySignal as end:
+        end.advice = _AGAIN if is_so else ""
+        raise
 
 
 class Signals:

@@ -125,8 +125,9 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
         )
     from wids import error_log
-    from wids.cli.format import count_of, parse_range
+    from wids.cli.format import count_of, parse_range, shown_url
     from wids.cli.progress import job_bar
+    from wids.cli.signals import resumable
     from wids.errors import JobError
     from wids.jobs.problems import VerifySettings
     from wids.jobs.verify import verify_shards
@@ -144,8 +145,9 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
     shards = [shard for _, shard in chosen]
     has_sizes = not settings.is_quick and all(shard.filesize is not None for shard in shards)
     with (
-        job_bar("verifying", "bytes" if has_sizes else "items", is_shown=not is_json) as show,
+        job_bar("verifying", "bytes" if has_sizes else "items", is_shown=not is_json, resumes=False) as show,
         _journal(index, flags) as journal,
+        resumable(is_so=journal is not None),
     ):
         outcome = verify_shards(
             chosen,
@@ -162,6 +164,10 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         _print_json(index, outcome)
     else:
         _print_report(index, outcome, shards, settings)
+        if any(problem.row is not None for finding in outcome.wrong for problem in finding.problems):
+            first = "" if report else "--report bad.jsonl, then "
+            way = f"wids view {shown_url(index)} --exclude {report or 'bad.jsonl'} -o good.json"
+            print(f"to leave these samples out: {first}{way}")
     if outcome.wrong:
         kinds = Counter(problem.kind for finding in outcome.wrong for problem in finding.problems)
         words = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))

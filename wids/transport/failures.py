@@ -59,7 +59,13 @@ _FINAL = (
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
 _CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio"})
 _FINAL_NAMES = frozenset({"TooManyRedirects", "DefaultCredentialsError"})  # aiohttp's, Google's
-_EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+# What to install for a scheme, as pip is told it.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "'wids[s3]'"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    "hf": "huggingface_hub",
+}
 
 
 class _TransferError(OSError):
@@ -151,7 +157,7 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
             f"{url}: access was refused ({cause}); check credentials, storage_options or the URL's signature", url=url
         )
     if isinstance(error, ImportError):
-        return FetchError(f"{url}: {cause}. {_missing(error, url)}", url=url)
+        return FetchError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
     if reason := _reason_of_no_connection(error):
         return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
     if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
@@ -159,13 +165,13 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
     return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
 
 
-def _missing(error: ImportError, url: str) -> str:
+def missing_advice(error: ImportError, url: str) -> str:
     """What to do where a module is missing."""
-    module = (error.name or "").partition(".")[0]
+    module = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if module in sys.stdlib_module_names:
         return f"This Python was built without its own module {module}; install one that has it"
-    package = _EXTRAS.get(urls.scheme_of(url)) or module
-    return f"Reading this scheme needs {package}: pip install {package}" if package else "Install what it asks for"
+    package = _PACKAGES.get(urls.scheme_of(url)) or module
+    return f"This scheme needs a package: pip install {package}" if package else "Install the package that it names"
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -21,7 +21,7 @@ from wids.index.table import SUFFIX
 from wids.osfiles import atomic, system
 from wids.transport import filesystems
 from wids.transport.download import read_bytes
-from wids.transport.failures import public_cause
+from wids.transport.failures import missing_advice, public_cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -253,6 +253,6 @@ def _explained(url: str) -> Iterator[None]:
 def _explain(url: str, error: Exception) -> WidsError:
     cause = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ImportError):
-        return DependencyError(f"{url}: {cause}; install what this scheme needs (s3: pip install 'wids[s3]')", url=url)
+        return DependencyError(f"{url}: {cause}. {missing_advice(error, url)}", url=url)
     advice = "check the path and its permissions" if urls.is_local(url) else "check the URL, credentials and options"
     return OutputError(f"{url}: cannot be written ({cause}); {advice}", url=url)

@@ -39,6 +39,7 @@ from wids.errors import (
     CacheError,
     CacheFull,
     CorruptHeaderError,
+    DependencyError,
     DigestMismatchError,
     FetchDeniedError,
     FetchError,
@@ -52,6 +53,7 @@ from wids.events import Retried
 from wids.index.spec import Shard
 from wids.osfiles import system
 from wids.transport import download, filesystems, retrying
+from wids.transport.upload import Target
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
@@ -300,9 +302,13 @@ def test_missing_packages(target, monkeypatch):
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **options: missing(url))
-    with pytest.raises(FetchError, match="pip install s3fs"):
-        fetch_body("s3://bucket/a.tar", target)
-    with pytest.raises(FetchError, match="Install what it asks for"):
+    ways = {"s3": r"'wids\[s3\]'", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
+    for scheme, package in ways.items():
+        with pytest.raises(FetchError, match=f"pip install {package}$"):
+            fetch_body(f"{scheme}://bucket/a.tar", target)
+        with pytest.raises(DependencyError, match=f"pip install {package}$"):
+            Target().put_bytes(b"", f"{scheme}://bucket/a.tar")
+    with pytest.raises(FetchError, match="Install the package that it names"):
         fetch_body("nosuch://bucket/a.tar", target)
 
 
