@@ -165,6 +165,7 @@ class WithViews(WithIndex):
     """A dataset of which there are views: the methods that `wids.ShardListDataset` has from here."""
 
     _steps: tuple[str, ...]
+    _lists: tuple[str, ...] = ()  # the files that named samples, absolute
     _transformations: list[Any]
 
     def select(self, samples: Any) -> Self:
@@ -184,7 +185,7 @@ class WithViews(WithIndex):
             InputError: they are none of these. IndexError: an index is out of range.
         """
         total, indices = len(self._collection), find_samples(samples, self.keys, self._collection)
-        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}")
+        return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}", samples)
 
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
@@ -198,7 +199,7 @@ class WithViews(WithIndex):
         total, gone = len(self._collection), find_samples(samples, self.keys, self._collection)
         kept = np.ones(total, np.bool_)
         kept[gone] = False
-        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}")
+        return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}", samples)
 
     def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
@@ -242,6 +243,7 @@ class WithViews(WithIndex):
             "the table of this dataset's columns": self._columns.place,
         }
         inputs = [(place, words) for words, place in files.items() if place is not None]
+        inputs += [(path, "a list that this view is made by") for path in self._lists]
         save(
             collection.shards,
             selection,
@@ -258,11 +260,13 @@ class WithViews(WithIndex):
         found._take(self._collection.named(name))  # noqa: SLF001 - of this class
         return found
 
-    def _view(self, indices: Integers, step: str) -> Self:
+    def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
         if not len(indices) and len(self._collection):
             logger.warning("a view without samples: %s", shorten(step))
         view = copy.copy(self)
         view._show(choose(self._collection.shards, indices), step)  # noqa: SLF001 - of this class
+        if isinstance(samples, (str, os.PathLike)):
+            view._lists = (*self._lists, os.path.abspath(samples))  # noqa: SLF001 - of this class
         return view
 
     def _show(self, selection: Selection, step: str) -> None:

@@ -330,10 +330,10 @@ def test_tables_tells_what_it_packed():
     assert second.startswith("2 from the shards in ")
     assert read("d/train.json")["member_tables"] == "train.tables"
     run_index("create", "d", "-o", "d/train.json", "--members")  # which keeps the name of the pack
-    Path("d/mine.tables").touch()
+    Path("d/mine.tables").write_text("notes")
     code, out, err = run_index("tables", "d/train.json", "-o", "d/mine.tables")
     assert (code, out) == (1, "")
-    assert "the index does not name it" in err
+    assert "exists, and is no pack of this index" in err
     assert "or pass --overwrite" in err
     code, out, _ = run_index("tables", "d/train.json", "--json", "--jobs", "1")
     told = json.loads(out)

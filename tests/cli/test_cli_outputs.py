@@ -29,6 +29,13 @@ COMMANDS = {
     "picture": ("job.png", (*SMALL, "--plot")),
     "report": ("bad.jsonl", ("verify", "d/train.json", "--decode", "--report")),
 }
+# Likewise, of an index of another one, or with a list.
+OF_OTHERS = {
+    "merge of a part": ("all.json", ("index", "merge", "d/top.json", "-o")),
+    "split of a part": ("a.json", ("index", "split", "d/top.json", "--by", "9", "-o")),
+    "list": ("v.json", ("view", "d/train.json", "--exclude", "d/out.txt", "-o")),
+    "counts": ("new.json", ("index", "create", "d/s0.tar", "--counts", "d/sizes.json", "-o")),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +97,15 @@ def test_tables_of_others():
         ("d/train.columns.parquet", "view", "the table of this dataset's columns"),
         ("d/s2.tar", "view", "one of the shards"),
         ("d/s0.tar", "create", "one of the shards"),
+        ("d/out.txt", "list", "a list that this view is made by"),
+        ("d/train.json", "merge", "one of the indexes that it is made of"),
+        ("d/train.json", "merge of a part", "a part of d/top.json"),
+        ("d/part.json", "merge of a view", "one of the indexes that it is made of"),
         ("d/s0.tar", "merge", "one of the shards"),
+        ("d/train.json", "split", "one of the indexes that it is made of"),
+        ("d/train.json", "split of a part", "a part of d/top.json"),
+        ("d/part.json", "split of a view", "one of the indexes that it is made of"),
+        ("d/sizes.json", "counts", "one of the files of counts"),
         ("d/s0.tar", "split", "one of the shards"),
         ("d/train.json", "convert", "the index itself"),
         ("d/s0.tar", "convert", "one of the shards"),
@@ -103,7 +118,10 @@ def test_tables_of_others():
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_what_an_output_is_made_of(source, command, words, link):
     """Is never replaced, by whatever path it is named."""
-    output, command = COMMANDS[command]
+    Path("d/top.json").write_text('{"wids_version": 1, "datasets": [{"source_url": "train.json"}]}')
+    Path("d/sizes.json").write_text('{"s0.tar": 3}')
+    Path("d/out.txt").write_text("k0001\n")
+    output, command = {**COMMANDS, **OF_OTHERS}[command]
     before = Path(source).read_bytes()
     link(Path(source).absolute(), output)
     assert f"is {words}; give the output another name" in complaint(1, *command, output, "--overwrite")

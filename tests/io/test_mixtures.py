@@ -17,6 +17,7 @@ from tests.support.shards import write_index, write_json, write_mixture, write_s
 from wids.cache.space import table_allowance
 from wids.errors import SpecError, StateError
 from wids.events import Fetched, format_size
+from wids.jobs.index_edit import convert_index, merge_indexes, split_index
 from wids.testing import Server
 
 
@@ -273,6 +274,27 @@ def test_an_index_with_weights_is_a_mixture_for_samplers(index):
     views = [dataset.select(range(*pair)) for pair in itertools.pairwise(rows)]
     mixture = wids.mix({name: (view, PARTS[name][1]) for name, view in zip(PARTS, views, strict=True)})
     assert list(sampler_of(dataset, epoch_size=100)) == list(sampler_of(mixture, epoch_size=100))
+
+
+def test_weights_that_are_lost_are_named(tmp_path, index, caplog):
+    """An index that is merged or split lists all shards itself, and is no mixture; a compiled one is."""
+    plain = write_index(tmp_path / "plain", (2,))
+    view = str(tmp_path / "view.json")
+    wids.ShardListDataset(index).select(range(20)).save(view)
+    output = str(tmp_path / "out.json")
+    parts = [str(tmp_path / f"{k}.json") for k in range(2)]
+    for write, is_told in (
+        (lambda: merge_indexes([index], output), True),
+        (lambda: merge_indexes([view, plain], output), True),
+        (lambda: merge_indexes([view, index], output), False),
+        (lambda: split_index(index, parts, parts=lambda _: [range(4), range(4, 7)]), True),
+        (lambda: split_index(view, parts, parts=lambda counts: [range(2), range(2, len(counts))]), False),
+        (lambda: convert_index(index, str(tmp_path / "c.widsx")), False),
+    ):
+        caplog.clear()
+        write()
+        told = [record.getMessage() for record in caplog.records if "has no weights" in record.getMessage()]
+        assert [("web 0.5, books 0.3, code 0.2, rest 0" in message) for message in told] == [True] * is_told
 
 
 def test_a_state_knows_the_sources_of_an_index(tmp_path, index):

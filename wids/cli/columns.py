@@ -146,7 +146,12 @@ def _report(outcome: ColumnsOutcome, *, is_json: bool) -> None:
         words += f"; {format_size(outcome.read_bytes)} came in {count_of(outcome.requests, 'request')}"
     print(words)
     _report_counts("no value (null)", outcome.nulls, outcome.samples)
-    _report_counts("NaN, which SQL takes for more than any number", outcome.nans, outcome.samples)
+    for is_text, what in (
+        (False, "which SQL takes for more than any number"),
+        (True, "in JSON text, which has no word for it"),
+    ):
+        nans = {name: n for name, n in outcome.nans.items() if (outcome.columns[name] == "json") is is_text}
+        _report_counts(f"NaN, {what}", nans, outcome.samples)
     if outcome.doubled:
         print(f"a field twice, in upper and lower case, its sizes added: {count_of(outcome.doubled, 'sample')}")
     if outcome.unparsed:

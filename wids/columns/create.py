@@ -55,7 +55,8 @@ class ColumnsOutcome(JobOutcome, kw_only=True):
         columns: name -> type (``int64``, ``int32``, ``double``, ``bool``, ``string``, or ``json``: JSON text).
         empty: names of those for which no sample has a value; their fields or keys may be misspelt.
         surveyed: shards that were read. unchanged: shards that were known from before.
-        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN.
+        nulls, nans: name of a column that was asked for -> how many samples have no value, if any, or NaN,
+            also within JSON.
         doubled: samples that have a field twice, in upper and in lower case; its sizes are added.
         unparsed: members that could not be parsed, and are null.
         troubles: URL of a shard -> why the first of them could not.

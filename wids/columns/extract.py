@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
         extensions: of the members, in lower case; empty where they are more than there are columns for.
         unparsed: members that could not be parsed, and are null.
-        nulls, nans: of each column of a rule, how many samples have no value, and how many one that is NaN.
+        nulls, nans: of each column of a rule, how many samples have no value, and how many NaN, also within JSON.
         doubled: samples that have a field twice, in upper and in lower case.
         first: in the table that was written last, the row of its first sample.
     """
@@ -356,7 +357,7 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
         names.append(f"rule {k}")
         arrays.append(array)
         facts.nulls.append(column.count(None))
-        facts.nans.append(sum(value != value for value in column if type(value) is float))  # noqa: PLR0124 - NaN
+        facts.nans.append(sum(map(_has_nan, column)))
     starts = np.asarray(table.starts).astype(np.int64)
     owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
     numbers: dict[str, int] = {}
@@ -378,6 +379,21 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _has_nan(value: Any) -> bool:
+    """Whether a value is NaN, or JSON with NaN in it."""
+    todo = [value]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, float):
+            if math.isnan(found):
+                return True
+        elif isinstance(found, Mapping):
+            todo += found.values()
+        elif isinstance(found, (list, tuple)):
+            todo += found
+    return False
 
 
 def _key_array(table: MemberTable) -> Any:

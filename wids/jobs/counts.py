@@ -8,6 +8,7 @@ a claim: a shard of another number of samples is a `wids.errors.CountMismatchErr
 from __future__ import annotations
 
 import glob
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,8 @@ def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | 
 
 def _read(place: str, storage_options: dict[str, Any] | None) -> Iterator[Claim]:
     for source in _files(place, storage_options):
-        raw = parse_json(read_bytes(source, storage_options=storage_options, max_bytes=_MAX_BYTES), source)
+        data = read_bytes(source, storage_options=storage_options, max_bytes=_MAX_BYTES)
+        raw = parse_json(data, source)
         name = urls.basename_of(source)
         directory = urls.directory_of(source)
         if name.endswith(STATS_SUFFIX) and "successes" in raw:
@@ -126,7 +128,7 @@ def _read(place: str, storage_options: dict[str, Any] | None) -> Iterator[Claim]
             continue
         if not raw:
             raise InputError(f'{source}: has no counts; it must be like {{"00000.tar": 1000}}', path=source)
-        for key, value in raw.items():
+        for key, value in json.loads(data, object_pairs_hook=list):  # a key that is there twice counts twice
             below, _, shard = key.rpartition("/")
             yield Claim(urls.join(directory, below) if below else directory, shard, _count(value, source, key), source)
 

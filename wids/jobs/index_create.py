@@ -143,6 +143,8 @@ def create_index(
     with contextlib.closing(Indexing(output, settings, options, show)) as indexing:
         indexing.note(named)
         scanned = indexing.scan(found)
+        counts = ((source, "one of the files of counts") for source in indexing.outcome.counts)
+        check_index_replaceable(output, inputs=counts, shards=(shard.url for shard in found), overwrite=overwrite)
         places = writing.place_entries([each.url for each in scanned], home=home, base=base)
         entries = [indexing.entry(each, place) for each, place in zip(scanned, places, strict=True)]
         index = writing.make_index((), name=name, info=info, base=base)

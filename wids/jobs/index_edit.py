@@ -28,7 +28,7 @@ from wids.transport.discovery import Found, look_for_shards, look_local
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wids.index.shardlist import ShardList
     from wids.index.view_file import View
@@ -179,7 +179,8 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
 
     Args:
         places: of the indexes.
-        output: where to write it. An index that is there is replaced, and with ``overwrite`` any file but a shard.
+        output: where to write it. An index that is there is replaced, and with ``overwrite`` any file but a shard;
+            none of ``places``, nor an index that one of these names.
         name: of the dataset.
         overwrite: see there.
 
@@ -192,7 +193,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     for source in sources:
         for url, entry in source.entries:
             entries.setdefault(url, entry)
-    check_index_replaceable(output, shards=entries, overwrite=overwrite)
+    check_index_replaceable(output, inputs=_made_of(*sources), shards=entries, overwrite=overwrite)
     name = writing.stem_of(output) if name is None else name or None
     if any(source.shards.selection is not None for source in sources):
         view, repeated = view_edit.merge_views(sources, output, name=name, overwrite=overwrite)
@@ -200,6 +201,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     for source in sources:
         for url, entry in source.entries:
             _check_agree(url, entries[url], entry, source.place)
+        source.tell_weights(output)
     home = os.path.dirname(output)
     written = writing.place_entries(list(entries), home=home)
     merged = [{**entry, "url": url} for entry, url in zip(entries.values(), written, strict=True)]
@@ -237,7 +239,8 @@ def split_index(
         outputs: one path with ``{}`` in it, where the number of the part goes, or one for each part.
         parts: from the shards' samples to the shards of each part; see `wids.index.writing`. Of a view, only shards of
             which it has samples are counted, and of these only the samples that it has.
-        overwrite: outputs replace any file but a shard; else only indexes.
+        overwrite: outputs replace any file but a shard; else only indexes. The index itself, and those that it names,
+            they never replace.
 
     Raises:
         InputError: there are not as many outputs as parts. OutputExistsError: one is not to be replaced.
@@ -250,10 +253,11 @@ def split_index(
     ranges = parts([count for count in shards.lengths if count or not is_view])
     checked = _name_parts(outputs, len(ranges))
     for output in checked:
-        check_index_replaceable(output, shards=(url for url, _ in flat), overwrite=overwrite)
+        check_index_replaceable(output, inputs=_made_of(source), shards=(url for url, _ in flat), overwrite=overwrite)
     if is_view:
         views = view_edit.split_view(source, ranges, checked, overwrite=overwrite)
         return [_merged_view(output, view) for output, view in zip(checked, views, strict=True)]
+    source.tell_weights(", ".join(outputs))
     found = []
     for output, part in zip(checked, ranges, strict=True):
         chosen, home = [flat[k] for k in part], os.path.dirname(output)
@@ -396,6 +400,15 @@ def _flatten(place: str) -> IndexToMerge:
             entry.pop("name", None)  # the whole index's, which each of its shards is given
         flat.append((absolute(entry["url"]), {**entry, **({"dataset": name} if name else {})}))
     return IndexToMerge(place, shards, flat)
+
+
+def _made_of(*sources: IndexToMerge) -> Iterator[tuple[str, str]]:
+    """The indexes that others are made of, those of their sub-datasets too: (URL or path, words for it)."""
+    for source in sources:
+        yield source.place, "one of the indexes that it is made of"
+        for keys in source.shards.defaults:
+            if isinstance(part := keys.get("source_url"), str):
+                yield part, f"a part of {source.place}"
 
 
 def _merged_view(output: str, view: ShardList, *, repeated_samples: int = 0) -> Merged:

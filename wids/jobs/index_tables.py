@@ -19,7 +19,7 @@ import numpy as np
 
 from wids.cache import member_tables
 from wids.collection import count_mismatch, load_shards
-from wids.errors import FetchError, JobError, OutputError, OutputExistsError, SpecError, TableError
+from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
 from wids.index import checks, compiled, table_pack, urls, writing
 from wids.index import table as tables
@@ -30,7 +30,7 @@ from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_output, check_place
+from wids.osfiles.index_paths import absolute, check_output, check_place, check_replaceable
 from wids.transport.discovery import look_local
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
@@ -219,16 +219,32 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
     path = check_place(output, "a pack", "train.tables")
     if not path.endswith(table_pack.SUFFIX):
         raise OutputError(f"{output}: the name of a pack ends in {table_pack.SUFFIX}", path=path)
-    # A run that was killed may have written it, and not the index.
-    named = (urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url))
-    is_own = path in named or os.path.exists(path + _JOURNAL_SUFFIX)
-    if os.path.exists(path) and not (is_own or settings.overwrite):
-        raise OutputExistsError(
-            f"{output}: exists, and the index does not name it; write elsewhere, or pass overwrite=True",
-            path=path,
-            hint="overwrite",
-        )
+    named = [urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url)]
+    check_replaceable(
+        path,
+        "pack of this index",
+        lambda place: place in named or _is_pack_of(place, shards),
+        shards=shards.urls,
+        overwrite=settings.overwrite,
+    )
     return path
+
+
+def _is_pack_of(path: str, shards: ShardList) -> bool:
+    """Whether a file is a pack of tables of these shards alone, as one that a run wrote that was killed before the end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(table_pack.HEADER_BYTES)
+            data += file.read(table_pack.head_end(data, place=path) - len(data))
+        directory = table_pack.unpack(data, place=path)
+    except TableError:
+        return False
+    names = {absolute(url) for url in shards.urls}
+    return sum(directory.find(url) is not None for url in names) == len(directory)
 
 
 def _name_pack(index: str, path: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wids.errors import SpecError
+from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint
 from wids.index.selection import pick
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from wids.index.view_file import View
 
 
+# So many weights are named in a warning.
+_SHOWN = 5
+
+
 class IndexToMerge(NamedTuple):
     """An index or a view that others are made of.
 
@@ -41,6 +46,18 @@ class IndexToMerge(NamedTuple):
     place: str
     shards: ShardList
     entries: list[tuple[str, dict[str, Any]]]
+
+    def tell_weights(self, output: str) -> None:
+        """Warn that an index that lists the shards itself, and is written of this one, has none of its weights."""
+        parts = [f"{name} {weight:g}" for name, *_, weight in self.shards.weighted_parts() if weight is not None]
+        if parts:
+            logger.warning(
+                "%s: has no weights, for it lists all shards itself; %s mixes sub-datasets by their weights (%s). To "
+                'keep these, name its sub-datasets under "datasets" of one index',
+                output,
+                self.place,
+                ", ".join(parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else ""),
+            )
 
     @property
     def listed_by(self) -> str | None:
@@ -88,6 +105,8 @@ def merge_views(
     place = sources[0].listed_by if len(parents) == 1 else None
     if place is None:
         whole, indices = _list_together(sources)
+        for source in sources:
+            source.tell_weights(output)
     else:
         whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
     chosen = np.unique(indices)

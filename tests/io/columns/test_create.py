@@ -194,6 +194,21 @@ def test_what_is_not_there_is_counted(tmp_path):
         assert (told.surveyed, told.nulls, told.nans) == (surveyed, {"w": 2, "t": 4}, {"w": 1})
 
 
+def test_nan_within_json_is_counted(tmp_path):
+    """Its text has words that JSON lacks, however deep it is."""
+    texts = [
+        '{"v": {"a": [1, {"b": NaN}]}}',
+        '{"v": [NaN, NaN]}',
+        '{"v": NaN}',
+        '{"v": "NaN"}',
+        '{"v": [1e400, "NaN"]}',
+    ]
+    write_tar(tmp_path / "s0.tar", {f"k{g}.json": text.encode() for g, text in enumerate(texts)})
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    told = make(tmp_path, jsons=[".json:v"], fields=[".json=whole"])
+    assert (told.columns["v"], told.nans) == ("json", {"v": 3, "whole": 3})
+
+
 # --- again
 
 

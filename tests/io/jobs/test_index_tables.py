@@ -313,10 +313,19 @@ def test_tables_in_another_order_are_not_packed(home, remote, web, caplog):
 def test_places_that_are_refused(home, web):
     """Nothing is written over by mistake."""
     index = str(home / "train.json")
+    named = read(index)
     (home / "mine.tables").write_bytes(b"mine")
-    with pytest.raises(OutputExistsError, match="the index does not name it") as caught:
+    (home / "mine.tables.journal").write_bytes(b'{"of": "another run"}')
+    with pytest.raises(OutputExistsError, match="exists, and is no pack of this index") as caught:
         pack_tables(index, str(home / "mine.tables"))
     assert caught.value.hint == "overwrite"
+    assert (home / "mine.tables").read_bytes() == b"mine"
+    os.unlink(home / "mine.tables.journal")
+    other = write_json(home / "other.json", {**read(index), "shardlist": read(index)["shardlist"][:2]})
+    pack_tables(index, str(home / "whole.tables"))
+    with pytest.raises(OutputExistsError, match="exists, and is no pack of this index"):  # it has others' tables, too
+        pack_tables(other, str(home / "whole.tables"))
+    (home / "train.json").write_text(json.dumps(named))
     for bad, words in [
         (index, r"ends in \.tables"),
         (f"{web.url}/x.tables", "written to a local file"),

@@ -588,6 +588,17 @@ def test_counts_that_are_none_are_refused(claimed, files, words):
     assert len(str(refused.value)) < 500
 
 
+def test_a_count_that_is_there_twice(claimed):
+    """Is one where both are the same, and else an error, as in two files."""
+    directory, create = claimed
+    path = directory / "sizes.json"
+    path.write_text('\ufeff{"00000.tar": 7, "00000.tar": "7", "00001.tar": 2, "00002.tar": 0}', "utf-8")
+    assert create([path]).counts == {str(path): 3}
+    path.write_text('{"00000.tar": 7, "00001.tar": 2, "00000.tar": 8}')
+    with pytest.raises(InputError, match=r"says that 00000\.tar has 8 samples, .* says 7; give one of them"):
+        create([path])
+
+
 def test_counts_of_a_name_that_several_shards_have(tmp_path):
     """Each takes the count beside it; one that could be of either is refused."""
     for part, count in (("train", 10), ("val", 3)):
