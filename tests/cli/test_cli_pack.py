@@ -1610,7 +1610,7 @@ def test_class_folders_are_shuffled(tmp_path):
     out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "a/h-%d.tar")
     assert "; shuffled with seed 0: " in out
     assert sum(map(int, labels_of(tmp_path / "a/h.json")[:20])) in range(4, 17)
-    out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "b/h-%d.tar", "--no-shuffle")
+    out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "b/h-%d.tar", "--no-shuffle", "--samples", 20)
     assert "shuffled" not in out
     assert labels_of(tmp_path / "b/h.json") == [0] * 20 + [1] * 20
     found = json.loads(run_ok("pack", tmp_path / "h", "-o", tmp_path / "c/h-%d.tar", "--shuffle", 0, "--json"))
@@ -1619,3 +1619,33 @@ def test_class_folders_are_shuffled(tmp_path):
     assert (found["seed"], labels_of(tmp_path / "d/h.json")) == (None, [0] * 20 + [1] * 20)
     told = complaint(2, "pack", tmp_path / "h", "-o", tmp_path / "e/h-%d.tar", "--shuffle", 1, "--no-shuffle")
     assert "--shuffle and --no-shuffle are given; take one of them" in told
+
+
+@pytest.mark.parametrize("shards", [1, 5])
+def test_info_tells_how_classes_are_spread(tmp_path, monkeypatch, shards):
+    """Sorted by class within shards or over them, or mixed; of many samples, by a part of the labels."""
+    put(tmp_path / "h", {f"{name}/{k}.jpg": "x" for name in ("cat", "dog", "eel", "fox") for k in range(25)})
+    options = ("pack", tmp_path / "h", "--samples", 100 // shards)
+    run_ok(*options, "-o", tmp_path / "a/h-%d.tar", "--no-shuffle")
+    run_ok(*options, "-o", tmp_path / "b/h-%d.tar")
+    each = {1: "4", 5: "1.6"}[shards]
+    words = f"4 over all, {each} a shard on average (by 100 labels of {shards} shard{'s' * (shards > 1)})"
+    out = run_ok("info", tmp_path / "a/h.json")
+    assert f"classes      sorted by class: {words}; `wids pack --shuffle SEED` mixes them" in out
+    found = json.loads(run_ok("info", tmp_path / "b/h.json", "--json"))["classes"]
+    assert found == {
+        "count": 4,
+        "per_shard": 4,
+        "shards": shards,
+        "samples": 100,
+        "is_sorted": False,
+        "is_whole": True,
+    }
+    monkeypatch.setattr("wids.cli.look.info._LABELS", 80)
+    monkeypatch.setattr("wids.cli.look.info._RUN", 4)
+    for name, is_sorted in (("a", True), ("b", False)):
+        found = json.loads(run_ok("info", tmp_path / f"{name}/h.json", "--json"))["classes"]
+        assert (found["is_sorted"], found["samples"], found["is_whole"]) == (is_sorted, 80, False)
+    put(tmp_path / "t", {"a.txt": "x"})
+    run_ok("pack", tmp_path / "t", "-o", tmp_path / "c/h-%d.tar")
+    assert json.loads(run_ok("info", tmp_path / "c/h.json", "--json"))["classes"] is None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
 from wids.cli.look.listed import Listed
 from wids.errors import JobError, ShardError, SpecError, WidsError
+from wids.index.table import SUFFIX as TABLE_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from wids.index.shardlist import ShardList
 
 _MAX_DATASETS = 20
+# Labels that are looked at: of so many shards, so many in all, in runs of so many samples that follow each other.
+_LABELLED_SHARDS, _LABELS, _RUN = 8, 4096, 16
+_FEWEST_LABELS = 20  # below, nothing is said of their order
 
 
 def show(indexes: list[str], flags: ReadFlags, *, is_json: bool) -> None:
@@ -58,6 +65,7 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         listed.count(may_fetch=False)
     numbers = [k for k, length in enumerate(shards.lengths) if length or shards.selection is None]
     samples, uncounted = _sum(shards.lengths)
+    first = None if uncounted else _first_sample(listed, may_fetch=may_fetch)
     size, unsized = _sum([shards.filesizes[k] for k in numbers])
     count = len(numbers)
     held, _ = _sum([shards.nsamples[k] for k in numbers])  # in the shards, of which a view has a part
@@ -81,7 +89,8 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
         "with_filesize": count - unsized,
         "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
         "with_crc32": sum(bool(shards.crc32s[k]) for k in numbers),
-        "first_sample": None if uncounted else _first_sample(listed, may_fetch=may_fetch),
+        "first_sample": first,
+        "classes": _classes(listed, numbers) if ".cls" in (first or {}).get("fields", ()) else None,
     }
 
 
@@ -151,6 +160,61 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
     return {"key": table.key(row), "fields": {name: size for name, _, size in table.members(row)}}
 
 
+def _classes(listed: Listed, numbers: list[int]) -> dict[str, Any] | None:
+    """Return how classes are spread over the shards, by some of the labels (``.cls``); None: too few are here."""
+    has_tables = os.path.exists(listed.shards.urls[numbers[0]] + TABLE_SUFFIX)
+    most = min(_LABELLED_SHARDS if has_tables else 2, len(numbers))  # the headers of whole shards are read otherwise
+    chosen = [numbers[k * (len(numbers) - 1) // max(most - 1, 1)] for k in range(most)]
+    runs: list[list[list[bytes]]] = []  # of each shard
+    with contextlib.suppress(WidsError):
+        runs.extend(_labels(listed, k, _LABELS // most) for k in chosen if not listed.is_absent(k))
+    found = [Counter(itertools.chain.from_iterable(own)) for own in runs]
+    total = sum(found, Counter[bytes]())
+    looked = total.total()
+    if looked < _FEWEST_LABELS:
+        return None
+    names = (listed.shards.header.get("info") or {}).get("classes") if _has_info(listed) else None
+    pairs = [a == b for own in runs for run in own for a, b in itertools.pairwise(run)]
+    by_chance = sum((count / looked) ** 2 for count in total.values())
+    expected = sum(1 - (1 - count / looked) ** own.total() for own in found for count in total.values())
+    has_long_runs = sum(pairs) > (1 + by_chance) / 2 * len(pairs)
+    return {
+        "count": max(len(total), len(names) if isinstance(names, list) else 0),
+        "per_shard": sum(map(len, found)) / len(found),
+        "shards": len(found),
+        "samples": looked,
+        "is_sorted": len(total) > 1 and (has_long_runs or sum(map(len, found)) < expected / 2),
+        "is_whole": looked == sum(listed.shards.lengths[k] for k in chosen),
+    }
+
+
+def _has_info(listed: Listed) -> bool:
+    return isinstance(listed.shards.header.get("info"), dict)
+
+
+def _labels(listed: Listed, k: int, most: int) -> list[list[bytes]]:
+    """Return labels of a shard, of all its samples or in runs that are spread over it."""
+    rows = [int(row) for row in listed.collection.rows_of(k)]
+    count = len(rows)
+    starts = [0]
+    if count > most:
+        starts = [j * (count - _RUN) // (most // _RUN - 1) for j in range(most // _RUN)]
+    runs = [rows[start : start + (_RUN if count > most else count)] for start in starts]
+    with contextlib.closing(listed.open(k)) as reader:
+        read = [reader.read_rows(run, (".cls",)) for run in runs]
+    return [[sample[".cls"].getvalue().strip() for sample in run if ".cls" in sample] for run in read]
+
+
+def _spread(found: dict[str, Any]) -> str:
+    """Say how classes are spread."""
+    least = "" if found["is_whole"] else "at least "
+    words = f"{found['count']:,} over all, {least}{found['per_shard']:.3g} a shard on average"
+    words += f" (by {count_of(found['samples'], 'label')} of {count_of(found['shards'], 'shard')})"
+    if found["is_sorted"]:
+        words = f"sorted by class: {words}; `wids pack --shuffle SEED` mixes them, for batches of more classes"
+    return words
+
+
 def _print_one(found: dict[str, Any]) -> None:
     lines = [("index", shown_url(found["index"]))]
     lines += [(key, _text(found[key])) for key in ("name", "info", "base") if found[key] is not None]
@@ -179,6 +243,8 @@ def _print_one(found: dict[str, Any]) -> None:
         lines.append(("first shard", shown_url(found["first_shard"])))
         lines.append(("last shard", shown_url(found["last_shard"])))
     lines += _first_lines(found)
+    if found["classes"]:
+        lines.append(("classes", _spread(found["classes"])))
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
         print(f"{label:{width}}  {text}")
