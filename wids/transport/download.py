@@ -144,7 +144,7 @@ def read_bytes(
         if urls.is_local(url):  # of any kind: a shell's <(...) is a FIFO
             with open(os.path.expanduser(urls.local_path(url)), "rb") as file:
                 return file.read()
-        parts, size = [], 0
+        parts, size, size_said = [], 0, None
         with open_source(url, storage_options, go_on=go_on) as source:
             if source.answers_have_stat:  # by the same request
                 size_said = source.stat(None).size
@@ -155,6 +155,8 @@ def read_bytes(
                 size += len(part)
                 if size > most:
                     raise _too_long(url, most)
+        if size_said not in (None, size):  # a range of it, which nobody asked for
+            raise StalledTransferError(f"{url}: {size} of {size_said} bytes came")
         return b"".join(parts)
 
     return retrying.try_repeatedly(once, url=url, path=None, hooks=(), seconds=seconds, is_cancelled=is_cancelled)

@@ -148,8 +148,15 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
+        is_cut = status is not None and "#" in url
+        what = (
+            " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
+            if is_cut
+            else ""
+        )
         return ShardNotFoundError(
-            f"{url}: there is nothing there; check the URL or path, and the base of the index if it comes from one",
+            f"{url}: there is nothing there{what}; check the URL or path, and the base of the index if it comes from "
+            "one",
             url=url,
         )
     if isinstance(error, PermissionError) or status in (401, 403):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 1 << 20
 # What an object of unknown size is taken for, when it is decided how long to wait for it.
 _LARGE_BYTES = 16 << 20
+# The answers that are the file, or a range of it.
+_WITH_CONTENT = frozenset({200, 203, 206})
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -131,7 +133,7 @@ class HttpSource(ByteSource):
             start = time.monotonic()
             response = await session.get(self._filesystem.encode_url(self._name), read_bufsize=_BUFFER_BYTES, **options)
             if response.status != 416 or span is None:
-                response.raise_for_status()
+                _raise_for_status(response)
                 note = partial(self._connections.note, self._host, time.monotonic() - start)
                 return _Answer(response, note, release)
         except BaseException:
@@ -142,6 +144,21 @@ class HttpSource(ByteSource):
         release()
         response.close()
         return await self._open(None)  # there is nothing to have a range of
+
+
+def _raise_for_status(response: Any) -> None:
+    """Refuse what is not the file: also 202, 204, 304, and redirects that lead nowhere, which clients let through."""
+    response.raise_for_status()
+    if response.status not in _WITH_CONTENT:
+        from aiohttp import ClientResponseError
+
+        raise ClientResponseError(
+            response.request_info,
+            response.history,
+            status=response.status,
+            message="an answer without the file",
+            headers=response.headers,
+        )
 
 
 def _within(limits: Any, seconds: float) -> Any:

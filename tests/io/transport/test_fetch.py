@@ -219,12 +219,13 @@ def test_home(target, tmp_path, monkeypatch):
         (410, ShardNotFoundError, "check the URL or path"),
         (401, FetchDeniedError, "credentials"),
         (403, FetchDeniedError, "credentials"),
-        (400, FetchError, "400"),
+        *((code, FetchError, str(code)) for code in (400, 202, 204, 302, 304)),
     ],
 )
 def test_a_final_answer_is_final(server, target, events, code, kind, advice):
     """What another try would not change is asked once, and the typed error names the URL and what to do."""
-    url = server.add("/a.tar", BODY, status(code))
+    fault = status(code) if code not in (204, 304) else lambda reply, _: reply.start(code)  # these have no body
+    url = server.add("/a.tar", BODY, fault)
     with pytest.raises(kind, match=advice) as caught:
         fetch_body(url, target, hooks=[events])
     assert type(caught.value) is kind
@@ -520,6 +521,23 @@ def test_read_bytes_that_fails(server, tmp_path):
         download.read_bytes(str(tmp_path))
     with pytest.raises(FetchError, match="tries: 6"):
         download.read_bytes(server.add("/index.json", BODY, status(503)))
+
+
+def test_a_range_that_nobody_asked_for(server):
+    """A part of a small file is not taken for all of it; another try brings that."""
+    part = instead(BODY[:100], code=206, Content_Range=f"bytes 0-99/{len(BODY)}")
+    url = server.add("/index.json", BODY, part, whole)
+    assert download.read_bytes(url) == BODY
+    server.faults["/index.json"] = [part]
+    with pytest.raises(FetchError, match=f"100 of {len(BODY)} bytes came"):
+        download.read_bytes(url)
+
+
+def test_what_follows_a_hash_in_a_url(server, target):
+    """It is not sent, and the error says so."""
+    with pytest.raises(ShardNotFoundError, match="write %23"):
+        fetch_body(f"{server.url}/a#1.tar", target)
+    assert server.requests == ["/a"]
 
 
 TOO_LONG = {"announced": whole, "without a length": whole_unannounced, "endless": endless, "packed": bomb}
