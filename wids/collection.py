@@ -631,9 +631,11 @@ def _check_place(place: str, base: str | None) -> None:
     if scheme in ("", "pipe", "file"):
         return
     if urls.without_query(place).endswith("/"):
-        raise _no_shards(place, f"is a directory of a store, {why}; make its index (wids index create URL/)")
+        raise _no_shards(
+            place, f"is a directory of a store, {why}; make its index (wids index create URL/ -o train.json)"
+        )
     if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
-        raise _no_shards(place, f"is a glob of a store, {why}; make its index (wids index create 'URL')")
+        raise _no_shards(place, f"is a glob of a store, {why}; make its index (wids index create 'URL' -o train.json)")
 
 
 def _no_shards(place: str, what: str) -> SpecError:
