@@ -630,12 +630,11 @@ def _check_place(place: str, base: str | None) -> None:
     scheme, why = urls.scheme_of(place), "whose shards would have to be read to count their samples"
     if scheme in ("", "pipe", "file"):
         return
+    way = "make its index (wids index create 'URL' -o train.json)"
     if urls.without_query(place).endswith("/"):
-        raise _no_shards(
-            place, f"is a directory of a store, {why}; make its index (wids index create URL/ -o train.json)"
-        )
+        raise _no_shards(place, f"is a directory of a store, {why}; {way}")
     if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
-        raise _no_shards(place, f"is a glob of a store, {why}; make its index (wids index create 'URL' -o train.json)")
+        raise _no_shards(place, f"is a glob of a store, {why}; {way}")
 
 
 def _no_shards(place: str, what: str) -> SpecError:
