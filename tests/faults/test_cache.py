@@ -365,7 +365,7 @@ def test_a_shallow_copy_may_have_other_shards(index):
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache_size": math.nan}, {"cache_size": "10GB"}, {"prefetch": "all"}, {"prefetch": -1}]
+    "options", [{"cache_size": math.nan}, {"cache_size": "10 gallons"}, {"prefetch": "all"}, {"prefetch": -1}]
 )
 def test_settings_that_mean_nothing_are_refused(index, options):
     """A bound that is no number is told at once, not at the first fetch or never."""
