@@ -65,7 +65,6 @@ class Leases:
         self._pools: dict[str, weakref.WeakSet[LeasingPool]] = {}
         self._seen: dict[str, int] = {}  # the latest request that was answered, or came before the first lease
         self._thread: threading.Thread | None = None
-        self._busy_until = 0.0  # kept from thread to thread: who releases all that it leases ends its thread
 
     def register(self, directory: str, pool: LeasingPool) -> None:
         """Note that ``pool`` has just leased a shard in ``directory``; the note is dropped after its last one."""
@@ -85,10 +84,12 @@ class Leases:
 
     def _watch(self) -> None:
         """Pass on what other processes ask for, as long as anything is leased."""
+        # Who has just begun to lease, or has released all that it leased, may be asked (again) in a moment.
+        busy_until = time.monotonic() + _SERIES_SECONDS
         while self._drop_unused():
-            time.sleep(_BUSY_SECONDS if time.monotonic() < self._busy_until else _IDLE_SECONDS)
+            time.sleep(_BUSY_SECONDS if time.monotonic() < busy_until else _IDLE_SECONDS)
             if self._answer():
-                self._busy_until = time.monotonic() + _SERIES_SECONDS
+                busy_until = time.monotonic() + _SERIES_SECONDS
 
     def _answer(self) -> bool:
         """Release idle leases in directories where space was asked for since the last look; whether there is one."""

@@ -155,26 +155,29 @@ def test_a_pool_may_come_back(notes):
 
 
 def test_a_series_of_requests_is_answered_fast(notes, monkeypatch):
-    """After a request the next one is looked for more often, also by the thread that the next lease starts."""
+    """Who has just begun to lease, or has just been asked, looks for requests more often; then less again."""
     pool, clock, sleeps = FakePool("d"), SimpleNamespace(now=100.0), []
+    busy, idle = lease_module._BUSY_SECONDS, lease_module._IDLE_SECONDS
 
     def sleep(seconds):
         sleeps.append(seconds)
         clock.now += seconds
-        if len(sleeps) == 2:
+        if sleeps.count(idle) == 2 and not pool.requests:
             pool.requests["d"] = 1
-        elif len(sleeps) > 2 and seconds == lease_module._IDLE_SECONDS:
+            pool.release_idle = lambda _: True  # it is being read, and closes later
+        elif sleeps.count(idle) == 3:
             pool.leased.clear()
 
     monkeypatch.setattr(lease_module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
     notes.register("d", pool)
     WATCH(notes)
-    assert (sleeps, pool.released) == ([lease_module._IDLE_SECONDS] * 2, ["d"])
-    pool.leased.add("d")
-    notes.register("d", pool)
-    WATCH(notes)
-    assert set(sleeps[2:-1]) == {lease_module._BUSY_SECONDS}
-    assert sum(sleeps[2:-1]) == pytest.approx(lease_module._SERIES_SECONDS, abs=2 * lease_module._BUSY_SECONDS)
+    first = sleeps.index(idle)
+    series = pytest.approx(lease_module._SERIES_SECONDS, abs=2 * busy)
+    assert set(sleeps[:first]) == {busy}
+    assert sum(sleeps[:first]) == series
+    assert sleeps[first : first + 2] == [idle, idle]
+    assert set(sleeps[first + 2 : -1]) == {busy}
+    assert sum(sleeps[first + 2 : -1]) == series
 
 
 # --- pools, threads, processes
