@@ -243,7 +243,7 @@ class _Creating:
         pa, pq = import_arrow(), import_parquet()
         schema = layout.schema().with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
         waiting: list[Any] = []
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             for table in self._tables(layout, parts):
                 waiting.append(table)
                 if sum(map(len, waiting)) >= _GROUP_ROWS:

@@ -106,7 +106,7 @@ def open_table(path: str) -> TableFile:
     _check_file(path, path)
     version = _version_of(path)
     try:
-        file = pq.ParquetFile(path, memory_map=False)
+        file = pq.ParquetFile(path, memory_map=False, page_checksum_verification=True)
     except Exception as error:
         raise ColumnsError(f"{path}: is no Parquet that can be read ({error}); {CREATE}", path=path) from error
     try:
@@ -149,7 +149,7 @@ def _check_rows(path: str, version: tuple[int, ...]) -> None:  # noqa: ARG001 - 
     """
     first, before = 0, (-1, -1)
     try:
-        with import_parquet().ParquetFile(path) as file:
+        with import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_CHECKED_ROWS, columns=["index", "shard", "row"]):
                 index, shard, row = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
                 shards = np.concatenate([[before[0]], shard])

@@ -90,7 +90,7 @@ def parse_names(what: str, names: Any) -> list[str]:
 
 def copy_columns(path: str, names: Sequence[str]) -> mapped.MappedTable:
     """Columns of the index's own table, as a file that is mapped: Parquet has no quick way to one row."""
-    file = import_parquet().ParquetFile(path)
+    file = import_parquet().ParquetFile(path, page_checksum_verification=True)
     with file:
         schema = import_arrow().schema([file.schema_arrow.field(name) for name in names]).remove_metadata()
         batches = _reading(path, file.iter_batches(mapped.BATCH_ROWS, columns=list(names)))
@@ -186,7 +186,7 @@ def _open(table: Any) -> Any:
         return table
     try:
         if isinstance(table, (str, os.PathLike)):
-            return import_parquet().ParquetFile(os.fspath(table))
+            return import_parquet().ParquetFile(os.fspath(table), page_checksum_verification=True)
         return pa.Table.from_pandas(table, preserve_index=False)
     except (AttributeError, TypeError, ValueError, OSError, pa.ArrowException) as error:
         if isinstance(table, (str, os.PathLike)):
