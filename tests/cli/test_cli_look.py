@@ -222,7 +222,7 @@ def test_ls_into_a_pipe_that_closes(tmp_path):
     """A reader that has seen enough, as `head`, ends it without a word."""
     members = [(f"{k:05d}.txt", b"") for k in range(8000)]
     with spawn("ls", write_tar(tmp_path / "x.tar", members)) as process:
-        assert process.stdout.readline().split() == ["index", "shard", "row", "key", "fields"]
+        assert process.stdout.readline().split() == ["index", "shard", "row", "key", "fields=bytes"]
         process.stdout.close()
         assert process.stderr.read() == ""
         process.wait(PATIENCE_SECONDS)
