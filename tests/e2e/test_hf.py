@@ -23,7 +23,8 @@ with wids.ShardWriter(os.path.join(directory, "t-%06d.tar"), samples={COUNT}) as
 stand_in = hub.Hub(directory, "user/name")
 os.environ["HF_ENDPOINT"] = stand_in.url
 url = "hf://datasets/user/name/t.json"
-dataset = wids.ShardListDataset(url, cache_dir=cache, access=access, prefetch=False, transformations=[])
+settings = {{"prefetch": False, "early_reads": False, "transformations": []}}  # nothing hangs on the time
+dataset = wids.ShardListDataset(url, cache_dir=cache, access=access, **settings)
 first = dataset[0][".bin"].read()
 before = stand_in.sent_bytes
 later = dataset[{COUNT} // 2][".bin"].read()
