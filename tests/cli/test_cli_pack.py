@@ -1405,11 +1405,10 @@ def test_empty_pictures_in_parquet(tmp_path):
     assert (outcome.samples, len(outcome.skipped)) == (2, 1)
 
 
-def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
-    """Its pictures are refused then, and a run after that writes what is there."""
-    path = write_pictures(tmp_path / "rows.parquet")
-    listing = manifest.list_rows(
-        path,
+def list_pictures(sources):
+    """The rows of manifests whose column ``image`` is a picture, listed and not packed yet."""
+    return manifest.list_rows(
+        sources,
         fields=[manifest.parse_field(".png=image")],
         key=None,
         base=None,
@@ -1417,6 +1416,12 @@ def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
         storage_options=None,
         tell=lambda _: None,
     )
+
+
+def test_a_parquet_that_changes_while_it_is_packed(tmp_path):
+    """Its pictures are refused then, and a run after that writes what is there."""
+    path = write_pictures(tmp_path / "rows.parquet")
+    listing = list_pictures(path)
     pq.write_table(pa.table({"image": [b"other"]}), path)
     with pytest.raises(SampleError, match="was written to since it was listed"):
         pack(listing, PackSettings(output=str(tmp_path / "out/x-%d.tar")))
@@ -1431,15 +1436,7 @@ def test_a_killed_run_of_several_manifests_goes_on(tmp_path):
     put(tmp_path, {"bad.csv": "image,label\ngone.png,a\n"})
     sources = [str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet"), str(tmp_path / "late.csv")]
     put(tmp_path, {"late.csv": "image,label\nlate.png,a\n", "late.png": "late"})
-    listing = manifest.list_rows(
-        sources,
-        fields=[manifest.parse_field(".png=image")],
-        key=None,
-        base=None,
-        numbers_keys=False,
-        storage_options=None,
-        tell=lambda _: None,
-    )
+    listing = list_pictures(sources)
     os.rename(tmp_path / "late.png", tmp_path / "away.png")
     with pytest.raises(SampleError, match=r"late.png: cannot be read"):
         pack(listing, PackSettings(output=str(tmp_path / "out/x-%d.tar"), samples=5))
