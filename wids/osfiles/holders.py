@@ -130,7 +130,7 @@ def _facts_of(pids: Mapping[int, object]) -> Iterator[tuple[int, tuple[int, floa
     if not pids:
         return
     # Each has its parent, then when it was started in five words: "Tue Nov 25 03:12:57 2025".
-    for line in _run(["ps", "-o", "pid=,ppid=,lstart=,command=", "-p", ",".join(map(str, pids))]):
+    for line in _run(["ps", "-ww", "-o", "pid=,ppid=,lstart=,command=", "-p", ",".join(map(str, pids))]):
         with contextlib.suppress(ValueError):
             pid, parent, *day, program = line.split(None, 7)
             yield int(pid), (int(parent), time.mktime(time.strptime(" ".join(day), "%a %b %d %H:%M:%S %Y")), program)

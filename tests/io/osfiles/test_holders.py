@@ -34,7 +34,8 @@ def files(tmp_path):
 
 @pytest.fixture(params=[pytest.param("proc", marks=needs_proc), pytest.param("tools", marks=needs_tools)])
 def _way(request, monkeypatch):
-    """Each way to ask a system."""
+    """Each way to ask a system, on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "60")
     if request.param == "tools":
         monkeypatch.setattr(holders, "_PROC", "/nonexistent")
 
@@ -48,7 +49,8 @@ def test_processes_that_lease_files_are_named(files):
         found = {holder.pid: holder for holder in holders.find_holders([*files, files[0] + ".gone"])}
         assert {pid: holder.files for pid, holder in found.items()} == {one.pid: files[:2], two.pid: files[1:2]}
         for holder in found.values():
-            assert "python" in holder.program
+            # The directory of the interpreter may fill the line.
+            assert "python" in holder.program or len(holder.program) == 60
             assert len(holder.program) <= 60
             assert abs(holder.started_seconds - began) < 3600
             assert not holder.is_orphan
