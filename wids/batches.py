@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wids.collection import CLOSED
+from wids.errors import ClosedReaderError
 from wids.index.selection import no_sample
 from wids.policy import prefetching
-from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShard
 
 if TYPE_CHECKING:

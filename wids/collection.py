@@ -21,7 +21,7 @@ import numpy as np
 
 from wids.cache.far_files import FarSource
 from wids.cache.upcoming import Source
-from wids.errors import CountMismatchError, SpecError, shorten, shown, without_secrets
+from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.index import urls
 from wids.index.fingerprint import fingerprint_of_part
@@ -31,7 +31,6 @@ from wids.index.spec import list_shards, own_packs
 from wids.indexes import IndexRequest, load_index
 from wids.order.mixture import name_parts
 from wids.osfiles import page_cache
-from wids.readers.base import ClosedReaderError
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
 from wids.transport.discovery import find_shards

@@ -27,12 +27,11 @@ from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ShardReadError, note_sample, shown
+from wids.errors import ClosedReaderError, ShardReadError, note_sample, shown
 from wids.events import logger
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
-from wids.readers.base import ClosedReaderError
 from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider, parse_access
 from wids.stats import COLUMNS, ROWS, Tally

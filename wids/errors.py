@@ -15,6 +15,8 @@
     │   ├── DuplicateMemberError       two members of one sample have the same extension
     │   ├── CountMismatchError         the index promises another number of samples than the shard holds
     │   ├── ChangedShardError          a shard in place changed, or differs from the index in size or digest
+    │   ├── ShardReadError             the disk failed to give some bytes of an open shard
+    │   ├── ClosedReaderError          its reader was closed, by its owner or to give way: open the shard again
     │   └── TableError                 a saved member table is damaged or of another version
     ├── FetchError (OSError)           a download failed for good; names the URL
     │   ├── ShardNotFoundError (FileNotFoundError)
@@ -23,7 +25,8 @@
     │   ├── WrongContentError          the server sent a web page instead of a shard
     │   ├── SizeMismatchError          the bytes that arrived are not as many as promised
     │   ├── TooLongError               more bytes come than a file of its kind may have
-    │   └── DigestMismatchError        their checksum is not the one in the index
+    │   ├── DigestMismatchError        their checksum is not the one in the index
+    │   └── NoRangesError              the server gives no byte ranges
     ├── CacheError (OSError)           the cache directory cannot be used
     │   └── CacheFull                  no space, and no shard may be evicted; says how many bytes are missing
     ├── StateError (ValueError)        a sampler's state belongs to another order, or is damaged
@@ -31,12 +34,14 @@
     ├── SelectionError (LookupError)   there is no such shard, sample, step or field; names what there is
     ├── InputError (ValueError)        what a job or a sampler was given cannot be used; names it
     ├── ColumnsError (ValueError)      a table of columns cannot be used: damaged, of another index, keys that repeat
+    │   └── MissingTableError          there is none at this place
     ├── QueryError (ValueError)        SQL that cannot be answered; names the SQL and the columns there are
     ├── OutputError (OSError)          what a writer or a job makes cannot be written; names the place
     │   └── OutputExistsError (FileExistsError)   it exists, and replacing it was not asked for
     ├── JobError (RuntimeError)        work on many shards failed as a whole; says how many and the first cause
     │   ├── WorkerError                a process that worked on a task ended in the middle of it
     │   └── ClusterError               no Ray cluster is there, or it failed
+    ├── TooManyErrorsError             more samples failed than max_errors allows; names their log
     ├── DependencyError (ImportError)  an optional package is not installed; names the extra that has it
     └── DecodeError (ValueError)       a member cannot be decoded; names shard, key and field
         └── UnsafeFormatError          decoding it could run code (pickle), and that was not allowed
@@ -232,6 +237,10 @@ class ShardReadError(ShardError):
     """The disk or the file system failed to give some bytes of a shard that is open."""
 
 
+class ClosedReaderError(ShardError):
+    """The reader was closed, by its owner or to give way; its shard has to be opened again."""
+
+
 class TableError(ShardError):
     """A saved member table is damaged, of another version, or not a member table."""
 
@@ -289,6 +298,10 @@ class DigestMismatchError(FetchError):
     """A checksum of what arrived is ``found``, and the index says ``expected``."""
 
 
+class NoRangesError(FetchError):
+    """The server gives no byte ranges; the shard can be fetched as a whole."""
+
+
 class CacheError(WidsError, OSError):
     """The cache directory cannot be used."""
 
@@ -315,6 +328,10 @@ class InputError(WidsError, ValueError):
 
 class ColumnsError(WidsError, ValueError):
     """A table of columns cannot be used: it is damaged, of another index, or its keys are not those of the samples."""
+
+
+class MissingTableError(ColumnsError):
+    """There is no table of columns at this place."""
 
 
 class QueryError(WidsError, ValueError):

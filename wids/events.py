@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -62,8 +62,22 @@ fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 
+# (a field of `wids.stats.Stats`, how much an event adds to it).
+Counts = tuple[tuple[str, float], ...]
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The root of all events."""
+    """The root of all events.
+
+    Attributes:
+        level: of its line in the log; `log_event` logs what is repeated at DEBUG.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+
+    def counts(self) -> Counts:
+        """How much the event adds to fields of `wids.stats.Stats`; most events add nothing."""
+        return ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
@@ -77,6 +91,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Fetched(Event, frozen=True, kw_only=True):
     """A shard was downloaded, verified and published in the cache. ``is_ahead``: before any sample of it was needed."""
 
+    level: ClassVar[int] = logging.INFO
+
     url: str
     path: str
     size_bytes: int
@@ -84,12 +100,27 @@ class Fetched(Event, frozen=True, kw_only=True):
     is_ahead: bool = False
     requests: int = 1
 
+    def counts(self) -> Counts:
+        """See `Event`."""
+        stalled = 0.0 if self.is_ahead else self.seconds
+        return (
+            ("fetches", 1),
+            ("fetched_ahead", self.is_ahead),
+            ("fetched_bytes", self.size_bytes),
+            ("fetch_requests", self.requests),
+            ("stalled_seconds", stalled),
+        )
+
 
 class Hit(Event, frozen=True, kw_only=True):
     """A remote shard was found in the cache, whole and current, when it was opened."""
 
     url: str
     path: str
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("hits", 1),)
 
 
 class Opened(Event, frozen=True, kw_only=True):
@@ -111,32 +142,56 @@ class Closed(Event, frozen=True, kw_only=True):
 class Retried(Event, frozen=True, kw_only=True):
     """An attempt at a download failed and another one follows."""
 
+    level: ClassVar[int] = logging.WARNING
+
     url: str
     attempt: int
     cause: str
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("retries", 1),)
 
 
 class Rejected(Event, frozen=True, kw_only=True):
     """A cached shard was not used: it is damaged, changed, or not what the index says. It is downloaded again."""
 
+    level: ClassVar[int] = logging.WARNING
+
     url: str
     path: str
     cause: str
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("rejections", 1),)
 
 
 class Waited(Event, frozen=True, kw_only=True):
     """Another process held the lock of a shard, and this one waited for it."""
 
+    level: ClassVar[int] = logging.INFO
+
     path: str
     seconds: float
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return ("waits", 1), ("stalled_seconds", self.seconds)
 
 
 class WaitedForRoom(Event, frozen=True, kw_only=True):
     """A cache directory had no space for a shard until other processes closed some of theirs."""
 
+    level: ClassVar[int] = logging.WARNING
+
     url: str
     path: str
     seconds: float
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("waits", 1),)
 
 
 class Evicted(Event, frozen=True, kw_only=True):
@@ -144,6 +199,10 @@ class Evicted(Event, frozen=True, kw_only=True):
 
     path: str
     size_bytes: int
+
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return ("evictions", 1), ("evicted_bytes", self.size_bytes)
 
 
 class Swept(Event, frozen=True, kw_only=True):
@@ -158,9 +217,15 @@ class PrefetchBegun(Event, frozen=True, kw_only=True):
 
     cache_size: int | None = None
 
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("prefetches", 1),)
+
 
 class NotFetchedAhead(Event, frozen=True, kw_only=True):
     """Prefetching of a shard failed. The process that needs it tries again, and raises if that fails too."""
+
+    level: ClassVar[int] = logging.INFO
 
     url: str
     cause: str
@@ -174,6 +239,14 @@ class RangesRead(Event, frozen=True, kw_only=True):
     size_bytes: int
     seconds: float
 
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (
+            ("range_requests", self.requests),
+            ("range_bytes", self.size_bytes),
+            ("stalled_seconds", self.seconds),
+        )
+
 
 class TableRead(Event, frozen=True, kw_only=True):
     """The member table of a remote shard was read from a pack or from beside it, or made from its headers.
@@ -186,9 +259,19 @@ class TableRead(Event, frozen=True, kw_only=True):
     size_bytes: int
     seconds: float
 
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (
+            ("table_requests", self.requests),
+            ("table_bytes", self.size_bytes),
+            ("stalled_seconds", self.seconds),
+        )
+
 
 class RepeatedKeys(Event, frozen=True, kw_only=True):
     """Keys came back later in a shard, not adjacent, so these members became samples of their own."""
+
+    level: ClassVar[int] = logging.WARNING
 
     url: str
     count: int
@@ -209,6 +292,10 @@ class SampleSubstituted(Event, frozen=True, kw_only=True):
     field: str | None
     cause: str
 
+    def counts(self) -> Counts:
+        """See `Event`."""
+        return (("substitutions", 1),)
+
 
 class Hook(Protocol):
     """Anything that can be called with an event."""
@@ -216,16 +303,6 @@ class Hook(Protocol):
     def __call__(self, event: Event, /) -> None:
         """Take note of ``event``."""
 
-
-_LEVELS: dict[type[Event], int] = {
-    Fetched: logging.INFO,
-    Retried: logging.WARNING,
-    Rejected: logging.WARNING,
-    RepeatedKeys: logging.WARNING,
-    Waited: logging.INFO,
-    WaitedForRoom: logging.WARNING,
-    NotFetchedAhead: logging.INFO,
-}
 
 # Shorter waits are no news: another process downloads the shard, or closes one.
 _LONG_SECONDS = 3.0
@@ -274,7 +351,7 @@ def log_event(event: Event) -> None:
     time and with their number; others are DEBUG, as are shorter waits for another process. Retries of one server are
     a warning once in ten seconds.
     """
-    level, more = _LEVELS.get(type(event), logging.DEBUG), ""
+    level, more = event.level, ""
     if isinstance(event, WaitedForRoom):
         count, seconds = _add_wait(event)
         if not seconds - event.seconds < _LONG_SECONDS <= seconds:

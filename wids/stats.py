@@ -2,7 +2,8 @@
 
 The counter is a hook like any other. Each thread of each process counts in its own row of one array that the processes
 share, so there is no lock that a forked child could inherit. Two threads that hash to the same row (one in some
-hundreds) may lose a count when they count in the same instant; nothing depends on the figures.
+hundreds) may lose a count when they count in the same instant; nothing depends on the figures. What does steer
+(`SIGNALS`) has columns of its own, which are set and not counted.
 """
 
 from __future__ import annotations
@@ -15,19 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.events import (
-    Evicted,
-    Fetched,
-    Hit,
-    PrefetchBegun,
-    RangesRead,
-    Rejected,
-    Retried,
-    SampleSubstituted,
-    TableRead,
-    Waited,
-    WaitedForRoom,
-)
+from wids.events import PrefetchBegun, SampleSubstituted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -83,18 +72,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(f"{name}: {count:,} requests, {size / 1e6:,.1f} MB" for name, (count, size) in kinds.items())
 
 
-COLUMNS = Stats.__struct_fields__
+# What other processes go by: stored and never added to, so that no thread can lose it.
+SIGNALS = {PrefetchBegun: "prefetching", SampleSubstituted: "substituted"}
+COLUMNS = (*Stats.__struct_fields__, *SIGNALS.values())
+_FIGURES = len(Stats.__struct_fields__)
 _AT = {name: k for k, name in enumerate(COLUMNS)}
-# The columns of events that only count.
-_SINGLE: dict[type[Event], str] = {
-    PrefetchBegun: "prefetches",
-    Hit: "hits",
-    Retried: "retries",
-    Rejected: "rejections",
-    WaitedForRoom: "waits",
-    SampleSubstituted: "substitutions",
-}
-_COUNTED = {Fetched, Waited, RangesRead, TableRead, Evicted, *_SINGLE}
 
 
 class Tally:
@@ -115,58 +97,32 @@ class Tally:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        if type(event) in _COUNTED:  # not the events of each shard that is opened or closed
+        counts = event.counts()
+        if counts:  # not the events of each shard that is opened or closed
             row = self._arrays[0][hash((os.getpid(), threading.get_ident())) % ROWS]
-            for name, value in _counts(event):
+            for name, value in counts:
                 row[_AT[name]] += value
+            if (signal := SIGNALS.get(type(event))) is not None:
+                row[_AT[signal]] = 1
 
     def is_prefetching(self) -> bool:
         """Whether an iteration of a sampler has begun to download shards ahead, in whichever process."""
-        return self._has_counted("prefetches")
+        return self._has_signal("prefetching")
 
     def has_substituted(self) -> bool:
         """Whether a sample took another one's place, in whichever process."""
-        return self._has_counted("substitutions")
+        return self._has_signal("substituted")
 
-    def _has_counted(self, name: str) -> bool:
+    def _has_signal(self, name: str) -> bool:
         return any(counts[:, _AT[name]].any() for counts in self._arrays)
 
     def total(self) -> Stats:
         """The sum over all threads and processes."""
-        sums = zip(COLUMNS, sum(counts.sum(axis=0) for counts in self._arrays).tolist(), strict=True)
+        summed = sum(counts[:, :_FIGURES].sum(axis=0) for counts in self._arrays)
+        sums = zip(Stats.__struct_fields__, summed.tolist(), strict=True)
         return Stats(**{name: value if name.endswith("_seconds") else int(value) for name, value in sums})
 
 
 def _zeros() -> npt.NDArray[np.float64]:
     """Zeros in memory that forked processes share; it costs no descriptor."""
     return np.frombuffer(mmap.mmap(-1, ROWS * len(COLUMNS) * 8), np.float64).reshape(ROWS, len(COLUMNS))
-
-
-def _counts(event: Event) -> list[tuple[str, float]]:
-    """(column, how much) of what an event adds."""
-    if isinstance(event, Fetched):
-        stalled = 0.0 if event.is_ahead else event.seconds
-        return [
-            ("fetches", 1),
-            ("fetched_ahead", event.is_ahead),
-            ("fetched_bytes", event.size_bytes),
-            ("fetch_requests", event.requests),
-            ("stalled_seconds", stalled),
-        ]
-    if isinstance(event, Waited):
-        return [("waits", 1), ("stalled_seconds", event.seconds)]
-    if isinstance(event, RangesRead):
-        return [
-            ("range_requests", event.requests),
-            ("range_bytes", event.size_bytes),
-            ("stalled_seconds", event.seconds),
-        ]
-    if isinstance(event, TableRead):
-        return [
-            ("table_requests", event.requests),
-            ("table_bytes", event.size_bytes),
-            ("stalled_seconds", event.seconds),
-        ]
-    if isinstance(event, Evicted):
-        return [("evictions", 1), ("evicted_bytes", event.size_bytes)]
-    return [(_SINGLE[type(event)], 1)]

@@ -32,11 +32,10 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
-from wids.errors import ChangedShardError, FetchError, ShardError, UnsupportedMemberError, WidsError
+from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
 from wids.index import table as tables
 from wids.index.table import MemberTable
 from wids.readers import memo
-from wids.readers.base import ClosedReaderError
 from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
 from wids.transport import filesystems, range_client

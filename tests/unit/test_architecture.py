@@ -13,6 +13,7 @@ import pytest
 
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
+from wids.order import permutation
 
 ROOT = Path(wids.__file__).parent
 # From the bottom up. A part may import those of the rows above it, and what `BESIDE` adds from its own row.
@@ -98,6 +99,25 @@ def test_imports_go_one_way(path):
         if words[0] == "wids" and other not in ("", part):
             is_below = other == "__version__" or LEVELS[other] < LEVELS[part] or other in BESIDE.get(part, ())
             assert is_below, f"{path.name} imports {name}"
+
+
+def test_each_random_stream_is_given_out_once():
+    """The registry of `wids.order.permutation` is whole: its numbers differ, and every draw names one of them."""
+    names = next(
+        node.targets[0]
+        for node in parsed(ROOT / "order" / "permutation.py").body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+    )
+    streams = {name.id: getattr(permutation, name.id) for name in names.elts}
+    assert len(set(streams.values())) == len(streams)
+    drawn = set()
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            for word in node.keywords if isinstance(node, ast.Call) else ():
+                if word.arg == "stream" and not (isinstance(word.value, ast.Name) and word.value.id == "stream"):
+                    assert isinstance(word.value, ast.Name), f"{path}:{word.value.lineno}"
+                    drawn.add(word.value.id)
+    assert drawn <= set(streams)
 
 
 def test_what_simulates_does_so_with_the_real_rules():

@@ -1,10 +1,12 @@
 """What stands in errors, logs and events, and what must not."""
 
 import contextlib
+import importlib
 import io
 import json
 import logging
 import pickle
+import pkgutil
 import re
 import traceback
 from pathlib import Path
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 import wids
 from tests.support import cache_shards
 from tests.support.servers import cut, instead, redirect, reset, status
+from wids import errors
 from wids.cli.advice import with_advice
 from wids.cli.format import print_error, shown_url
 from wids.errors import FetchError, WidsError, without_secrets
@@ -210,3 +213,32 @@ def test_no_failure_tells_a_secret(server, tmp_path):
         logger.removeHandler(handler)
     assert len(texts) > 500
     assert [text for text in texts if any(word in text for word in SECRETS)] == []
+
+
+def test_the_tree_in_the_docstring_is_that_of_the_classes():
+    """Each class stands once, under its parent; none that wids raises is defined elsewhere, but private ones."""
+    for module in pkgutil.walk_packages(wids.__path__, "wids."):
+        if not module.name.endswith(("__main__", "wids_bench")):  # the one runs commands, the other refuses
+            importlib.import_module(module.name)
+    drawn, path = {}, []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"    ([│├└─ ]*)(\w+)( \((\w+)\))?", line)
+        if found is None or not issubclass(getattr(errors, found[2], object), WidsError):
+            continue
+        depth = len(found[1]) // 4
+        path[depth:] = [found[2]]
+        assert found[2] not in drawn
+        drawn[found[2]] = (path[depth - 1] if depth else None, found[4])
+    real = {}
+    for each in _subclasses(WidsError):
+        own, *beside = [base.__name__ for base in each.__bases__]
+        real[each.__name__] = (own, beside[0] if beside else None)
+        assert each.__module__ == "wids.errors", each
+    assert drawn == {"WidsError": (None, None), **real}
+
+
+def _subclasses(kind):
+    for each in kind.__subclasses__():
+        if each.__module__.startswith("wids."):
+            yield each
+            yield from _subclasses(each)

@@ -28,6 +28,7 @@ from wids.events import (
     emit,
     log_event,
 )
+from wids.stats import Stats
 
 ALL = [
     Fetched(url="u", path="p", size_bytes=1, seconds=0.5),
@@ -52,6 +53,13 @@ ALL = [
 def test_the_list_is_complete():
     """Every event that the module has is tested below."""
     assert {type(event) for event in ALL} == set(Event.__subclasses__())
+
+
+@pytest.mark.parametrize("event", ALL, ids=lambda event: type(event).__name__)
+def test_events_count_in_fields_that_exist(event):
+    """Each figure that an event adds to is a field of `Stats`; each field is one that some event adds to."""
+    assert {name for name, _ in event.counts()} <= set(Stats.__struct_fields__)
+    assert {name for each in ALL for name, _ in each.counts()} == set(Stats.__struct_fields__)
 
 
 @pytest.mark.parametrize("event", ALL, ids=lambda event: type(event).__name__)

@@ -1,14 +1,29 @@
 """What dataset.stats() says, over processes and copies."""
 
 import copy
+import multiprocessing
 import pickle
 
 import pytest
 import torch
 
 import wids
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
-from wids.events import Closed, Evicted, Fetched, Hit, RangesRead, Rejected, Retried, TableRead, Waited, WaitedForRoom
+from wids.dataset import _SharedTally
+from wids.events import (
+    Closed,
+    Evicted,
+    Fetched,
+    Hit,
+    PrefetchBegun,
+    RangesRead,
+    Rejected,
+    Retried,
+    TableRead,
+    Waited,
+    WaitedForRoom,
+)
 from wids.stats import Stats, Tally
 
 EVENTS = {
@@ -93,3 +108,19 @@ def test_the_price_is_a_line():
     stats = Stats(fetch_requests=1200, fetched_bytes=10**9, range_requests=3, range_bytes=10**5, table_requests=1)
     words = "shards: 1,200 requests, 1,000.0 MB; samples: 3 requests, 0.1 MB; member tables: 1 requests, 0.0 MB"
     assert stats.price() == words
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_see_what_steers(method):
+    """Signals are of all processes that read a dataset, and no figure: a tally of zeros has none."""
+    tally = _SharedTally()
+    assert not tally.is_prefetching()
+    assert not tally.has_substituted()
+    context = multiprocessing.get_context(method)
+    process = context.Process(target=tally, args=(PrefetchBegun(),))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == 0
+    assert tally.is_prefetching()
+    assert not tally.has_substituted()
+    assert tally.total() == Stats(prefetches=1)

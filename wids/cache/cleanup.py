@@ -22,10 +22,10 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, LOCK_SUFFIX, directory_of
 from wids.cache.space import Excess, Space, evict_from
+from wids.errors import CacheError
 from wids.events import Swept, format_size, logger
 from wids.index import table as tables
 from wids.osfiles import locks
@@ -365,27 +365,26 @@ class _Turn:
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._lock: FileLock | None = None
-        self._said = ""
+        self._held = contextlib.ExitStack()
+        self._is_mine, self._said = False, ""
 
     def take(self) -> bool:
         """Whether it is this process's turn, from here on."""
-        if self._lock is not None:
+        if self._is_mine:
             return True
         directory = _directory_of(self._pattern)
         if directory is None:
             self._say(f"{self._pattern} does not exist yet; waiting for it")
             return False
-        lock = FileLock(os.path.join(directory, CLEANUP_LOCK), preserve_lock_file=True, fallback_to_soft=False)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self._say(f"another process cleans {directory}; waiting for its turn")
-            return False
-        except (OSError, NotImplementedError) as error:  # no locks here; two cleaners merely look twice
+            held = self._held.enter_context(locks.try_acquire(os.path.join(directory, CLEANUP_LOCK)))
+        except CacheError as error:  # it cannot be made here; two cleaners merely look twice
             self._say(f"{directory} has no lock ({error}); cleaning all the same")
             return True
-        self._lock = lock
+        if held is None:
+            self._say(f"another process cleans {directory}; waiting for its turn")
+            return False
+        self._is_mine = True
         if self._said:
             self._say(f"it is this process's turn to clean {directory}")
         return True

@@ -27,12 +27,12 @@ import msgspec
 from wids.cache import member_tables
 from wids.cache.compiled_indexes import CompiledIndexes
 from wids.cache.placement import endpoint_of
-from wids.errors import ChangedShardError, FetchError, TableError
+from wids.errors import ChangedShardError, FetchError, NoRangesError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table_pack, urls
 from wids.osfiles import atomic, forks, system
 from wids.transport.failures import CancelledTransferError, forget_frames
-from wids.transport.range_client import NoRangesError, ShardBytes
+from wids.transport.range_client import ShardBytes
 from wids.transport.source import Stat
 
 if TYPE_CHECKING:

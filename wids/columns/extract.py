@@ -23,14 +23,13 @@ from wids.collection import count_mismatch
 from wids.columns import kinds
 from wids.columns.packages import import_arrow
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
-from wids.errors import DecodeError, WidsError, shown
+from wids.errors import ClosedReaderError, DecodeError, WidsError, shown
 from wids.events import Fetched, RangesRead, TableRead
 from wids.index import urls
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.runner import TaskContext
 from wids.jobs.scan import look_remote, path_of
 from wids.osfiles import tempdirs
-from wids.readers.base import ClosedReaderError
 from wids.readers.provider import AutoProvider
 from wids.transport.discovery import Found, look_local
 from wids.transport.failures import CancelledTransferError

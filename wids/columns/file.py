@@ -19,7 +19,7 @@ from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
 from wids.cache.placement import default_cache_dir
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
-from wids.errors import CacheError, ColumnsError, ShardNotFoundError
+from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
 from wids.index import urls
 from wids.transport import retrying
 from wids.transport.download import download_to
@@ -41,10 +41,6 @@ _TABLE_BYTES, _ROW_BYTES = 64 << 20, 1 << 20
 _CHECKED_ROWS = 1 << 17
 # What a Parquet file begins with.
 _PARQUET = b"PAR1"
-
-
-class MissingTableError(ColumnsError):
-    """There is no such file."""
 
 
 class TableFacts(msgspec.Struct, kw_only=True):

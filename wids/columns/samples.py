@@ -15,11 +15,11 @@ import msgspec
 
 from wids.collection import lists_shards
 from wids.columns import join, sql
-from wids.columns.file import MissingTableError, check_of_index, fetch_table, open_table, place_beside
+from wids.columns.file import check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
-from wids.errors import ColumnsError, InputError
+from wids.errors import ColumnsError, InputError, MissingTableError
 from wids.index.fingerprint import fingerprint
 
 if TYPE_CHECKING:

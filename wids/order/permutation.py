@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 _WORD = 1 << 64
-# Streams make permutations for different purposes independent, also at the same seed and position.
-CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS = 1, 2, 3, 4, 5, 6, 7, 8
+# The registry of all streams, which make permutations for different purposes independent, also at the same seed and
+# position. A test holds that each is given out once, and that nothing draws from another.
+CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS, PACKING = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 # A new generator draws from the operating system first, which takes four times as long as a few words.
 _idle: list[np.random.Philox] = []

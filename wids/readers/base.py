@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
-from wids.errors import ShardError
 from wids.events import Opened, RepeatedKeys, emit
 
 if TYPE_CHECKING:
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from wids.index.table import MemberTable
 
 Sample: TypeAlias = dict[str, Any]
-
-
-class ClosedReaderError(ShardError):
-    """The reader was closed, by its owner or to give way; its shard has to be opened again."""
 
 
 class Rows(Protocol):

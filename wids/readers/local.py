@@ -19,12 +19,12 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wids.cache import member_tables
-from wids.errors import ChangedShardError, ShardError, ShardReadError, TarError, TruncatedShardError
+from wids.errors import ChangedShardError, ClosedReaderError, ShardError, ShardReadError, TarError, TruncatedShardError
 from wids.events import logger
 from wids.index.keys import encode_name
 from wids.osfiles import system
 from wids.osfiles.open_file import ClosedFileError
-from wids.readers.base import ClosedReaderError, Reader
+from wids.readers.base import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

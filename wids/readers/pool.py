@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.leases import leases
+from wids.errors import ClosedReaderError
 from wids.events import Closed, emit
 from wids.osfiles import forks, system
-from wids.readers.base import ClosedReaderError, Rows
+from wids.readers.base import Rows
 from wids.readers.lru import LRUCache
 
 if TYPE_CHECKING:

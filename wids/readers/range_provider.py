@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache import member_tables
 from wids.cache.published_tables import PublishedTables
-from wids.errors import ChangedShardError, FetchError, ShardError, TableError
+from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table as tables
 from wids.index import tar, urls
@@ -22,7 +22,7 @@ from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader, are_same
 from wids.transport import filesystems, retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
-from wids.transport.range_client import NoRangesError, ShardBytes
+from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.errors import ChangedShardError, FetchError, ShardError, TarError, UnsupportedMemberError
+from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, TarError, UnsupportedMemberError
 from wids.events import RangesRead, emit, logger
 from wids.index import headers, tar
 from wids.index import table as tables
 from wids.index.keys import encode_name, first_dot
 from wids.osfiles.open_file import Closable, ClosedFileError
-from wids.readers.base import ClosedReaderError, Reader
+from wids.readers.base import Reader
 from wids.transport.failures import CancelledTransferError, forget_frames
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from wids.errors import ChangedShardError, FetchError
+from wids.errors import ChangedShardError, FetchError, NoRangesError
 from wids.index import urls
 from wids.transport import filesystems, retrying, spans
 from wids.transport.failures import CancelledTransferError
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 # Close pieces are one request up to here: the bytes between them are held until the request is done, and one connection
 # brings less than several.
 _MAX_REQUEST_BYTES = 16 << 20
-
-
-class NoRangesError(FetchError):
-    """The server gives no byte ranges; the shard can be fetched as a whole."""
 
 
 class ShardBytes:

@@ -13,8 +13,8 @@ from tests.support import cache_shards as shards
 from tests.support import tars
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import PATIENCE_SECONDS
+from wids.errors import ClosedReaderError
 from wids.index.table import SUFFIX
-from wids.readers.base import ClosedReaderError
 
 DATA = shards.shard("a", 3, 40_000)
 

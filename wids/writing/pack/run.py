@@ -22,7 +22,7 @@ from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
-from wids.order.permutation import permutation
+from wids.order.permutation import PACKING, permutation
 from wids.transport.upload import Target, local_path, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
 from wids.writing.pack.plan import PackTask, cut, number_key
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from wids.jobs.runner import TaskResult
     from wids.writing.pack.listing import SourceListing
 
-_STREAM = 4  # of permutations; 1 to 3 are those of `wids.order.permutation`
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
 _MAX_JOBS, _RAY_JOBS = 8, 64
 _NAMED = 5  # fields in a line
@@ -161,7 +160,7 @@ def _select(listing: SourceListing, settings: PackSettings) -> Sequence[Any]:
     if not items:
         raise InputError("there are no samples to pack" + (" in this range" if listing.items else ""))
     if settings.seed is not None:
-        order = permutation(len(items), seed=settings.seed, epoch=0, stream=_STREAM)
+        order = permutation(len(items), seed=settings.seed, epoch=0, stream=PACKING)
         items = [items[k] for k in order.tolist()]
     return items
 
