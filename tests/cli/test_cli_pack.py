@@ -1124,7 +1124,7 @@ def test_two_folders_number_their_classes_alike(tmp_path):
     put(tmp_path, {"val/cat/1.jpg": "x", "val/eel/1.jpg": "x"})
     run_ok("pack", tmp_path / "train", "-o", tmp_path / "t/train-%d.tar")
     run_ok("pack", tmp_path / "val", "-o", tmp_path / "v/val-%d.tar", "--classes", tmp_path / "t/train.json")
-    assert labels_of(tmp_path / "v/val.json") == [0, 2]
+    assert sorted(labels_of(tmp_path / "v/val.json")) == [0, 2]
     (tmp_path / "val/dog").mkdir()
     listing = folders.list_images(str(tmp_path / "val"), numbers_keys=False, tell=lambda _: None)
     assert listing.info == {"classes": ["cat", "dog", "eel"]}

@@ -296,7 +296,7 @@ def wrong_table(path):
 BESIDE = {
     "stale .widx": (stale_table, "x.tar.widx", "something else than the shard's headers"),
     "wrong .widx": (wrong_table, "x.tar.widx", "something else than the shard's headers"),
-    "damaged .widx": (b"\x89WIDX\r\n\x1a", "x.tar.widx", "is not a member table"),
+    "damaged .widx": (b"\x89WIDS\r\n\x1a", "x.tar.widx", "is none, or was cut short"),
     "stale .idx": (b"v1.2 1\npng 512 99 s0.png\n", "x.idx", "with 99 bytes at byte 512"),
     "cut .idx": (b"v1.2 2\npng 512 99 s0.png\n", "x.idx", "promises"),
     "stale .tar.idx": (struct.pack("<3Q", 0, 2048, 4096), "x.tar.idx", "2 samples, the shard 3"),

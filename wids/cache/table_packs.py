@@ -30,6 +30,7 @@ from wids.cache.placement import endpoint_of
 from wids.errors import ChangedShardError, FetchError, NoRangesError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table_pack, urls
+from wids.index.container import START_BYTES
 from wids.osfiles import atomic, forks, system
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
@@ -268,7 +269,7 @@ class TablePacks:
         if data is None:
             return None
         try:
-            end = table_pack.head_end(data, place=url)
+            end = table_pack.directory_end(data, place=url)
             note = msgspec.convert(json.loads(bytes(data[end:])), _Note)
             if note.url != url:
                 return None
@@ -290,7 +291,10 @@ class TablePacks:
             needs_version=True,
         )
         data = source.read_first(_FIRST_BYTES)
-        end = table_pack.head_end(data, place=url, size=source.size)
+        end = table_pack.head_end(data, place=url)
+        if end > len(data):  # of very many names?
+            data += source.read(len(data), end - len(data))
+        end = table_pack.directory_end(data, place=url, size=source.size)
         if end > len(data):
             data += source.read(len(data), end - len(data))
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
@@ -343,8 +347,9 @@ def _read_local(url: str) -> OpenPack:
     fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
     try:
         status = os.fstat(fd)
-        head = system.pread(fd, table_pack.HEADER_BYTES, 0)
-        end = table_pack.head_end(head, place=url, size=status.st_size)
+        head = system.pread(fd, START_BYTES, 0)
+        head = system.pread(fd, table_pack.head_end(head, place=url), 0)
+        end = table_pack.directory_end(head, place=url, size=status.st_size)
         directory = table_pack.unpack(system.pread(fd, end, 0), place=url, size=status.st_size)
     finally:
         os.close(fd)

@@ -23,7 +23,7 @@ from wids.transport.download import download_to, read_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.index.view_file import View
+    from wids.index.view_file import Rows, View
 
 
 class ViewRows:
@@ -72,7 +72,7 @@ class ViewRows:
             if found is not None:
                 return found
         data = read_bytes(self._url, storage_options=self._options, max_bytes=self._max_bytes)
-        return SharedSelection(*self._unpack(data))
+        return SharedSelection(*self._unpack(data)[:2])
 
     def _recall(self, kept: CompiledIndexes, digest: str) -> SharedSelection | None:
         """From the cache directory; None: they are not there."""
@@ -87,13 +87,11 @@ class ViewRows:
 
     def _map(self, path: str) -> SharedSelection:
         data, status = atomic.map_file(path)
-        ends, rows = self._unpack(data)
-        place = RowsPlace(
-            path, identify(status), view_file.FIRST, len(ends), samples=len(rows), width=rows.dtype.itemsize
-        )
+        ends, rows, offset = self._unpack(data)
+        place = RowsPlace(path, identify(status), offset, len(ends), samples=len(rows), width=rows.dtype.itemsize)
         return SharedSelection(ends, rows, place=place)
 
-    def _unpack(self, data: bytes | memoryview) -> Any:
+    def _unpack(self, data: bytes | memoryview) -> Rows:
         found = view_file.unpack_rows(data, counts=self._counts, place=self._url)
         facts, expected = (view_file.checksum_of(data), len(found[1])), (self._view.rows_checksum, self._view.nsamples)
         if facts != expected:

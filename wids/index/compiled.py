@@ -1,23 +1,29 @@
 """A compiled index on disk (``.widsx``): the columns of a shard list, to be mapped instead of parsed.
 
-Pure: bytes in, columns over them out. The format is in the README of this folder. Three checks: CRC-32 of the header,
-and whether counts, ends and offsets agree with each other and with the file's length, each time it is opened (some
-milliseconds for a million shards); CRC-32 of all the rest unless the caller has compared it before (it takes ten times
-as long: once for each machine, `wids.indexes`). So no wrong byte makes a read leave the file, no file that was cut is
-taken for a whole one, and no damage for an index.
+Pure: bytes in, columns over them out; a `wids.index.container`, whose header is `CompiledFacts`. The sections, of n
+shards and k shards that have keys of their own::
+
+    counts, ends, filesizes  i8 x n          samples of each shard; their running sums; bytes, -1: not known
+    md5s, crc32s, known      u1 x 16n, 4n, n digests of each; which of them are known: 1 the first, 2 the second
+    url_ends, urls           i8 x n, u1      where each URL ends, and all of them
+    hashes, hashed           u8, i8 x n      hashes of the URLs, ascending, and which shard each of them is of
+    key_rows, key_ends, keys i8 x k, i8, u1  the shards with keys of their own, where each one's end, all, JSON
+
+Counts, ends and offsets are compared with each other and with the file's length each time it is opened (some
+milliseconds for a million shards); the checksum of the sections unless the caller has compared it before (it takes ten
+times as long: once for each machine, `wids.indexes`). So no wrong byte makes a read leave the file.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 import msgspec
 import numpy as np
 
-from wids.index import sections, urls
+from wids.index import urls
+from wids.index.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
 from wids.index.fingerprint import fingerprint_of
 from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged, hash_of
 from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
@@ -25,17 +31,16 @@ from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
+    from wids.index.container import Columns as Sections
     from wids.index.shardlist import ShardList
 
 SUFFIX = ".widsx"
-MAGIC = b"\x89WIDSX\r\n"
-VERSION = 3
-_HEADER = struct.Struct("<8sII9QI4x")
-IDENTITY_BYTES = _HEADER.size
+KIND, VERSION = "widsx", 4
+IDENTITY_BYTES = START_BYTES
 _MD5_BYTES, _CRC32_BYTES = 16, 4
 _HAS_MD5, _HAS_CRC32 = 1, 2
-# Columns are checked so many rows at a time: what that takes is freed, and is little.
-_CHECKED_ROWS = 1 << 16
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
 _HOMES = ("/a", "gs://b/c/d", "http://b/c/d")
 
@@ -99,51 +104,36 @@ def pack(
     extras = sorted(shards.extras.items())
     url_ends, url_blob = _join(texts)
     key_ends, key_blob = _join([json.dumps(keys) for _, keys in extras])
+    md5s, crc32s = shards.md5sums, shards.crc32s
     own = texts if is_resolved else [text for text in texts if _is_own(text)]
-    meta = {
-        "header": shards.header,
-        "starts": shards.starts,
-        "defaults": shards.defaults,
-        "packs": shards.packs if packs is None else packs,
-        "is_resolved": is_resolved,
-        "fingerprint": _fingerprint(shards, texts, is_moving=len(own) < n),
-        "source": source or CompiledFrom(),
-    }
-    parts = [
-        json.dumps(meta).encode(),
-        counts.tobytes(),
-        ends.tobytes(),
-        np.asarray(shards.filesizes, "<i8").tobytes(),
-        _pack_digests(shards.md5sums, _MD5_BYTES),
-        _pack_digests(shards.crc32s, _CRC32_BYTES),
-        bytes(
-            _HAS_MD5 * bool(md5) | _HAS_CRC32 * bool(crc)
-            for md5, crc in zip(shards.md5sums, shards.crc32s, strict=True)
-        ),
-        url_ends,
-        hashes[order].tobytes(),
-        order.astype("<i8").tobytes(),
-        np.array([k for k, _ in extras], "<i8").tobytes(),
-        key_ends,
-        url_blob,
-        key_blob,
-    ]
-    body = sections.pad(parts)
-    checksum = 0
-    for part in body[1:]:
-        checksum = crc32(part, checksum)
-    facts = (
-        _HEADER.size + sum(map(len, body)),
-        n,
-        int(ends[-1]) if n else 0,
-        sum(map(urls.is_local, own)),
-        n - len(own),
-        len(extras),
-        *(len(parts[k]) for k in (0, -2, -1)),
+    facts = CompiledFacts(
+        header=shards.header,
+        starts=list(shards.starts),
+        defaults=list(shards.defaults),
+        packs=list(shards.packs if packs is None else packs),
+        is_resolved=is_resolved,
+        fingerprint=_fingerprint(shards, texts, is_moving=len(own) < n),
+        source=source or CompiledFrom(),
+        total=int(ends[-1]) if n else 0,
+        nlocal=sum(map(urls.is_local, own)),
+        ndependent=n - len(own),
     )
-    rest = _HEADER.pack(MAGIC, VERSION, 0, *facts, checksum)[16:]
-    head = crc32(body[0], crc32(rest))
-    return [MAGIC + struct.pack("<II", VERSION, head) + rest, *body]
+    columns: dict[str, Any] = {
+        "counts": counts,
+        "ends": ends,
+        "filesizes": np.asarray(shards.filesizes, "<i8"),
+        "md5s": _pack_digests(md5s, _MD5_BYTES),
+        "crc32s": _pack_digests(crc32s, _CRC32_BYTES),
+        "known": bytes(_HAS_MD5 * bool(a) | _HAS_CRC32 * bool(b) for a, b in zip(md5s, crc32s, strict=True)),
+        "url_ends": url_ends,
+        "hashes": hashes[order],
+        "hashed": order,
+        "key_rows": np.array([k for k, _ in extras], "<i8"),
+        "key_ends": key_ends,
+        "urls": url_blob,
+        "keys": key_blob,
+    }
+    return _FORMAT.pack(facts, columns)
 
 
 def _pack_digests(digests: Sequence[str], width: int) -> bytes:
@@ -156,10 +146,10 @@ def _is_own(text: str) -> bool:
     return urls.join("h", text) == text and not text.startswith("/")
 
 
-def _join(texts: Sequence[str]) -> tuple[bytes, bytes]:
+def _join(texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], bytes]:
     """(ends, all texts one after another)."""
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return np.cumsum(np.fromiter(map(len, parts), "<i8", len(parts)), dtype="<i8").tobytes(), b"".join(parts)
+    return np.cumsum(np.fromiter(map(len, parts), "<i8", len(parts)), dtype="<i8"), b"".join(parts)
 
 
 def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) -> str:
@@ -181,111 +171,96 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
     Raises:
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
-    view = memoryview(data)
-    if len(view) < _HEADER.size or view[:8] != MAGIC:
-        raise damaged(place, "is none, or was cut short")
-    (_, version, head, length, n, total, nlocal, ndependent, nextra, *lengths, checksum) = _HEADER.unpack_from(view)
-    if version != VERSION:
-        raise damaged(place, f"has version {version}, and this wids reads version {VERSION}")
-    meta_bytes, url_bytes, key_bytes = lengths
-    if length != len(view):
-        raise damaged(place, f"has {len(view)} of {length} bytes")
-    start = _HEADER.size + meta_bytes
-    if start > length or crc32(view[_HEADER.size : start], crc32(view[16 : _HEADER.size])) != head:
-        raise damaged(place, "is damaged (the checksum of its header is another)")
-    meta = _parse_meta(bytes(view[_HEADER.size : start]), n, place)
-    if not is_whole and crc32(view[start:]) != checksum:
-        raise damaged(place, "is damaged (the checksum of its columns is another)")
-    start += -start % 8
-    digests = _MD5_BYTES * n, _CRC32_BYTES * n, n
-    widths = (8 * n, 8 * n, 8 * n, *digests, 8 * n, 8 * n, 8 * n, 8 * nextra, 8 * nextra, url_bytes, key_bytes)
-    found, end = sections.cut(view, start, widths)
-    if end != length or not 0 < n <= MAX_SHARDS or nextra > n:
-        raise damaged(place, "contradicts its own header")
-    counts, ends, filesizes, url_ends, hashes, rows, key_rows, key_ends = (
-        sections.native(found[k], code) for k, code in zip((0, 1, 2, 6, 7, 8, 9, 10), "qqqqQqqq", strict=True)
-    )
-    if not (
-        _are_counts(counts, ends, total)
-        and _is_ascending(url_ends, url_bytes)
-        and _is_ascending(key_ends, key_bytes)
-        and _are_within(filesizes, -1, MAX_COUNT)
-        and _are_within(rows, 0, n - 1)
-        and _are_within(key_rows, 0, n - 1)
-    ):
-        raise damaged(place, "points outside itself, or contradicts itself")
-    home = None if meta.is_resolved else home or ""
+    facts, found, _, identity = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
+    n = len(found["counts"])
+    home = None if facts.is_resolved else home or ""
+    known = found["known"]
     columns = Columns(
-        urls=Places(Texts(url_ends, found[11], place=place), hashes, rows, home=home),
-        nsamples=Numbers(counts),
-        ends=ends,
-        filesizes=Numbers(filesizes),
-        md5sums=Digests(found[3], _MD5_BYTES, found[5], _HAS_MD5),
-        crc32s=Digests(found[4], _CRC32_BYTES, found[5], _HAS_CRC32),
-        extras=SparseKeys(key_rows, Texts(key_ends, found[12], place=place)),
-        starts=meta.starts,
-        defaults=meta.defaults,
-        packs=meta.packs,
+        urls=Places(Texts(found["url_ends"], found["urls"], place=place), found["hashes"], found["hashed"], home=home),
+        nsamples=Numbers(found["counts"]),
+        ends=found["ends"],
+        filesizes=Numbers(found["filesizes"]),
+        md5sums=Digests(found["md5s"], _MD5_BYTES, known, _HAS_MD5),
+        crc32s=Digests(found["crc32s"], _CRC32_BYTES, known, _HAS_CRC32),
+        extras=SparseKeys(found["key_rows"], Texts(found["key_ends"], found["keys"], place=place)),
+        starts=facts.starts,
+        defaults=facts.defaults,
+        packs=facts.packs,
         facts=Facts(
-            is_local=nlocal + (ndependent if urls.is_local(home or "") else 0) == n, fingerprint=meta.fingerprint
+            is_local=facts.nlocal + (facts.ndependent if urls.is_local(home or "") else 0) == n,
+            fingerprint=facts.fingerprint,
         ),
     )
-    return Compiled(meta.header, columns, meta.source, bytes(view[: _HEADER.size]))
+    return Compiled(facts.header, columns, facts.source, identity)
 
 
-class _Meta(msgspec.Struct):
-    """What the header has as JSON."""
+class CompiledFacts(msgspec.Struct):
+    """The header of a compiled index.
+
+    Attributes:
+        header: the index's top-level keys. starts, defaults, packs: see `wids.index.shardlist.Columns`.
+        is_resolved: the URLs are taken as they stand. fingerprint: of the shards; "": it depends on where they are.
+        source: what it was compiled from.
+        total: samples. nlocal: shards on this machine's disk. ndependent: those whose URLs are relative.
+    """
 
     header: dict[str, Any]
     starts: list[int]
     defaults: list[dict[str, Any]]
+    packs: list[tuple[int, tuple[str, ...]]]
     is_resolved: bool
     fingerprint: str
     source: CompiledFrom
-    packs: list[tuple[int, tuple[str, ...]]] = []
+    total: int
+    nlocal: int
+    ndependent: int
 
 
-def _parse_meta(data: bytes, n: int, place: str) -> _Meta:
-    try:
-        meta = msgspec.convert(json.loads(data), _Meta)
-    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise damaged(place, f"has a header that is none ({error})") from error
-    is_ascending = all(
-        all(0 <= k <= n for k in starts) and sorted(starts) == starts
-        for starts in (meta.starts, [k for k, _ in meta.packs])
-    )
-    if not is_ascending or len(meta.starts) != len(meta.defaults):
-        raise damaged(place, "contradicts its own header")
-    return meta
+def _are_starts(facts: CompiledFacts, found: Sections) -> bool:
+    """Whether the sub-datasets, and the packs, begin one after another."""
+    n = len(found["counts"])
+    each = (facts.starts, [k for k, _ in facts.packs])
+    are_sorted = all(sorted(starts) == starts and all(0 <= k <= n for k in starts) for starts in each)
+    return are_sorted and len(facts.starts) == len(facts.defaults)
 
 
-def _are_counts(counts: memoryview, ends: memoryview, total: int) -> bool:
-    """Whether these are numbers of samples, and where each shard's samples end."""
-    before = 0
-    for lo in range(0, len(counts), _CHECKED_ROWS):
-        now, last = np.asarray(counts[lo : lo + _CHECKED_ROWS]), np.asarray(ends[lo : lo + _CHECKED_ROWS])
-        steps = np.diff(last, prepend=before)
-        # Neither is negative, so that no sum of them is one that did not fit.
-        if now.min() < 0 or last.min() < before or (steps != now).any():
-            return False
-        before = int(last[-1])
-    return before == total
+def _last(_: Any, found: Sections) -> int:
+    return len(found["counts"]) - 1
 
 
-def _is_ascending(ends: memoryview, total: int) -> bool:
-    """Whether texts of so many bytes in all can end there."""
-    before = 0
-    for lo in range(0, len(ends), _CHECKED_ROWS):
-        last = np.asarray(ends[lo : lo + _CHECKED_ROWS])
-        if last[0] < before or (last[1:] < last[:-1]).any():
-            return False
-        before = int(last[-1])
-    return before == total
+def _shards(times: int) -> Any:
+    return lambda _, found: times * len(found["counts"])
 
 
-def _are_within(numbers: memoryview, lowest: int, highest: int) -> bool:
-    for lo in range(0, len(numbers), _CHECKED_ROWS):
-        part = np.asarray(numbers[lo : lo + _CHECKED_ROWS])
-        if part.min() < lowest or part.max() > highest:
-            return False
-    return True
+_FORMAT = Format(
+    KIND,
+    VERSION,
+    CompiledFacts,
+    {
+        **dict.fromkeys(("counts", "ends", "filesizes"), "i8"),
+        **dict.fromkeys(("md5s", "crc32s", "known"), "u1"),
+        "url_ends": "i8",
+        "hashes": "u8",
+        **dict.fromkeys(("hashed", "key_rows", "key_ends"), "i8"),
+        **dict.fromkeys(("urls", "keys"), "u1"),
+    },
+    (
+        Invariant("lists no shards, or too many", lambda _, found: 0 < len(found["counts"]) <= MAX_SHARDS),
+        lengths(
+            {
+                **dict.fromkeys(("filesizes", "known", "url_ends", "hashes", "hashed"), _shards(1)),
+                "md5s": _shards(_MD5_BYTES),
+                "crc32s": _shards(_CRC32_BYTES),
+                "key_ends": lambda _, found: len(found["key_rows"]),
+            }
+        ),
+        Invariant("contradicts its own header", _are_starts),
+        sums("ends", "counts", lambda facts, _: facts.total),
+        ends("url_ends", lambda _, found: len(found["urls"])),
+        ends("key_ends", lambda _, found: len(found["keys"])),
+        within("filesizes", -1, MAX_COUNT),
+        within("hashed", 0, _last),
+        within("key_rows", 0, _last),
+        ascending("key_rows"),
+    ),
+)

@@ -1,34 +1,36 @@
 """A pack of member tables (``.tables``): those of many shards in one file, behind a directory that says which is whose.
 
-Pure: bytes in, offsets out. The format is in the README of this folder. The directory has 24 bytes for each shard and
-is mapped; the tables behind it are what ``.widx`` files hold, and each is read by its byte range. Whenever a directory
-is opened, its checksums are compared, and its offsets with the length of the pack, so none of them leads outside of it.
+Pure: bytes in, offsets out. The directory is a `wids.index.container` and is mapped; the tables are its tail: what
+``.widx`` files hold, each at a multiple of 8, read by its byte range::
+
+    hashes   u8 x shards   of the shards' names (`name_in`), ascending
+    offsets  u8 x shards   where each one's table begins, in bytes from the end of the directory
+    lengths  u8 x shards   of the tables, in bytes
+
+Whenever a directory is opened, its offsets are compared with the length of the pack, so none leads outside of it.
 That a table is its shard's own, the table itself says (`wids.cache.member_tables.accept_published`).
 """
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
-from zlib import crc32
 
+import msgspec
 import numpy as np
 
 from wids.errors import TableError
-from wids.index import sections, urls
+from wids.index import urls
+from wids.index.container import Format, Invariant, ascending, lengths
 from wids.index.mapped_columns import hash_of
 from wids.index.shardlist import MAX_SHARDS
 from wids.index.writing import name_below
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from wids.index.container import Columns
 
 SUFFIX = ".tables"
-MAGIC = b"\x89WIDST\r\n"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQQI4x")
-HEADER_BYTES = _HEADER.size
-_ROW_BYTES = 24
 # Columns are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 
@@ -37,7 +39,8 @@ class Directory:
     """Where the tables of a pack are.
 
     Args:
-        columns: hashes of the shards' names, ascending; offsets; lengths in bytes. Views of 64-bit numbers.
+        columns: hashes, offsets, lengths; see above.
+        start: where the tables begin in the pack.
         place: the pack's URL or path.
         size: of the pack, in bytes.
 
@@ -45,9 +48,9 @@ class Directory:
         place, size: as given.
     """
 
-    def __init__(self, columns: Sequence[memoryview], *, place: str, size: int) -> None:
-        self.place, self.size = place, size
-        self._hashes, self._offsets, self._lengths = (np.asarray(column) for column in columns)
+    def __init__(self, columns: Columns, *, start: int, place: str, size: int) -> None:
+        self.place, self.size, self._start = place, size, start
+        self._hashes, self._offsets, self._lengths = (np.asarray(columns[name]) for name in _COLUMNS)
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -58,7 +61,7 @@ class Directory:
             wanted = np.uint64(hash_of(name))
             at = int(self._hashes.searchsorted(wanted))
             if at < len(self._hashes) and self._hashes[at] == wanted:
-                return int(self._offsets[at]), int(self._lengths[at])
+                return self._start + int(self._offsets[at]), int(self._lengths[at])
         return None
 
 
@@ -85,7 +88,7 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
     hashes = np.fromiter(map(hash_of, names), "<u8", n)
     sizes = np.asarray(lengths, "<i8")
     padded = (sizes + 7) // 8 * 8
-    ends = head_bytes(n) + np.cumsum(padded, dtype="<i8")
+    ends = np.cumsum(padded, dtype="<i8")
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     if len(same):
@@ -95,40 +98,31 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
             "these shards",
             url=place,
         )
-    directory = b"".join(column[order].tobytes() for column in (hashes, (ends - padded).astype("<u8"), sizes))
-    length = int(ends[-1]) if n else head_bytes(0)
-    rest = _HEADER.pack(MAGIC, _VERSION, 0, length, n, crc32(directory))[16:]
-    return MAGIC + struct.pack("<II", _VERSION, crc32(rest)) + rest + directory
+    columns = dict(zip(_COLUMNS, (hashes[order], (ends - padded)[order], sizes[order]), strict=True))
+    return b"".join(_DIRECTORY.pack(_NoFacts(), columns, tail=int(ends[-1]) if n else 0))
 
 
-def head_bytes(count: int) -> int:
-    """Bytes of header and directory of so many tables."""
-    return HEADER_BYTES + _ROW_BYTES * count
+def head_end(data: bytes | memoryview, *, place: str) -> int:
+    """Where the header of a pack ends, by its first `START_BYTES`.
+
+    Raises:
+        TableError: not a pack, or of another version.
+    """
+    return _DIRECTORY.head_end(data, _broken(place))
 
 
-def head_end(data: bytes | memoryview, *, place: str, size: int | None = None) -> int:
-    """Where the directory of a pack ends, by its header; no more than the pack has.
+def directory_end(data: bytes | memoryview, *, place: str, size: int | None = None) -> int:
+    """Where the directory of a pack ends, and its tables begin; no more than the pack has.
 
     Args:
-        data: the beginning of the pack: `HEADER_BYTES` or more.
+        data: the beginning of the pack: its header or more (`head_end`).
         place: what errors call the pack.
         size: bytes of the pack, if that is known.
 
     Raises:
         TableError: not a pack, another version, damaged, or of another size.
     """
-    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
-        raise _damaged(place, "is none, or was cut short")
-    _, version, checksum, length, n, _ = _HEADER.unpack_from(data)
-    if version != _VERSION:
-        raise _damaged(place, f"has version {version}, and this wids reads version {_VERSION}")
-    if crc32(data[16:HEADER_BYTES]) != checksum:
-        raise _damaged(place, "is damaged (the checksum of its header is another)")
-    if size not in (None, length):
-        raise _damaged(place, f"has {size} of {length} bytes")
-    if n > MAX_SHARDS or head_bytes(n) > length:
-        raise _damaged(place, "contradicts its own header")
-    return head_bytes(n)
+    return _DIRECTORY.body_end(data, _broken(place), size=size)
 
 
 def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> Directory:
@@ -137,39 +131,49 @@ def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> 
     Args:
         data: the pack, or its beginning up to the end of the directory or further.
         place: the pack's URL or path.
-        size: bytes of the pack, if that is known.
+        size: bytes of the pack; None: it is ``data``.
 
     Raises:
         TableError: not a pack, another version, cut short, or damaged.
     """
-    end = head_end(data, place=place, size=size)
-    view = memoryview(data)
-    if len(view) < end:
-        raise _damaged(place, f"has a directory that was cut short ({len(view)} of {end} bytes)")
-    *_, length, n, checksum = _HEADER.unpack_from(view)
-    if crc32(view[HEADER_BYTES:end]) != checksum:
-        raise _damaged(place, "is damaged (the checksum of its directory is another)")
-    found, _ = sections.cut(view, HEADER_BYTES, (8 * n, 8 * n, 8 * n))
-    columns = [sections.native(section, "Q") for section in found]
-    if not _is_consistent(columns, end, length):
-        raise _damaged(place, "has a directory that points outside of it, or that contradicts itself")
-    return Directory(columns, place=place, size=length)
+    length = len(data) if size is None else size
+    found = _DIRECTORY.unpack(data, _broken(place), size=length)
+    if not _is_consistent(found.columns, length - found.end):
+        raise _damaged(place, "has a directory that points outside of it")
+    return Directory(found.columns, start=found.end, place=place, size=length)
 
 
-def _is_consistent(columns: Sequence[memoryview], start: int, end: int) -> bool:
-    """Whether the hashes ascend, and every table lies between the end of the directory and that of the pack."""
-    hashes, offsets, lengths = (np.asarray(column) for column in columns)
-    for lo in range(0, len(hashes), _CHECKED_ROWS):
-        part = slice(lo, lo + _CHECKED_ROWS)
-        now = hashes[max(lo - 1, 0) : lo + _CHECKED_ROWS]
-        if not (now[1:] > now[:-1]).all():
-            return False
-        at, size = offsets[part], lengths[part]
+def _is_consistent(columns: Columns, size: int) -> bool:
+    """Whether every table lies among the tables, which are of ``size`` bytes."""
+    for lo in range(0, len(columns["offsets"]), _CHECKED_ROWS):
+        at, length = (np.asarray(columns[name][lo : lo + _CHECKED_ROWS]) for name in ("offsets", "lengths"))
         # Compared without a sum, which may not fit in 64 bits.
-        if int(at.min()) < start or int(at.max()) > end or (size > np.uint64(end) - at).any():
+        if int(at.max()) > size or (length > np.uint64(size) - at).any():
             return False
     return True
 
 
 def _damaged(place: str, what: str) -> TableError:
     return TableError(f"{place}: this pack of member tables {what}; make it again (wids index tables)", url=place)
+
+
+def _broken(place: str) -> Callable[[str], TableError]:
+    return lambda what: _damaged(place, what)
+
+
+class _NoFacts(msgspec.Struct):
+    """The header of a pack says nothing of its own."""
+
+
+_COLUMNS = ("hashes", "offsets", "lengths")
+_DIRECTORY = Format(
+    "tables",
+    1,
+    _NoFacts,
+    dict.fromkeys(_COLUMNS, "u8"),
+    (
+        lengths(dict.fromkeys(("offsets", "lengths"), lambda _, found: len(found["hashes"]))),
+        Invariant("has more tables than a dataset has shards", lambda _, found: len(found["hashes"]) <= MAX_SHARDS),
+        ascending("hashes"),
+    ),
+)

@@ -7,40 +7,38 @@ JSON form::
 
 ``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
 digits. A view of shards that have no index has their ``"shardlist"`` in the
-place of ``view_of``. The file of rows, little-endian, each section padded with zeros to a multiple of 8 bytes::
+place of ``view_of``. The file of rows is a `wids.index.container`::
 
-    16 bytes  "WIDSROWS", version (u32), CRC-32 of the rest (u32)
-    32 bytes  bytes of the whole, shards, samples, bytes of a row (4 or 8) (u64 each)
-    ends      8 bytes a shard: where its samples end, counted over the view
-    rows      the row in its shard of each sample, ascending within a shard
+    ends   i8 x shards    where each shard's samples end, counted over the view
+    rows   u4 x samples, or wide_rows i8 x samples: the row of each in its shard, ascending within a shard
 """
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 import numpy as np
 
 from wids.errors import SpecError
-from wids.index import checks, sections
+from wids.index import checks
+from wids.index.container import START_BYTES, Format, Invariant
+from wids.index.container import ends as ends_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
+    from wids.index.container import Columns
     from wids.index.selection import Integers
 
 # What a text has in it that is a view.
 MARK, SUFFIX = b'"view_of_fingerprint"', ".rows"
-_MAGIC, _VERSION = b"WIDSROWS", 1
 _CHECKED_AT_A_TIME = 1 << 20
-_START, _FACTS = struct.Struct("<8sII"), struct.Struct("<QQQQ")
-# Where the ends begin.
-FIRST = _START.size + _FACTS.size
+# More than a header of rows has.
+_MAX_HEAD_BYTES = 1024
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,32 +76,35 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
 
 def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview]:
     """The file of rows, in parts."""
-    width = rows.dtype.itemsize
-    kind = "<u4" if width == 4 else "<i8"
-    columns = [ends.astype("<i8").tobytes(), rows.astype(kind, copy=False).tobytes()]
-    body = sections.pad(columns)
-    size = FIRST + sum(map(len, body))
-    facts = _FACTS.pack(size, len(ends), len(rows), width)
-    checksum = crc32(facts)
-    for part in body:
-        checksum = crc32(part, checksum)
-    return [_START.pack(_MAGIC, _VERSION, checksum) + facts, *body]
+    is_narrow = rows.dtype.itemsize == 4
+    return _ROWS.pack(_NoFacts(), {"ends": ends, "rows" if is_narrow else "wide_rows": rows})
 
 
 def checksum_of(data: bytes | memoryview) -> str:
-    """The checksum in a file of rows that is no shorter than its first section: 8 hexadecimal digits."""
-    return f"{_START.unpack_from(data)[2]:08x}"
+    """The checksum of a file of rows, by its beginning: 8 hexadecimal digits."""
+    return f"{crc32(data[:START_BYTES]):08x}"
 
 
 def max_bytes(shards: int, samples: int) -> int:
     """How long a file of rows is at most."""
-    return FIRST + 8 * (shards + samples)
+    return _MAX_HEAD_BYTES + 8 * (shards + samples)
 
 
-def unpack_rows(
-    data: bytes | memoryview, *, counts: Sequence[int] | None, place: str
-) -> tuple[Integers, npt.NDArray[Any]]:
-    """(ends, rows), which lie in ``data``.
+class Rows(NamedTuple):
+    """A file of rows.
+
+    Attributes:
+        ends: where each shard's samples end, counted over the view. rows: of each sample in its shard.
+        offset: of the ends in the file, in bytes.
+    """
+
+    ends: Integers
+    rows: npt.NDArray[Any]
+    offset: int
+
+
+def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place: str) -> Rows:
+    """The rows in a file, which lie in ``data``.
 
     Args:
         data: the file.
@@ -113,25 +114,22 @@ def unpack_rows(
     Raises:
         SpecError: it is damaged, or of other shards.
     """
-    view = memoryview(data)
-    if len(view) < FIRST:
-        raise _damaged(place, "is too short")
-    magic, version, checksum = _START.unpack_from(view)
-    if magic != _MAGIC or version != _VERSION:
-        raise _damaged(place, "is not the rows of a view, or of another version of wids")
-    size, nshards, total, width = _FACTS.unpack_from(view, _START.size)
-    if size != len(view) or width not in (4, 8) or crc32(view[_START.size :]) != checksum:
-        raise _damaged(place, f"is damaged ({len(view)} of {size} bytes, or a wrong checksum)")
-    found, end = sections.cut(view, FIRST, (8 * nshards, width * total))
-    if end != size:
-        raise _damaged(place, "is damaged (its samples and shards do not fill it)")
-    if counts is not None and nshards != len(counts):
-        raise _damaged(place, f"is of {nshards} shards, and the index has {len(counts)}")
-    ends = np.asarray(sections.native(found[0], "q"), np.int64)
-    rows: npt.NDArray[Any] = np.asarray(sections.native(found[1], "I" if width == 4 else "q"))
+
+    def broken(what: str) -> SpecError:
+        return SpecError(
+            f"{place}: as the rows of a view, this file {what}; save the view again", path="rows", url=place
+        )
+
+    found = _ROWS.unpack(data, broken)
+    columns = found.columns
+    ends = np.asarray(columns["ends"], np.int64)
+    rows: npt.NDArray[Any] = np.asarray(columns["wide_rows"] if len(columns["wide_rows"]) else columns["rows"])
+    if counts is not None and len(ends) != len(counts):
+        raise broken(f"is of {len(ends)} shards, and the index has {len(counts)}")
     if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
-        raise _damaged(place, "names rows that its shards do not have, or not in order")
-    return ends, rows
+        raise broken("names rows that its shards do not have, or not in order")
+    sizes = 8 * len(ends) + rows.nbytes + -rows.nbytes % 8
+    return Rows(ends, rows, found.end - sizes)
 
 
 def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
@@ -154,5 +152,21 @@ def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
     return True
 
 
-def _damaged(place: str, what: str) -> SpecError:
-    return SpecError(f"{place}: {what}; save the view again", path="rows", url=place)
+def _samples(_: Any, columns: Columns) -> int:
+    return len(columns["rows"]) + len(columns["wide_rows"])
+
+
+class _NoFacts(msgspec.Struct):
+    """The header of a file of rows says nothing of its own."""
+
+
+_ROWS = Format(
+    "rows",
+    1,
+    _NoFacts,
+    {"ends": "i8", "rows": "u4?", "wide_rows": "i8?"},
+    (
+        Invariant("contradicts itself", lambda _, found: not (len(found["rows"]) and len(found["wide_rows"]))),
+        ends_at("ends", _samples),
+    ),
+)

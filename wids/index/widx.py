@@ -1,36 +1,16 @@
-"""The format of a member table on disk (``.widx``).
+"""The format of a member table on disk (``.widx``): a `wids.index.container`.
 
-Pure. Little-endian, no pickle, may be memory-mapped: every section starts at a multiple of 8. No memory is allocated by
-a count that the file claims before the count is checked against the length of the file.
+Pure. The header has the shard's identity, the distinct extensions (each with its leading dot) and how many samples have
+a key that came before. The sections::
 
-Version 1::
-
-    offset  size  field
-         0     8  magic: 89 57 49 44 58 0D 0A 1A  (a text-mode transfer breaks it)
-         8     4  version = 1                                 u32
-        12     4  CRC-32 of all bytes from 16 to the end      u32
-        16     8  length of the whole table in bytes          u64
-        24     8  shard size in bytes                         u64
-        32     8  shard mtime in nanoseconds, -1 = unknown    i64
-        40    16  shard md5, all zero = unknown
-        56     8  nmembers                                    u64
-        64     8  nsamples                                    u64
-        72     4  nextensions                                 u32
-        76     4  nrepeated: samples whose key came before    u32
-        80     4  length of the etag section in bytes         u32
-        84     4  length of the extensions section in bytes   u32
-        88     8  length of the keys section in bytes         u64
-        96        sections, each padded with zeros to 8 bytes:
-                    data offsets   u64 x nmembers       byte offset of a member's data in the shard
-                    sizes          u64 x nmembers       bytes
-                    extension ids  u32 x nmembers
-                    starts         u32 x (nsamples+1)   sample r is members starts[r] .. starts[r+1]
-                    key ends       u64 x (nsamples+1)   sample r's key is keys[ends[r] .. ends[r+1]]
-                    extensions     each with its leading dot, raw bytes, NUL after each
-                    keys           raw bytes, as in the archive (mostly UTF-8)
-                    etag           UTF-8, the server's entity tag for the shard
-                    links          only where there are hard links: their members, ascending, u64 x n;
-                                   then the byte offset of the header of each, u64 x n
+    offsets       u8 x nmembers       byte offset of a member's data in the shard
+    sizes         u8 x nmembers       bytes
+    extension_ids u4 x nmembers
+    starts        u4 x (nsamples+1)   sample r is members starts[r] .. starts[r+1]
+    key_ends      u8 x (nsamples+1)   sample r's key is keys[key_ends[r] .. key_ends[r+1]]
+    keys          u1                  raw bytes, as in the archive (mostly UTF-8)
+    linked        u8, if there are hard links: their members, ascending
+    link_headers  u8, likewise: the byte offset of the header of each
 
 A member's header is the block before its data; that of a hard link is elsewhere, behind the data, which are those of an
 earlier file. No two headers and data overlap. Samples ascend by their first headers. Within a sample, members stand in
@@ -39,28 +19,35 @@ archive order; if there are links among them, in the order of their data.
 
 from __future__ import annotations
 
-import struct
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from wids.errors import TableError
-from wids.index import headers, sections
+from wids.index import headers
+from wids.index.container import Format, Invariant, ends, lengths, within
 from wids.index.identity import Identity
-from wids.index.keys import decode_name, encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from wids.index.container import Columns
+
 SUFFIX = ".widx"
-_MAGIC = b"\x89WIDX\r\n\x1a"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQQq16sQQIIIIQ")
-_UNKNOWN_MD5 = bytes(16)
-_UNKNOWN_MTIME = -1
 _BLOCK = headers.BLOCK
+
+
+class _Facts(msgspec.Struct):
+    """What the header of a table says; see `Identity`."""
+
+    size: int
+    mtime_ns: int | None
+    md5: str | None
+    etag: str | None
+    extensions: list[str]
+    nrepeated: int
 
 
 class Content(NamedTuple):
@@ -85,34 +72,18 @@ class Content(NamedTuple):
 
 def pack(content: Content) -> bytes:
     """The on-disk form."""
-    identity = content.identity
-    extensions = b"".join(encode_name(extension) + b"\0" for extension in content.extensions)
-    etag = encode_name(identity.etag or "")
-    parts = [_little(column) for column in content.columns] + [extensions, content.keys, etag]
-    if content.links:
-        parts.append(np.array([*content.links, *content.links.values()], "<u8").tobytes())
-    body = b"".join(sections.pad(parts))
-    mtime_ns = identity.mtime_ns
-    if mtime_ns is None or not -(1 << 63) <= mtime_ns < 1 << 63:  # some file systems date files past the year 2262
-        mtime_ns = _UNKNOWN_MTIME
-    header = _HEADER.pack(
-        _MAGIC,
-        _VERSION,
-        0,
-        _HEADER.size + len(body),
+    identity, links = content.identity, content.links
+    facts = _Facts(
         identity.size,
-        mtime_ns,
-        bytes.fromhex(identity.md5) if identity.md5 else _UNKNOWN_MD5,
-        len(content.columns[0]),
-        len(content.columns[3]) - 1,
-        len(content.extensions),
+        identity.mtime_ns,
+        (identity.md5 or "").lower() or None,
+        identity.etag or None,
+        list(content.extensions),
         content.nrepeated,
-        len(etag),
-        len(extensions),
-        len(content.keys),
     )
-    checksum = crc32(body, crc32(header[16:]))
-    return header[:12] + checksum.to_bytes(4, "little") + header[16:] + body
+    columns = dict(zip(_COLUMNS, content.columns, strict=True))
+    linked = {"linked": np.array([*links], "<u8"), "link_headers": np.array([*links.values()], "<u8")}
+    return b"".join(FORMAT.pack(facts, {**columns, "keys": content.keys, **linked}))
 
 
 def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
@@ -131,77 +102,58 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
         remedy = "make it again" if name else f"delete the {SUFFIX} file to rebuild it"
         return TableError(f"{shard}: {name or 'its saved member table'} {what}; {remedy}", shard=shard)
 
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        raise broken("is not a member table")
-    (_, version, checksum, length, size, mtime_ns, md5, nmembers, nsamples, nextensions, nrepeated, *lengths) = (
-        _HEADER.unpack_from(data)
-    )
-    if version != _VERSION:
-        raise broken(f"has version {version}, and this wids reads version {_VERSION}")
-    view = memoryview(data)
-    if length != len(data) or crc32(view[16:]) != checksum:
-        raise broken(f"is damaged ({len(data)} of {length} bytes, or a wrong checksum)")
-    etag_bytes, extension_bytes, key_bytes = lengths
-    widths = (8 * nmembers, 8 * nmembers, 4 * nmembers, 4 * nsamples + 4, 8 * nsamples + 8)
-    found, end = sections.cut(view, _HEADER.size, (*widths, extension_bytes, key_bytes, etag_bytes))
-    if end > length or (length - end) % 16:
-        raise broken("contradicts its own header")
-    columns = [sections.native(section, code) for section, code in zip(found[:5], "QQIIQ", strict=True)]
-    *extensions, rest = bytes(found[5]).split(b"\0")
-    links = np.frombuffer(view[end:], "<u8").reshape(2, -1)
-    is_list_sound = not rest and len(set(extensions)) == len(extensions) == nextensions
-    if not is_list_sound or nrepeated > nsamples or not _is_consistent(columns, size, nextensions, key_bytes):
-        raise broken("points outside its shard or itself")
-    if not _is_archive(columns, size, links):
-        raise broken("has samples in another order than the archive, or members that overlap or where no header fits")
-    identity = Identity(
-        size=size,
-        mtime_ns=None if mtime_ns == _UNKNOWN_MTIME else mtime_ns,
-        md5=None if md5 == _UNKNOWN_MD5 else md5.hex(),
-        etag=str(found[7], "utf-8", "surrogateescape") or None,
-    )
-    names = tuple(sys.intern(decode_name(raw)) for raw in extensions)
-    return Content(identity, columns, names, found[6], nrepeated, dict(zip(*links.tolist(), strict=True)))
+    facts, columns, *_ = FORMAT.unpack(data, broken)
+    identity = Identity(size=facts.size, mtime_ns=facts.mtime_ns, md5=facts.md5, etag=facts.etag)
+    links = dict(zip(columns["linked"].tolist(), columns["link_headers"].tolist(), strict=True))
+    names = tuple(map(sys.intern, facts.extensions))
+    return Content(identity, [columns[key] for key in _COLUMNS], names, columns["keys"], facts.nrepeated, links)
 
 
-def _is_consistent(columns: Sequence[memoryview], size: int, nextensions: int, key_bytes: int) -> bool:
-    """Whether every sample can be read without leaving the shard, the keys or the extensions."""
-    offsets, sizes, ids, starts, ends = (np.asarray(column) for column in columns)
-    if starts[0] != 0 or starts[-1] != len(offsets) or ends[0] != 0 or ends[-1] != key_bytes:
-        return False
-    if not ((starts[1:] > starts[:-1]).all() and (ends[1:] >= ends[:-1]).all()):
-        return False
-    if not len(ids):
+def _is_list_sound(facts: _Facts, columns: Columns) -> bool:
+    """Whether the header's facts can be those of a shard."""
+    extensions, nsamples = facts.extensions, len(columns["starts"]) - 1
+    is_named = len(set(extensions)) == len(extensions) and not any("\0" in each for each in extensions)
+    return is_named and 0 <= facts.size < 1 << 64 and 0 <= facts.nrepeated <= nsamples
+
+
+def _is_inside(facts: _Facts, columns: Columns) -> bool:
+    """Whether every member's data lie within the shard."""
+    offsets, sizes = np.asarray(columns["offsets"]), np.asarray(columns["sizes"])
+    if not len(offsets):
         return True
     # One pass each, where comparing makes an array first: this is a good part of the time to open a shard.
-    most = np.maximum.reduce
-    if most(ids) >= nextensions or most(sizes) > size or most(offsets) > size:
+    most, size = np.maximum.reduce, facts.size
+    if most(sizes) > size or most(offsets) > size:
         return False
     after = offsets + sizes
     return bool(most(after) <= size and not (size >> 63 and (after < offsets).any()))  # it may not fit in 64 bits
 
 
-def _is_archive(columns: Sequence[memoryview], size: int, links: np.ndarray[Any, np.dtype[np.uint64]]) -> bool:
+def _is_archive(facts: _Facts, columns: Columns) -> bool:
     """Whether members can lie so in an archive, and the rows are in its order; of columns that are consistent.
 
     Else a table would decide which sample is number ``i`` of its shard.
     """
-    offsets, sizes, _, starts, _ = (np.asarray(column) for column in columns)
+    offsets, sizes, starts, *links = (
+        np.asarray(columns[key]) for key in ("offsets", "sizes", "starts", "linked", "link_headers")
+    )
+    linked, places = links
     if not len(offsets):
-        return not links.size
-    ends = offsets + sizes
+        return not len(linked)
+    after = offsets + sizes
     least = np.minimum.reduce
     # Most are the members of an archive in its order: a header fits before each. The rest takes some passes more.
-    if not links.size and least((offsets[1:] - ends[:-1]).view(np.int64), initial=_BLOCK) >= _BLOCK <= offsets[0]:
+    if not len(linked) and least((offsets[1:] - after[:-1]).view(np.int64), initial=_BLOCK) >= _BLOCK <= offsets[0]:
         return True
     if least(offsets) < _BLOCK:
         return False
     # Others have links, or members of a key that were brought together.
-    begins, data_ends = offsets - np.uint64(_BLOCK), ends.copy()
-    linked, places = links
-    if links.size:
-        is_sound = linked[-1] < len(offsets) and (linked[1:] > linked[:-1]).all() and places.max() <= size - _BLOCK
-        if not is_sound or (ends[linked] > places).any():
+    begins, data_ends = offsets - np.uint64(_BLOCK), after.copy()
+    if len(linked):
+        is_sound = (
+            linked[-1] < len(offsets) and (linked[1:] > linked[:-1]).all() and places.max() <= facts.size - _BLOCK
+        )
+        if not is_sound or (after[linked] > places).any():
             return False
         begins[linked], data_ends[linked] = places, places + np.uint64(_BLOCK)
     order = np.argsort(begins, kind="stable")
@@ -212,7 +164,32 @@ def _is_archive(columns: Sequence[memoryview], size: int, links: np.ndarray[Any,
     return bool(is_apart.all() and (firsts[1:] > firsts[:-1]).all() and is_rising.all())
 
 
-def _little(column: memoryview) -> bytes:
-    if sys.byteorder == "little":
-        return column.tobytes()
-    return np.asarray(column).byteswap().tobytes()
+_COLUMNS = ("offsets", "sizes", "extension_ids", "starts", "key_ends")
+_IS_NO_ARCHIVE = "has samples in another order than the archive, or members that overlap or where no header fits"
+FORMAT = Format(
+    "widx",
+    1,
+    _Facts,
+    {
+        **dict(zip(_COLUMNS, ("u8", "u8", "u4", "u4", "u8"), strict=True)),
+        "keys": "u1",
+        "linked": "u8?",
+        "link_headers": "u8?",
+    },
+    (
+        lengths(
+            {
+                "sizes": lambda _, found: len(found["offsets"]),
+                "extension_ids": lambda _, found: len(found["offsets"]),
+                "key_ends": lambda _, found: len(found["starts"]),
+                "link_headers": lambda _, found: len(found["linked"]),
+            }
+        ),
+        ends("starts", lambda _, found: len(found["offsets"]), first=0, is_strict=True),
+        ends("key_ends", lambda _, found: len(found["keys"]), first=0),
+        Invariant("contradicts its own header", _is_list_sound),
+        within("extension_ids", 0, lambda facts, _: len(facts.extensions) - 1),
+        Invariant("points outside its shard", _is_inside),
+        Invariant(_IS_NO_ARCHIVE, _is_archive),
+    ),
+)

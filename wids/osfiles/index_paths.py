@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from wids.errors import OutputError, OutputExistsError
-from wids.index import compiled, urls, writing
+from wids.index import compiled, container, urls, writing
 from wids.index.spec import PACKS, is_index
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def check_index_replaceable(
 
 def _is_compiled(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read(len(compiled.MAGIC)) == compiled.MAGIC
+        return container.kind_of(file.read(container.START_BYTES)) == compiled.KIND
 
 
 def _is_json_index(path: str) -> bool:

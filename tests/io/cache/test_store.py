@@ -167,7 +167,7 @@ def test_a_saved_table_saves_the_scan(tmp_path, opened, events, monkeypatch):
     assert not events[0].has_saved_table
 
 
-@pytest.mark.parametrize("damage", [b"", b"no table", b"\x89WIDX\r\n\x1a" + bytes(200)])
+@pytest.mark.parametrize("damage", [b"", b"no table", b"\x89WIDS\r\n\x1a" + bytes(200)])
 def test_a_damaged_table_is_passed_over(tmp_path, opened, events, damage):
     """A saved table that cannot be read is no obstacle."""
     path = shards.write(tmp_path / "a.tar", A)
@@ -718,7 +718,7 @@ def test_a_damaged_cached_shard_is_never_served(server, cache, opened, events, h
         os.replace(table_of(cached_path(cache, server.url + "/b.tar")), table_of(path))
         server.requests.pop()
     elif harm == "table overwritten":
-        shards.write(table_of(path), b"\x89WIDX\r\n\x1a" + bytes(300))
+        shards.write(table_of(path), b"\x89WIDS\r\n\x1a" + bytes(300))
     assert opened(shard) == texts_of()
     is_whole = harm in ("touched", "table of another shard", "table overwritten")
     can_be_proved = is_whole and has_md5  # and then it need not come over the wire again

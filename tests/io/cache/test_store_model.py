@@ -561,7 +561,7 @@ class Directory(RuleBasedStateMachine):
         if how == "use":
             CacheDirectory(self.cache).touch(os.path.basename(self.path(key)))
         elif how == "table" and self.has(key, "table"):
-            put_file(self.cache, self.file(key, "table"), b"\x89WIDX\r\n\x1a" + bytes(200))
+            put_file(self.cache, self.file(key, "table"), b"\x89WIDS\r\n\x1a" + bytes(200))
         if key in self.files and how in HARMS:
             HARMS[how](self.path(key))
             os.utime(self.path(key), (self.next_tick(),) * 2)

@@ -84,7 +84,7 @@ def test_a_wrong_count_is_for_the_collection_to_refuse(way):
     assert shards.files_open_in(way.home) == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x89WIDX\r\n\x1a" + bytes(200), b"x" * 5000])
+@pytest.mark.parametrize("damage", [b"", b"\x89WIDS\r\n\x1a" + bytes(200), b"x" * 5000])
 def test_a_damaged_table_is_none(way, damage):
     """A saved or published table that cannot be read is not used."""
     url = way.put("a.tar", DATA)

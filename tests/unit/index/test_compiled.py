@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.containers import Parts
 from tests.support.examples import examples
 from wids.errors import SpecError
 from wids.index import compiled
@@ -162,79 +163,74 @@ def sample():
     return pack(list_shards([{"url": f"/d/{k}.tar", "nsamples": 5, "own": k} for k in range(3)]))
 
 
-def sealed(data, at, value):
-    """The bytes with others in them at ``at``, and the checksums that go with that."""
-    changed = bytearray(data)
-    changed[at : at + len(value)] = value
-    meta = int.from_bytes(changed[64:72], "little")
-    end = 96 + meta
-    changed[88:92] = compiled.crc32(changed[end:]).to_bytes(4, "little")
-    changed[12:16] = compiled.crc32(changed[96:end], compiled.crc32(changed[16:96])).to_bytes(4, "little")
-    return bytes(changed)
-
-
-def section(data, number):
-    """Where a section of columns begins; see the README of wids/index."""
-    end = 96 + int.from_bytes(data[64:72], "little")
-    at = end + -end % 8
-    n, extra = (int.from_bytes(data[k : k + 8], "little") for k in (24, 56))
-    widths = (8 * n, 8 * n, 8 * n, 16 * n, 4 * n, n, 8 * n, 8 * n, 8 * n, 8 * extra, 8 * extra)
-    return at + sum(width + -width % 8 for width in widths[:number])
+def changed(**columns):
+    """The sample with others numbers in some columns, and the checksums that go with that."""
+    parts = Parts(sample())
+    parts.columns.update(columns)
+    return parts.sealed()
 
 
 def test_other_bytes_are_refused():
     """What is not a compiled index, or of another version, or was cut, or has another header."""
     data = sample()
-    assert unpack(sealed(data, 0, b"")).nsamples == [5, 5, 5]
-    for other in (b"", b"{}", b'{"wids_version": 1}' * 20, data[:95]):
+    assert unpack(changed()).nsamples == [5, 5, 5]
+    assert changed() == data
+    for other in (b"", b"{}", b'{"wids_version": 1}' * 20, data[:31]):
         refuse(other, "is none, or was cut short")
-    for version in (2, 4):
-        other = data[:8] + version.to_bytes(4, "little") + data[12:]
-        refuse(other, f"has version {version}, and this wids reads version 3")
-    refuse(data[:-1], f"has {len(data) - 1} of {len(data)} bytes")
-    refuse(data + b"\0", f"has {len(data) + 1} of {len(data)} bytes")
-    refuse(data[:30] + b"\1" + data[31:], "is damaged (the checksum of its header is another)")
-    refuse(data[:-20] + b"#" + data[-19:], "is damaged (the checksum of its columns is another)", is_whole=False)
-    for at in (24, 56, 72, 80):  # shards, those with keys, bytes of URLs and keys
-        refuse(sealed(data, at, (1 << 40).to_bytes(8, "little")), "contradicts its own header")
-    with pytest.raises(SpecError):
-        unpack(sealed(data, 64, (1 << 50).to_bytes(8, "little")))
+    refuse(b"\x89WIDSX\r\n" + data[8:], "was written before wids 1.0")
+    refuse(data[:8] + b"widx\0\0\0\0" + data[16:], "is a file of another kind ('widx')")
+    for version in (3, 5):
+        other = data[:16] + version.to_bytes(4, "little") + data[20:]
+        refuse(other, f"has version {version}, and this wids reads version 4")
+    refuse(data[:-1], f"is damaged ({len(data) - 1} of {len(data)} bytes)")
+    refuse(data + b"\0", f"is damaged ({len(data) + 1} of {len(data)} bytes)")
+    refuse(data[:40] + b"\1" + data[41:], "is damaged (the checksum of its header is another)")
+    refuse(data[:-20] + b"#" + data[-19:], "is damaged (the checksum of its sections is another)", is_whole=False)
+    parts = Parts(data)
+    for row in parts.head["sections"]:
+        count, row[2] = row[2], 1 << 40
+        with pytest.raises(SpecError, match="bytes"):
+            unpack(parts.sealed(counts=False))
+        row[2] = count
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 6, 8, 9, 10])
+@pytest.mark.parametrize("name", ["md5s", "crc32s", "known", "filesizes", "url_ends", "hashes", "hashed", "key_ends"])
+def test_columns_of_another_length_are_refused(name):
+    """One of them tells the number of shards, and all others have as many."""
+    refuse(changed(**{name: Parts(sample()).columns[name][:-1]}), "contradicts its own header")
+
+
+@pytest.mark.parametrize("name", ["counts", "ends", "filesizes", "url_ends", "hashed", "key_rows", "key_ends"])
 @pytest.mark.parametrize("value", [-2, 1 << 40, (1 << 63) - 1, -(1 << 63)])
-def test_columns_that_point_outside_are_refused(number, value):
+def test_columns_that_point_outside_are_refused(name, value):
     """Counts, ends, sizes and offsets; sizes may be anything from -1 on."""
-    data = sample()
-    changed = sealed(data, section(data, number) + 8, value.to_bytes(8, "little", signed=True))
-    if number == 2 and value > 0:
-        assert unpack(changed).filesizes[1] == value
+    numbers = Parts(sample()).columns[name]
+    numbers[1] = value
+    if name == "filesizes" and value > 0:
+        assert unpack(changed(filesizes=numbers)).filesizes[1] == value
     else:
-        refuse(changed, "points outside itself, or contradicts itself")
+        with pytest.raises(SpecError, match=r"points outside itself|contradicts itself"):
+            unpack(changed(**{name: numbers}))
 
 
 def test_counts_that_do_not_fit_are_refused():
     """A sum beyond 64 bits is not one that has gone round."""
-    data = sample()
-    half = (1 << 62).to_bytes(8, "little") * 2
-    ends = b"".join(
-        (((k << 62) + (1 << 63)) % (1 << 64) - (1 << 63)).to_bytes(8, "little", signed=True) for k in (1, 2)
-    )
-    changed = sealed(sealed(data, section(data, 0), half), section(data, 1), ends)
-    refuse(changed, "points outside itself, or contradicts itself")
+    half = 1 << 62
+    refuse(changed(counts=[half, half, 5], ends=[half, -(1 << 63), 5 - (1 << 63)]), "contradicts itself (ends)")
 
 
 def test_texts_are_checked_when_they_are_read():
     """A URL that is no UTF-8, keys that are no JSON, or no object."""
-    data = sample()
-    blob = data.index(b"/d/0.tar/d/1.tar")
-    shards = unpack(sealed(data, blob + 9, b"\xff"))
+    urls = Parts(sample()).columns["urls"]
+    urls[9] = 0xFF
+    shards = unpack(changed(urls=urls))
     assert shards.urls[0] == "/d/0.tar"
     with pytest.raises(SpecError, match="has a text that is no text") as caught:
         _ = shards.urls[1]
     assert caught.value.url == PLACE
+    keys = bytes(Parts(sample()).columns["keys"])
     for text, what in ((b"[}", "no JSON "), (b'["own": 0}', "no JSON "), (b'["own", 0]', "no JSON object")):
-        shards = unpack(sealed(data, data.index(b'{"own": 0}'), text))
+        shards = unpack(changed(keys=text + keys[len(text) :]))
         assert shards.dataset_of(1) is None
         with pytest.raises(SpecError, match=what):
             shards.describe(0)
@@ -244,11 +240,17 @@ def test_texts_are_checked_when_they_are_read():
 @given(st.data())
 def test_no_bytes_do_harm(data):
     """Whatever is written into a file, sealed or not: it is refused, or gives texts and numbers, or a SpecError."""
-    whole = sample()
-    at = data.draw(st.integers(0, len(whole) - 1))
-    value = data.draw(st.binary(min_size=1, max_size=9))[: len(whole) - at]
+    parts = Parts(sample())
+    name = data.draw(st.sampled_from(sorted(parts.columns)))
+    numbers = parts.columns[name]
+    for at in data.draw(st.lists(st.integers(0, len(numbers) - 1), max_size=3)):
+        numbers[at] = data.draw(st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 255))
+    whole = parts.sealed()
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole = whole[:at] + data.draw(st.binary(min_size=1, max_size=9)) + whole[at:]
     try:
-        shards = unpack(sealed(whole, at, value) if data.draw(st.booleans()) else whole[:at] + value)
+        shards = unpack(whole)
         for k in range(len(shards)):
             assert isinstance(shards.describe(k)["url"], str)
             assert isinstance(shards.find(shards.urls[k]).url, str)
