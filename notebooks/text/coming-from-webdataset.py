@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Coming from webdataset
 #
-# The same shards, a training program written for `webdataset`, and the same program with `wids`, piece by piece: what
-# replaces `WebDataset`, `shuffle`, `decode`, `to_tuple`, `batched`, `split_by_node`, `resampled`, `with_epoch` and
-# `WebLoader`, and the differences. It ends with the samples that each rank reads with either.
+# The same shards, a training program written for `webdataset`, and the same program with `wids`, piece by piece. Then, for each
+# call of `webdataset` 1.0 that programs use, what replaces it and how it differs: opening and decoding, choosing, failing samples, sharing
+# out and shuffling, mixing, epochs, resuming, writing. It ends with the samples that each rank reads with either.
 #
-# Takes 15 seconds on a laptop without a GPU. For your own data, set `shards` (and `cache_dir`, which is then worth keeping).
+# Takes 20 seconds on a laptop without a GPU. For your own data, set `shards` (and `cache_dir`, which is then worth keeping).
 
 # %% tags=["parameters"]
 shards = None  # pattern of URLs of tars with .jpg and .cls; None: scikit-learn's digits, served from this machine
@@ -16,6 +16,7 @@ batch_size = 32
 epochs = 5
 
 # %%
+import logging
 import os
 import sys
 
@@ -29,7 +30,7 @@ import wids
 
 torch.manual_seed(0)
 if shards is None:
-    digits = bucket.digits()
+    digits = bucket.digits(has_ranges=True)
     shards = f"{digits.url}/train-{{000000..000008}}.tar"
 if cache_dir is None:
     cache_dir = bucket.temporary("cache")
@@ -127,29 +128,157 @@ for epoch in range(epochs):
     print(f"epoch {epoch}: {seen:,} samples, training accuracy {right / seen:.1%}")
 
 # %% [markdown]
-# ## What replaces what
+# ## Opening and decoding
 #
 # | webdataset | wids |
 # |---|---|
-# | `WebDataset("...{000000..000008}.tar")` | `ShardListDataset("train.json")`; local tars also by their pattern |
-# | `pipe:curl -s ...`, `pipe:gsutil cat ...`, `pipe:aws s3 cp ...` | the plain URL: `https://`, `gs://`, `s3://`, `hf://` |
-# | `cache_dir=`, `cache_size=` | the same names; shared by all workers, ranks and jobs of a machine, and the limit holds |
-# | `.decode("pill")` | the default; `transformations="numpy"`, `"torch"`, `"raw"` for others |
-# | `.decode()` of some fields only | `fields=(".jpg", ".cls")`: no other member is read |
-# | `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict`, `.rename` | one function of the sample, with `add_transform`; keys keep their dot: `".jpg"` |
-# | `.select(predicate)` | `torch.utils.data.Subset(dataset, indices)`; the samplers find the shards in it |
-# | `shardshuffle=`, `.shuffle(1000)`, `.unbatched().shuffle(1000)` | `DistributedChunkedSampler(dataset, window=4)`: chunks in a new order in each epoch, `window` of them mixed at a time |
+# | `WebDataset("train-{000000..000008}.tar")` | `ShardListDataset("train.json")`; local tars also by their pattern, a directory, a glob, a list |
+# | `pipe:curl -s ...`, `pipe:gsutil cat ...`, `pipe:aws s3 cp ...` | the plain URL: `https://`, `gs://`, `s3://`, `hf://`. A `pipe:` URL needs `allow_pipe=True`, and no shell runs it |
+# | `cache_dir=`, `cache_size=` | the same names (`"200GB"`); workers, ranks and jobs of a machine share the cache, and the limit holds |
+# | no cache | `access="range"`: single samples by byte ranges, no shard is downloaded |
+# | `.decode("pil")`, `"pill"` | the default, `transformations="PIL"`; an image keeps its mode: `image.convert("RGB")`, `"L"` |
+# | `.decode("rgb8")`, `"torchrgb8"` | `transformations="numpy"` (H, W, C), `"torch"` (C, H, W): uint8, in the image's mode |
+# | `.decode("rgb")`, `"torchrgb"` | the same, divided by 255 in your function |
+# | no `.decode()` | `transformations="raw"` |
+# | `.decode(only=["jpg"])`, `select_files=` | `fields=(".jpg",)`: no other member is read |
+# | extensions in lower case: `"jpg"` for `1.JPG` | extensions keep their dot and their case: `".JPG"`; `fields=(".jpg",)` finds both |
+# | `.map(f)`, `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict`, `.rename(image="jpg")` | one function of the sample, with `add_transform` |
 # | `.batched(32, partial=False)` | `DataLoader(batch_size=32, drop_last=True)` |
-# | `nodesplitter=split_by_node`, `workersplitter=split_by_worker` | not needed: samples are divided among ranks, batches among workers; one shard is enough for 64 ranks |
-# | `WebLoader(dataset, batch_size=None)` | `torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)` |
-# | `resampled=True` | `DistributedChunkedSampler(dataset, epochs=None)`: never ends, and still each sample once in each pass |
+# | `.batched(32, collation_fn=f)`, `.listed(32)` | `DataLoader(batch_size=32, collate_fn=f)`; `collate_fn=list` |
+# | `WebLoader(dataset, batch_size=None)` | `DataLoader(dataset, batch_size=32, sampler=sampler)` of torch |
+#
+# The values of one sample:
+
+# %%
+index = f"{work_dir}/train.json"
+
+
+def describe(value):
+    shape, kind = getattr(value, "shape", getattr(value, "size", "")), getattr(value, "dtype", "")
+    return f"{type(value).__name__} {tuple(shape) if shape else ''} {kind}"
+
+
+decoded = {}
+for how in ("PIL", "numpy", "torch", "raw"):
+    sample = wids.ShardListDataset(index, transformations=how, cache_dir=cache_dir)[0]
+    decoded[how] = {field: describe(sample[field]) for field in (".jpg", ".cls")}
+only = wids.ShardListDataset(index, fields=(".cls",), access="range")[0]  # what map-style means: any sample, at once
+print(only["__key__"], only)
+pd.DataFrame(decoded).T
+
+# %% [markdown]
+# ## Choosing samples
+#
+# `.select(predicate)` reads every sample of a stream and drops some, in each epoch. Here a chosen part is a dataset with a
+# length: shards without such samples are not downloaded, and ranks stay equal. To choose by labels or captions, `wids columns create` reads
+# these members once ([more](choosing-samples.ipynb)).
+#
+# | webdataset | wids |
+# |---|---|
+# | `.select(lambda sample: sample["cls"] < 5)` | `dataset.where("label < 5")`, SQL over columns; `dataset.select(indices)`, a mask, keys |
+# | a set of keys to be dropped, in `.select` | `dataset.exclude("opted-out.txt")`: a file with a key a line, indices, an error log |
+# | `.slice(1000)` (of each worker) | `dataset.select(range(1000))` |
+# | `.rsample(0.1)` (others in each epoch) | `dataset.split(0.1, 0.9)[0]`: by a hash of the key, always the same |
+# | other shards for validation | the same, or `train, test = dataset.split(0.9, 0.1)` |
+
+# %%
+# !{python} -m wids.cli columns create {index} --field .cls=label 2>&1 | grep columns
+plain = wids.ShardListDataset(index, cache_dir=cache_dir)
+low = plain.where("label < 5")
+keys = [plain[i]["__key__"] for i in (3, 4)]
+train, test = plain.exclude(keys).split(0.9, 0.1)
+pd.Series(
+    {
+        "all": len(plain),
+        'where("label < 5")': len(low),
+        "exclude(two keys)": len(plain.exclude(keys)),
+        "split(0.9, 0.1) of these": f"{len(train)} and {len(test)}",
+        "select(range(1000))": len(plain.select(range(1000))),
+    },
+    name="samples",
+).to_frame()
+
+# %% [markdown]
+# ## Samples that fail
+#
+# `handler=wds.warn_and_continue` drops a sample, so that one rank has fewer than the others and waits for ever. Here another sample of the
+# shard takes its place; the same one on every rank, and after a resume.
+#
+# | webdataset | wids |
+# |---|---|
+# | no `handler=` | the default: an error that names shard, row and key |
+# | `handler=wds.warn_and_continue`, `ignore_and_continue` | `on_error="substitute"`; `error_log="bad.jsonl"` has a line for each, `stats().substitutions` their number |
+# | any number of them | at most `max_errors=0.001` of the samples, then an error |
+# | no check beforehand | `wids verify train.json --decode --report bad.jsonl`; `dataset.exclude("bad.jsonl")` leaves them out |
+
+# %%
+with wids.ShardWriter(f"{work_dir}/bad-%06d.tar", samples=100) as writer:  # as wds.ShardWriter(pattern, maxcount=100)
+    for number in range(20):
+        image = plain[number][".jpg"] if number != 7 else b"no picture"
+        writer.write({"__key__": f"{number:04d}", ".jpg": image, ".cls": plain[number][".cls"]})
+
+# !cd {work_dir} && {python} -m wids.cli verify bad.json --decode --report found.jsonl 2>&1 | tail -3
+logging.getLogger("wids").setLevel(logging.ERROR)  # the first one is a warning, too
+tolerant = wids.ShardListDataset(f"{work_dir}/bad.json", on_error="substitute", error_log=f"{work_dir}/bad.jsonl")
+substitute = tolerant[7]
+print(f"dataset[7] is sample {substitute['__index__']}, in the place of {substitute['__substitute_for__']}")
+print("substituted:", tolerant.stats().substitutions)
+with open(f"{work_dir}/bad.jsonl") as file:
+    print(file.read().replace(work_dir, "..."), end="")
+clean = tolerant.exclude(f"{work_dir}/bad.jsonl")
+print(len(tolerant), "samples,", len(clean), "without the one that failed")
+
+# %% [markdown]
+# ## Sharing out, shuffling, epochs, resuming
+#
+# | webdataset | wids |
+# |---|---|
+# | `shardshuffle=100`, `.shuffle(1000)`, `.unbatched().shuffle(1000)`, `detshuffle=` | `DistributedChunkedSampler(dataset, window=4)`: chunks in a new order in each epoch, `window` of them mixed at a time; `seed=` |
+# | `nodesplitter=wds.split_by_node`, `workersplitter=wds.split_by_worker` | not needed: samples are divided among ranks, batches among workers; one shard is enough for 64 ranks |
+# | `resampled=True`: shards with replacement | `epochs=None`: never ends, and still each sample once in each pass |
 # | `.with_epoch(n)` | `epoch_size=n * batch_size * world_size` (samples of all ranks), or not at all: epochs end together |
 # | `.with_length(n)` | `len(dataset)`, `len(sampler)`, `len(loader)` |
-# | `.repeat(3)` | `DistributedChunkedSampler(dataset, epochs=3)` |
-# | `RandomMix` of several datasets | `ConcatDataset`, or `datasets` in an index: each sample once, in proportion to size |
-# | `handler=wds.warn_and_continue` | `wids verify train.json --decode` lists damaged samples beforehand; in a run, an error names shard and key |
-# | `ShardWriter`, `TarWriter`, `tarp` | `wids.ShardWriter`, `wids pack` |
-# | no resume in mid-epoch | `sampler.state_dict()`, `sampler.load_state_dict()`, on any number of ranks |
+# | `.repeat(3)` | `epochs=3` |
+# | `RandomMix([a, b], probs=[0.7, 0.3])` | `wids.mix({"a": (a, 0.7), "b": (b, 0.3)})`: shares hold in every stretch ([more](mixing-datasets.ipynb)) |
+# | `RoundRobin([a, b])` | the same with equal weights; `a + b` reads each sample once |
+# | shards of rare classes listed several times | `weights=wids.balance(labels)`, or any number for each sample |
+# | no resume in mid-epoch | `sampler.state_dict(consumed=...)`, `sampler.load_state_dict(state)`, on any number of ranks |
+#
+# A mixture, classes evened out, and a run that is ended after ten batches and goes on:
+
+# %%
+alone = {"num_replicas": 1, "rank": 0}  # not needed under torchrun
+mixture = wids.mix({"low": (low, 0.7), "all": (plain, 0.3)})
+drawn = list(wids.DistributedChunkedSampler(mixture, epoch_size=1000, **alone))
+print(f"of 1,000 samples {sum(i < len(low) for i in drawn)} are of the first source")
+
+uneven = plain.where("label < 5 or row % 10 = 0")  # few of the classes 5 to 9
+labels = uneven.read_column("label")
+even = list(wids.DistributedChunkedSampler(uneven, weights=wids.balance(labels), epoch_size=2000, **alone))
+print("samples of each class:", np.bincount(labels), "- in 2,000 with weights:", np.bincount(labels[even]))
+
+sampler = wids.DistributedChunkedSampler(plain, **alone)
+unbroken = list(sampler)
+sampler.set_epoch(0)
+iterator = iter(sampler)
+begun = [next(iterator) for _ in range(10 * batch_size)]
+state = sampler.state_dict()  # with workers: state_dict(consumed=...), the samples that the loop has received
+later = wids.DistributedChunkedSampler(plain, **alone)
+later.load_state_dict(state)
+rest = list(later)
+is_same = begun + rest == unbroken
+print(f"{len(begun)} samples, then {len(rest)}: the same as {len(unbroken):,} without a break: {is_same}")
+
+# %% [markdown]
+# ## Writing
+#
+# | webdataset | wids |
+# |---|---|
+# | `wds.ShardWriter(pattern, maxcount=1000, maxsize=1e9)` | `wids.ShardWriter(pattern, samples=1000, size="1GB")`: also to `s3://`; shards appear whole, the index last |
+# | `wds.TarWriter("one.tar")` | `wids.ShardWriter("one-%06d.tar")`: without limits, one shard |
+# | `tarp create`, a loop over files | `wids pack photos -o 'train-%06d.tar'`: folders by class, `key.ext` files, CSV, JSONL, Parquet |
+# | no index | `wids index create`: counts and checksums |
+# | no check | `wids verify train.json` |
 #
 # ## Without epochs
 #
@@ -231,13 +360,3 @@ for rank in range(world_size):
     )
 table = pd.DataFrame(rows, index=pd.Index(range(world_size), name="rank"))
 table
-
-# %%
-assert len(set(table["samples", "wids"])) == 1, "every rank reads the same number of samples"
-assert len(set(table["batches", "wids"])) == 1, "every rank trains the same number of steps"
-assert {i for taken in read_by for i in taken} == set(range(len(dataset))), "together they read all of it"
-repeated = sum(map(len, read_by)) - len(dataset)
-assert 0 <= repeated < world_size, "at most one sample for each rank is read twice, to make them equal"
-assert ours.min() == passes, "without epochs, each sample comes once in each pass"
-assert (ours > passes).sum() == over < world_size, "and again only where the ranks do not divide the whole run"
-assert seen == len(dataset), "one process reads each sample once in an epoch"

@@ -24,7 +24,6 @@ decode_seconds = 0.004  # of a sample; stands for decoding and augmenting a phot
 latency, rate = 0.1, 1e6  # of the slow server: seconds to the first byte, bytes per second of a connection
 
 # %%
-import collections
 import io
 import json
 import os
@@ -346,21 +345,3 @@ table = pd.DataFrame(
 table.loc["seconds of the epoch"] = {title: run["seconds"] for title, run in runs.items()}
 table.loc["samples/s"] = {title: run["steps"].samples.sum() / run["seconds"] for title, run in runs.items()}
 table.map(lambda value: f"{value:,.1f}" if value % 1 else f"{value:,.0f}")
-
-# %%
-assert grid_stats.fetches == 0, "a whole shard was fetched for a look"
-if photos is not None:
-    assert grid_stats.range_bytes < dataset_bytes / 10, "a look at a few pictures read much of the dataset"
-    counts = {name: int(table.to_numpy().sum()) for name, table in tables.items()}
-    assert counts == {"photographs": 783, "digits": 1347}, "not every sample has one label"
-for title, run in runs.items():
-    fetched = collections.Counter(run["events"].url[run["events"].event == "Fetched"])
-    assert max(fetched.values(), default=1) == 1, f"{title}: a shard was fetched twice"
-    assert len(fetched) == run["stats"].fetches, f"{title}: the hook and the stats differ"
-    if run_url is None and run["is_whole"]:
-        assert run["stats"].fetches == len(run["requests"]) == 18, f"{title}: a shard is missing"
-        assert set(run["requests"].values()) == {1}, f"{title}: a shard was asked for twice"
-assert runs["prefetch=False"]["stats"].fetched_ahead == 0, "shards were fetched ahead, though they should not be"
-if run_url is None:
-    assert runs["default"]["stats"].fetched_ahead > 0, "no shard was fetched ahead"
-print("A look read only what it showed; in both runs each shard was fetched once; by default they came ahead of need.")

@@ -183,7 +183,8 @@ finished = subprocess.run(
     text=True,
     timeout=200,
 )
-assert finished.returncode == 0, finished.stdout
+if finished.returncode:
+    raise RuntimeError(finished.stdout)
 print("\n".join(line for line in finished.stdout.splitlines() if line.startswith("epoch")))
 
 # %% [markdown]
@@ -237,14 +238,3 @@ axes.set_title("Each rank has its own part of the data", loc="left")
 axes.spines[["top", "right"]].set_visible(False)
 axes.legend(frameon=False, markerscale=3, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-
-# %%
-last = history.iloc[-1]
-assert epochs < 12 or last["eval_accuracy"] >= 0.97, "Trainer gets 97 % of the test set right"
-assert last["eval_counted"] == len(test_dataset), "each test sample counts once"
-assert train_dataset.stats().fetches == len(train_dataset.shards), "each shard was fetched once"
-ours = table.loc["wrapped for one process"]
-assert (ours["never read"] == 0).all(), "both ranks together read every sample"
-assert (ours["read again"] < world_size).all(), "and at most one for each rank is read twice, to make them equal"
-assert all(len({len(epoch) for epoch in epochs}) == 1 for epochs in zip(*reported["read"], strict=True)), "equal ranks"
-assert (table.loc["prepared"]["never read"] > total / 3).all(), "a prepared loader would leave out every second sample"
