@@ -208,6 +208,11 @@ class DataModule(LightningDataModule):
     ``self.train_dataset``, ... in its ``setup``. A checkpoint of another number of devices, or with another batch size,
     resumes as well: what is left of the epoch comes next, each sample once.
 
+    Lightning does not warn that "your dataloader is not resumable": this loader has a state. It warns of a plain
+    `DataLoader` over any sampler, when it resumes in mid-epoch, and rightly: that reads the epoch from its start again.
+    A checkpoint that is saved in ``on_train_epoch_start`` cannot be resumed with any loader: Lightning skips as many
+    batches as the epoch before had. The module warns when one is saved, and when training resumes from it.
+
     Args:
         train_dataset: a `wids.ShardListDataset`, a part of one, a mixture, or any map-style dataset.
         val_dataset, test_dataset: one, or a list or dict of them. Samples come in order, in equal counts on all ranks;
@@ -281,6 +286,8 @@ class DataModule(LightningDataModule):
             state, self._state = self._state, None
             loader.load_state_dict(state)
         self._set_reload(loader)
+        if self.trainer is not None and self.trainer.fit_loop.restarting:
+            self._warn_of_start("the checkpoint was saved", "resume from one of another moment")
         return loader
 
     if TYPE_CHECKING:
@@ -300,7 +307,22 @@ class DataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for Lightning's checkpoints: the same on every rank."""
+        self._warn_of_start("a checkpoint is saved", "save it in on_train_batch_end or on_train_epoch_end")
         return {} if self._loader is None else self._loader.state_dict()
+
+    def _warn_of_start(self, event: str, advice: str) -> None:
+        """Warn in ``on_train_epoch_start``, where Lightning still has the batches of the epoch before."""
+        trainer: Any = self.trainer
+        if trainer is None:
+            return
+        progress = trainer.fit_loop.epoch_progress.total
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        if batches and progress.ready == progress.started + 1:
+            warnings.warn(
+                f"{event} in on_train_epoch_start, with the {batches} batches of the epoch before: a run that resumes "
+                f"from it skips as many of epoch {trainer.current_epoch}; {advice}",
+                stacklevel=3,
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``fit`` resume there; Lightning calls it with ``ckpt_path=``."""

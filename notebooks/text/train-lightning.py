@@ -223,7 +223,9 @@ metric
 # %% [markdown]
 # ## Ended in mid-epoch, resumed on two devices and on one
 #
-# The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint.
+# The same run once more, but after some batches of an epoch it is killed. Both runs below resume from its last checkpoint. Lightning
+# does not warn that "your dataloader is not resumable", as it would with a plain `DataLoader`: the module's has a state
+# ([when it warns](../wids/order/README.md#lightning)).
 
 # %%
 try:

@@ -2,10 +2,12 @@
 
 import json
 import sys
+import warnings
 from collections import Counter
 from itertools import pairwise
 
 import pytest
+import torch
 
 import wids
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
@@ -197,6 +199,56 @@ class TestInOneProcess:
         assert len(chosen) >= (2 if kind == "endless" else 7)
         for path, count in chosen.items():
             assert fit(path)[0] == steps[count:], path
+
+    def test_warns_of_a_checkpoint_at_the_start_of_an_epoch(self, tmp_path, directory, runs):
+        """Lightning skips a whole epoch when it resumes from one: a warning when it is saved and when it is resumed."""
+
+        class Save(runs.Save):
+            def on_train_epoch_start(self, trainer, model):
+                self.save(trainer, model, "start")
+
+        def fit(callbacks=(), resume=None):
+            model = runs.Model()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trainer, module = (
+                    runs.make_trainer(callbacks=callbacks),
+                    runs.make_module(directory / "data/index.json"),
+                )
+                trainer.fit(model, datamodule=module, ckpt_path=resume)
+            return model.steps, [str(each.message) for each in caught if "on_train_epoch_start" in str(each.message)]
+
+        saving = Save(tmp_path / "run")
+        steps, said = fit([saving])
+        assert [text.split(";")[0].split()[-3:] for text in said] == [["of", "epoch", "1"], ["of", "epoch", "2"]]
+        for epoch in EPOCHS:
+            [(path, count)] = [(path, count) for path, count in saving.done.items() if f"-{epoch}-start" in path]
+            resumed, said = fit(resume=path)
+            assert len(said) == (epoch > 0)
+            assert resumed == [step for step in steps[count:] if not epoch or step[0] > epoch]
+
+    def test_a_plain_loader_is_not_resumable(self, tmp_path, directory, runs):
+        """Lightning warns of it in mid-epoch: the epoch's first batches are read again, its last ones never."""
+
+        def fit(callbacks=(), resume=None):
+            dataset = wids.ShardListDataset(str(directory / "data/index.json"), transformations=runs.as_marked)
+            sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, chunksize=2)
+            model, loader = runs.Model(), torch.utils.data.DataLoader(dataset, batch_size=runs.BATCH, sampler=sampler)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                runs.make_trainer(callbacks=callbacks).fit(model, loader, ckpt_path=resume)
+            return model.steps, [str(each.message) for each in caught if "not resumable" in str(each.message)]
+
+        saving = runs.Save(tmp_path / "run")
+        steps, said = fit([saving])
+        size = sum(epoch == 0 for epoch, _ in steps)
+        assert not said
+        for when, is_warned in (("2", True), (str(size), False), ("end", False)):
+            [(path, count)] = [(path, count) for path, count in saving.done.items() if path.endswith(f"-1-{when}.ckpt")]
+            resumed, said = fit(resume=path)
+            assert len(said) == is_warned
+            wanted = steps[size : 2 * size - 2] + steps[2 * size :] if is_warned else steps[count:]
+            assert resumed == wanted
 
     def test_weights_that_change_in_mid_run(self, tmp_path, directory, runs):
         """A callback's `reweight` holds from the next epoch on, and in what resumes before that or in it."""
