@@ -24,7 +24,7 @@ from wids.cache.upcoming import Source
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.index import urls
-from wids.index.fingerprint import fingerprint_of_part
+from wids.index.fingerprint import contents, fingerprint_of_part
 from wids.index.selection import RepeatedRows, no_sample
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import list_shards, own_packs
@@ -144,7 +144,10 @@ def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
         found = [part for part in found if firsts[part[1]] < firsts[part[2]]]
     if all(weight == 0 for *_, weight in found) and (shards.selection is not None or not found):
         return None
-    parts = [(name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b)) for name, a, b, weight in found]
+    parts = [
+        (name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b), contents(shards, a, b))
+        for name, a, b, weight in found
+    ]
     try:
         return name_parts(parts)
     except ValueError as error:

@@ -28,7 +28,7 @@ from wids.cache.view_rows import ViewRows
 from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.index import checks, compiled, energon, urls, view_file
-from wids.index.fingerprint import fingerprint
+from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
@@ -374,11 +374,15 @@ def _narrowed(request: IndexRequest) -> dict[str, Any] | None:
 
 
 def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
-    if fingerprint(shards) == view.view_of_fingerprint:
+    is_same = fingerprint(shards) == view.view_of_fingerprint
+    if is_same and not have_changed(view.view_of_contents, contents(shards)):
         return
     then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
     what = (
-        "the same numbers of shards and samples, but other names or other counts of shards"
+        "the same names and counts of shards, but other checksums: the shards were written anew, and the rows of the "
+        "view may be other samples now"
+        if is_same
+        else "the same numbers of shards and samples, but other names or other counts of shards"
         if then == now
         else f"{then[0]:,} shards and {then[1]:,} samples then, {now[0]:,} and {now[1]:,} now"
     )

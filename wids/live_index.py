@@ -15,7 +15,7 @@ import numpy as np
 from wids.collection import load_shards
 from wids.errors import SpecError
 from wids.index import checks
-from wids.index.fingerprint import fingerprint
+from wids.index.fingerprint import contents, fingerprint
 from wids.index.live import FixedList, LazyShards, LiveDict, live_shard, live_spec
 from wids.index.spec import PACKS, list_shards, own_packs
 from wids.keys import Keys
@@ -63,6 +63,7 @@ class LiveIndex:
         self._collection = collection
         self._shards: Sequence[dict[str, Any]] | None = None
         self._fingerprint: str | None = None
+        self._contents: dict[str, str] | None = None
 
     @property
     def shards(self) -> Sequence[dict[str, Any]]:
@@ -98,6 +99,13 @@ class LiveIndex:
             self._fingerprint = whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
         return self._fingerprint
 
+    @property
+    def contents(self) -> dict[str, str]:
+        """See `wids.index.fingerprint.contents`; of all shards as they are now."""
+        if self._contents is None:
+            self._contents = contents(self._collection.shards)
+        return self._contents
+
     def describe(self, k: int) -> dict[str, Any]:
         """``shards[k]``, which does not make the dicts of all the others."""
         if self._shards is None and not self._collection.shards.is_mapped:
@@ -131,7 +139,7 @@ class LiveIndex:
             collection.close()  # a shard that has been written anew is counted anew
             collection.count_unknown(found)
             collection.adopt(found)
-            self._shards = self._fingerprint = None
+            self._shards = self._fingerprint = self._contents = None
         elif is_named_anew:
             collection.shards.use_packs(packs)
         collection.shards.header = header
@@ -149,7 +157,7 @@ class LiveIndex:
         if row.nsamples[0] != shards.nsamples[k]:
             checks.check_total([*shards.nsamples[:k], *row.nsamples, *shards.nsamples[k + 1 :]])
         self._collection.replace(k, row)
-        self._fingerprint = None
+        self._fingerprint = self._contents = None
 
     def _refuse_view(self) -> None:
         if self._collection.shards.selection is not None:
@@ -208,6 +216,14 @@ class WithIndex:
         Directories count where shards in several have the same name, then from where their paths part.
         """
         return self._index.fingerprint
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Digests of the shards' checksums, by kind (``"crc32"``, ``"md5"``), of the kinds that all shards have.
+
+        Sampler states and saved views are of these contents: they are refused where the shards were written anew.
+        """
+        return self._index.contents
 
     @property
     def shard_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:

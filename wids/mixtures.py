@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from wids.collection import to_int
 from wids.errors import note_sample
-from wids.order.layout import fingerprint
+from wids.order.layout import contents, fingerprint
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights
 
@@ -93,7 +93,7 @@ class Mixture(ConcatDataset[Any]):
         """The sources as samplers take them."""
         ends = self.cumulative_sizes
         return [
-            SourceSpan(name, end - length, end, self.weights[name], fingerprint(dataset))
+            SourceSpan(name, end - length, end, self.weights[name], fingerprint(dataset), contents(dataset))
             for name, dataset, length, end in zip(self.names, self.datasets, self.lengths, ends, strict=True)
         ]
 

@@ -29,9 +29,18 @@ from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run
-from wids.order.layout import fingerprint, layout, takes_marks
+from wids.order.layout import contents, fingerprint, layout, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
-from wids.order.state import MAX_POSITION, START, EpochPosition, build_state, check_order, parse_state, read_size
+from wids.order.state import (
+    CONTENTS,
+    MAX_POSITION,
+    START,
+    EpochPosition,
+    build_state,
+    check_order,
+    parse_state,
+    read_size,
+)
 from wids.order.validation import check_flag, parse_int, parse_range, parse_ranges, shard_ends, suggest_names
 from wids.order.weights import Copies, parse_weights
 
@@ -113,6 +122,7 @@ class _EpochSampler(Sampler[int]):
         self._cursor: cursor.Cursor = cursor.NotStarted()
         self._origin = START
         self._fingerprint: str | None = None
+        self._contents: dict[str, str] = {}
         self._rng: random.Random | None = None
         self._epoch_rng: tuple[int, random.Random] | None = None
         self._prefetcher: weakref.ref[Prefetcher] | None = None
@@ -321,8 +331,9 @@ class _EpochSampler(Sampler[int]):
     def _order(self, config: EpochConfig) -> dict[str, Any]:
         """The facts that must be equal for a position to mean the same sample; the lanes come on top."""
         if self._fingerprint is None and self._mixing is None:  # a mixture's sources have their own
-            self._fingerprint = fingerprint(self.dataset)
-        return {"dataset": self._fingerprint, **config.facts}
+            self._fingerprint, self._contents = fingerprint(self.dataset), contents(self.dataset)
+        more = {CONTENTS: self._contents} if self._contents else {}
+        return {"dataset": self._fingerprint, **more, **config.facts}
 
     def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
         """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""

@@ -18,7 +18,7 @@ import msgspec
 from wids.errors import SpecError
 from wids.events import logger
 from wids.index import urls, view_file, writing
-from wids.index.fingerprint import fingerprint
+from wids.index.fingerprint import contents, fingerprint
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.osfiles import atomic, locks, system
@@ -81,6 +81,7 @@ def save(
         view_of=None if place is None else writing.written(name_parent(absolute(place)), home),
         view_of_fingerprint=fingerprint(shards),
         view_of_counts=(len(shards), sum(shards.nsamples)),
+        view_of_contents=contents(shards),
         rows="",  # these two `write_view` sets
         rows_checksum="",
         nsamples=len(selection),

@@ -25,7 +25,7 @@ from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
 from wids.errors import DecodeError, InputError, JobError, OutputError
 from wids.events import logger
 from wids.index import urls
-from wids.index.fingerprint import fingerprint_of
+from wids.index.fingerprint import contents, fingerprint_of
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
@@ -212,6 +212,7 @@ class _Creating:
             version=VERSION,
             fingerprint=fingerprint_of(self._shards.urls, [part.nsamples for part in parts]),
             samples=sum(part.nsamples for part in parts),
+            contents=contents(self._shards),
             columns=[rule.name for rule in self._spec.rules],
             kinds=layout.kinds,
             sizes=layout.sizes,

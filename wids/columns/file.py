@@ -21,6 +21,7 @@ from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
 from wids.index import urls
+from wids.index.fingerprint import contents, have_changed
 from wids.transport import retrying
 from wids.transport.download import download_to
 from wids.transport.stores import open_source
@@ -48,7 +49,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
 
     Attributes:
         version: of this format.
-        fingerprint: of the index; see `wids.index.fingerprint`. samples: in it.
+        fingerprint, contents: of the index; see `wids.index.fingerprint`. samples: in it.
         columns: names of the columns that were asked for. kinds: what occurs in each; see `wids.columns.kinds`.
         sizes: extension -> name of the column of its sizes.
         state: digest of the state beside it.
@@ -61,6 +62,7 @@ class TableFacts(msgspec.Struct, kw_only=True):
     kinds: list[int]
     sizes: dict[str, str]
     state: str
+    contents: dict[str, str] = {}
 
 
 class TableFile(msgspec.Struct, frozen=True):
@@ -218,6 +220,8 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
         what = f"has {facts.samples:,} rows, and the index {total:,} samples"
     elif facts.fingerprint != fingerprint:
         what = "is of an index with other shards, or other counts"
+    elif have_changed(facts.contents, contents(shards)):
+        what = "is of shards of the same names and counts, but other checksums: they were written anew since"
     else:
         return
     raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=facts.samples)

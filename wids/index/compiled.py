@@ -24,7 +24,7 @@ import numpy as np
 
 from wids.index import urls
 from wids.index.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
-from wids.index.fingerprint import fingerprint_of
+from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged, hash_of
 from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
 
@@ -113,6 +113,7 @@ def pack(
         packs=list(shards.packs if packs is None else packs),
         is_resolved=is_resolved,
         fingerprint=_fingerprint(shards, texts, is_moving=len(own) < n),
+        contents=contents(shards),
         source=source or CompiledFrom(),
         total=int(ends[-1]) if n else 0,
         nlocal=sum(map(urls.is_local, own)),
@@ -189,6 +190,7 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         facts=Facts(
             is_local=facts.nlocal + (facts.ndependent if urls.is_local(home or "") else 0) == n,
             fingerprint=facts.fingerprint,
+            contents=facts.contents,
         ),
     )
     return Compiled(facts.header, columns, facts.source, identity)
@@ -200,6 +202,7 @@ class CompiledFacts(msgspec.Struct):
     Attributes:
         header: the index's top-level keys. starts, defaults, packs: see `wids.index.shardlist.Columns`.
         is_resolved: the URLs are taken as they stand. fingerprint: of the shards; "": it depends on where they are.
+        contents: see `wids.index.fingerprint`.
         source: what it was compiled from.
         total: samples. nlocal: shards on this machine's disk. ndependent: those whose URLs are relative.
     """
@@ -210,6 +213,7 @@ class CompiledFacts(msgspec.Struct):
     packs: list[tuple[int, tuple[str, ...]]]
     is_resolved: bool
     fingerprint: str
+    contents: dict[str, str]
     source: CompiledFrom
     total: int
     nlocal: int

@@ -1,4 +1,4 @@
-"""A short digest of which samples a list of shards stands for, wherever the shards lie.
+"""Short digests: which samples a list of shards stands for, wherever the shards lie, and what is in the shards.
 
 Pure. Samplers put it into their states, so it may not change between versions.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from wids.index import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from wids.index.shardlist import ShardList
 
@@ -30,6 +30,33 @@ def fingerprint(shards: ShardList) -> str:
     if shards.facts is not None and shards.facts.fingerprint:
         return shards.facts.fingerprint
     return fingerprint_of(shards.urls, shards.nsamples)
+
+
+def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict[str, str]:
+    """Digests of the checksums of the shards ``first .. last``, by kind (``"crc32"``, ``"md5"``), in order.
+
+    A kind is there if each shard has such a checksum. Data that are packed again under the same names, and with the
+    same counts, have the same `fingerprint` and other contents.
+    """
+    is_whole = first == 0 and last in (None, len(shards))
+    if is_whole and shards.facts is not None:
+        return shards.facts.contents or {}
+    return contents_of(shards.crc32s[first:last], shards.md5sums[first:last])
+
+
+def contents_of(crc32s: Sequence[str], md5sums: Sequence[str]) -> dict[str, str]:
+    """See `contents`; of the shards with these checksums, "" where one is unknown."""
+    found = {}
+    for kind, checksums in (("crc32", crc32s), ("md5", md5sums)):
+        known = list(checksums)
+        if known and all(known):
+            found[kind] = hashlib.blake2b("".join(known).lower().encode(), digest_size=8).hexdigest()
+    return found
+
+
+def have_changed(then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether two `contents` are of different shards; kinds that only one of them has do not count."""
+    return any(then[kind] != now[kind] for kind in then.keys() & now.keys())
 
 
 def fingerprint_of_part(shards: ShardList, first: int, last: int) -> str:

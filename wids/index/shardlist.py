@@ -64,10 +64,12 @@ class Facts(NamedTuple):
     Attributes:
         is_local: no shard is remote.
         fingerprint: see `wids.index.fingerprint`; "" where it has to be computed.
+        contents: see there.
     """
 
     is_local: bool
     fingerprint: str
+    contents: dict[str, str] | None = None
 
 
 class Columns(NamedTuple):

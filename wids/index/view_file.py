@@ -3,7 +3,8 @@
 JSON form::
 
     {"wids_version": 1, "name": ..., "view_of": URL, "view_of_fingerprint": DIGEST,
-     "view_of_counts": [SHARDS, SAMPLES], "rows": URL, "rows_checksum": CRC, "nsamples": N, "made_by": [TEXT, ...]}
+     "view_of_counts": [SHARDS, SAMPLES], "view_of_contents": {KIND: DIGEST},
+     "rows": URL, "rows_checksum": CRC, "nsamples": N, "made_by": [TEXT, ...]}
 
 ``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
 digits. A view of shards that have no index has their ``"shardlist"`` in the
@@ -48,6 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         name: of the dataset.
         view_of: the index that lists the shards; None: the view lists them itself.
         view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
+        view_of_contents: likewise, of what is in them, by kinds of checksums; those that not all have are missing.
         rows: where the rows lie. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
         made_by: how it was made, a step each.
     """
@@ -56,6 +58,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     view_of: str | None = None
     view_of_fingerprint: str
     view_of_counts: tuple[int, int]
+    view_of_contents: dict[str, str] = {}
     rows: str
     rows_checksum: str
     nsamples: int

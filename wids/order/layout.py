@@ -314,6 +314,27 @@ def _fingerprint(dataset: Any) -> str | None:
     return None
 
 
+def contents(dataset: Any) -> dict[str, str]:
+    """Digests of what is in the shards, by kinds of checksums, as far as all datasets underneath tell."""
+    try:
+        return _contents(dataset)
+    except Exception:  # noqa: BLE001 - as in `layout`
+        return {}
+
+
+def _contents(dataset: Any) -> dict[str, str]:
+    own = getattr(dataset, "contents", None)
+    if isinstance(own, dict) and isinstance(getattr(dataset, "fingerprint", None), str):
+        return own
+    if (joined := parts_of(dataset)) is not None:
+        found = [_contents(part) for part in joined]
+        kinds = set.intersection(*map(set, found)) if found else set()
+        return {kind: digest(*(each[kind].encode() for each in found)) for kind in sorted(kinds)}
+    if (part := part_of(dataset)) is not None:
+        return _contents(part[0])
+    return {}
+
+
 def takes_marks(dataset: Any) -> bool:
     """Whether a `wids.order.mask.MarkedIndex` reaches the samples of a dataset."""
     try:

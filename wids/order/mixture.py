@@ -31,7 +31,7 @@ from wids.order.epoch import Plan, Stream
 from wids.order.layout import layout
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
-from wids.order.state import MAX_POSITION
+from wids.order.state import CONTENTS, MAX_POSITION
 from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SourceSpan(NamedTuple):
 
     Attributes:
         name: of the source. weight: its own, at first.
-        fingerprint: which samples these are; None: not known.
+        fingerprint: which samples these are; None: not known. contents: see `wids.order.layout.contents`.
     """
 
     name: str
@@ -61,6 +61,7 @@ class SourceSpan(NamedTuple):
     last: int
     weight: float
     fingerprint: str | None = None
+    contents: dict[str, str] | None = None
 
 
 def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
@@ -69,7 +70,7 @@ def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
     return None if find is None else find(dataset)
 
 
-def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) -> list[SourceSpan]:
+def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None, dict[str, str]]]) -> list[SourceSpan]:
     """Sources out of what a `SourceSpan` has: without a name by number, a repeated name with its number.
 
     Raises:
@@ -83,7 +84,7 @@ def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None]]) ->
         names[own] = k
     sizes = {name: parts[k][2] - parts[k][1] for name, k in names.items()}
     weights = check_weights(fill_weights({name: parts[k][3] for name, k in names.items()}, sizes), sizes)
-    return [SourceSpan(name, parts[k][1], parts[k][2], weights[name], parts[k][4]) for name, k in names.items()]
+    return [SourceSpan(name, parts[k][1], parts[k][2], weights[name], *parts[k][4:]) for name, k in names.items()]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class MixedSource:
         plan: the order of its samples, which are 0 .. len(plan) in it.
         offset: the index of its first sample in the mixture.
         regrouping: of indices of the mixture, as in `wids.order.config.EpochConfig`.
-        fingerprint: which samples these are; None: not known.
+        fingerprint: which samples these are; None: not known. contents: see `wids.order.layout.contents`.
     """
 
     name: str
@@ -126,6 +127,7 @@ class MixedSource:
     offset: int
     regrouping: Regrouping | None = None
     fingerprint: str | None = None
+    contents: dict[str, str] | None = None
 
     def to_indices(self, samples: Indices) -> Indices:
         """Indices of the mixture: (n,) -> (n,)."""
@@ -201,7 +203,14 @@ class MixturePlan:
     @property
     def facts(self) -> dict[str, Any]:
         """What the order depends on, besides the lanes and the weights, as plain values for a state."""
-        sources = {source.name: {"dataset": source.fingerprint, **source.plan.facts} for source in self.sources}
+        sources = {
+            source.name: {
+                "dataset": source.fingerprint,
+                **({CONTENTS: source.contents} if source.contents else {}),
+                **source.plan.facts,
+            }
+            for source in self.sources
+        }
         return {"sources": sources, "batch": self.batch}
 
 
@@ -392,7 +401,7 @@ class MixtureWeights:
                 is_shuffled=is_shuffled,
                 **options,
             )
-            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint))
+            sources.append(MixedSource(part.name, plan, part.first, regrouping, part.fingerprint, part.contents))
         return MixturePlan(sources=tuple(sources), segments=self.segments, lanes=lanes, batch=self.batch)
 
     def facts(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 from wids.errors import StateError
 
 KIND, VERSION = "wids.sampler", 2
+# In an order: digests of what is in the shards, by kinds of checksums. A kind that only one side has does not count.
+CONTENTS = "contents"
 MAX_POSITION = 1 << 62  # numpy's integers have an end
 
 
@@ -84,14 +86,24 @@ def read_size(order: Mapping[str, Any]) -> int | None:
 def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = "") -> None:
     """Raise StateError, naming all that differs, unless both orders are the same; ``advice`` ends its message."""
     there, here = _flatten(there), _flatten(here)
-    names = sorted(there.keys() | here.keys())
+    names = sorted(there.keys() & here.keys() | {name for name in there.keys() ^ here.keys() if not _is_content(name)})
     differing = [name for name in names if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if differing:
         listed = "; ".join(f"{name}: {_show(there, name)} there, {_show(here, name)} here" for name in differing)
+        if all(map(_is_content, differing)):
+            raise StateError(
+                f"the state belongs to other data: shards of the same names and counts had other checksums ({listed}), "
+                "so they were written anew, and positions may stand for other samples. Train on the shards of before, "
+                f"or begin an epoch. If the order of their samples is the same, delete {CONTENTS!r} from state['order']"
+            )
         raise StateError(
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
             f"was saved, or leave the state and begin an epoch{advice}"
         )
+
+
+def _is_content(name: str) -> bool:
+    return name.split(".")[-2:-1] == [CONTENTS]
 
 
 def _show(order: Mapping[str, Any], name: str) -> str:

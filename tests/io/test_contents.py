@@ -1,0 +1,143 @@
+"""Shards that were written anew with the same names and counts, and what was saved of those of before."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import wids
+from tests.support import columns as made
+from wids.errors import ColumnsError, SpecError, StateError
+from wids.jobs.index_create import IndexSettings, create_index
+from wids.jobs.index_edit import convert_index
+
+COUNTS = (3, 4)
+
+
+def pack(directory, *, payload=0, has_md5=True, keep=("crc32", "md5sum")):
+    """Shards and an index with these kinds of checksums; with another payload, the shards have other bytes."""
+    index = made.write_dataset(directory, COUNTS, payload=payload)
+    create_index([str(Path(directory) / "*.tar")], str(index), overwrite=True, settings=IndexSettings(has_md5=has_md5))
+    raw = json.loads(Path(index).read_text())
+    for shard in raw["shardlist"]:
+        for kind in {"crc32", "md5sum"} - set(keep):
+            shard.pop(kind, None)
+        shard.pop("filesize")  # they may be of the same size
+    Path(index).write_text(json.dumps(raw))
+    return str(index)
+
+
+# What the checksums of before and of now are -> whether other data are noticed.
+KINDS = [
+    (("crc32",), ("crc32",), True),
+    (("md5sum",), ("md5sum",), True),
+    (("crc32", "md5sum"), ("md5sum",), True),
+    (("crc32",), ("md5sum",), False),
+    ((), ("crc32",), False),
+    (("crc32",), (), False),
+]
+
+
+def open_it(index, **options):
+    """The dataset of an index."""
+    return wids.ShardListDataset(index, transformations="raw", **options)
+
+
+def sampler_of(dataset):
+    """A sampler whose states are tried."""
+    return wids.DistributedChunkedSampler(dataset, rank=0, num_replicas=1, chunksize=2, seed=3)
+
+
+def described(dataset, where="it"):
+    """(state, loader of states) of a dataset, or of a mixture of it and another one."""
+    return sampler_of(wids.mix({where: (dataset, 0.5), "same": (dataset, 0.5)}))
+
+
+@pytest.mark.parametrize(("before", "now", "is_noticed"), KINDS, ids=str)
+@pytest.mark.parametrize("make", [sampler_of, described], ids=["dataset", "mixture"])
+def test_a_state(tmp_path, before, now, is_noticed, make):
+    """It is refused where a kind of checksums that both have differs, and says how to go on; else it is taken."""
+    index = pack(tmp_path / "d", keep=before)
+    state = json.loads(json.dumps(make(open_it(index)).state_dict()))
+    make(open_it(pack(tmp_path / "d", keep=now))).load_state_dict(state)  # the same shards
+    again = make(open_it(pack(tmp_path / "d", payload=9, keep=now)))
+    if not is_noticed:
+        again.load_state_dict(state)
+        return
+    with pytest.raises(StateError, match=r"other checksums .*contents.*delete 'contents'"):
+        again.load_state_dict(state)
+    for order in (state["order"], *state["order"].get("sources", {}).values()):
+        order.pop("contents", None)
+    again.load_state_dict(state)
+
+
+def test_a_state_of_a_join_and_of_a_part(tmp_path):
+    """Torch's ConcatDataset and Subset hand the contents on; those of a view are its dataset's."""
+    from torch.utils.data import ConcatDataset, Subset
+
+    pack(tmp_path / "a")
+    pack(tmp_path / "b")
+
+    def make(kind):
+        one, two = (open_it(str(next((tmp_path / each).glob("*.json")))) for each in "ab")
+        whole = {"join": lambda: ConcatDataset([one, two]), "part": lambda: Subset(two, range(1, 6))}
+        return sampler_of({**whole, "view": lambda: two.select(range(1, 6))}[kind]())
+
+    states = {kind: make(kind).state_dict() for kind in ("join", "part", "view")}
+    for kind, state in states.items():
+        make(kind).load_state_dict(state)
+    pack(tmp_path / "b", payload=9)
+    for kind, state in states.items():
+        with pytest.raises(StateError, match="other checksums"):
+            make(kind).load_state_dict(state)
+
+
+def test_a_state_through_a_compiled_index(tmp_path):
+    """It has the contents that its JSON has, wherever it is opened."""
+    index = pack(tmp_path / "d")
+    state = sampler_of(open_it(index)).state_dict()
+    compiled = str(tmp_path / "d" / "train.widsx")
+    convert_index(index, compiled)
+    assert open_it(compiled).contents == open_it(index).contents
+    assert sorted(open_it(index).contents) == ["crc32", "md5"]
+    sampler_of(open_it(compiled)).load_state_dict(state)
+    pack(tmp_path / "d", payload=9)
+    convert_index(index, compiled, overwrite=True)
+    with pytest.raises(StateError, match="other checksums"):
+        sampler_of(open_it(compiled)).load_state_dict(state)
+
+
+def test_an_assigned_index_has_its_own(tmp_path):
+    """Shards that a program assigns have the contents that they say."""
+    dataset = open_it(pack(tmp_path / "d"))
+    before = dataset.contents
+    dataset.shards = [dict(shard) for shard in dataset.shards][:1]
+    assert dataset.contents.keys() == before.keys()
+    assert dataset.contents["crc32"] != before["crc32"]
+    dataset.shards[0]["crc32"] = "00000001"
+    assert dataset.contents["crc32"] not in (before["crc32"], "")
+
+
+@pytest.mark.parametrize(("before", "now", "is_noticed"), KINDS, ids=str)
+def test_a_saved_view(tmp_path, before, now, is_noticed):
+    """Its rows may be other samples now: it is an error to open it, by the same rule."""
+    index, view = pack(tmp_path / "d", keep=before), str(tmp_path / "d" / "view.json")
+    open_it(index).select([1, 5]).save(view)
+    pack(tmp_path / "d", keep=now)
+    assert len(open_it(view)) == 2
+    pack(tmp_path / "d", payload=9, keep=now)
+    if is_noticed:
+        with pytest.raises(SpecError, match=r"has changed since the view was saved: .*other checksums"):
+            open_it(view)
+    else:
+        assert len(open_it(view)) == 2
+
+
+def test_columns(tmp_path):
+    """A table of the shards of before is no table of these."""
+    index = pack(tmp_path / "d")
+    made.make_columns(index)
+    assert len(open_it(index).where("label >= 0")) > 0
+    pack(tmp_path / "d", payload=9)
+    with pytest.raises(ColumnsError, match="other checksums"):
+        open_it(index).where("label = 3")
