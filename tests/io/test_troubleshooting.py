@@ -1,0 +1,104 @@
+"""The messages that wids/README.md explains are those that the code writes, and torch's and Lightning's are theirs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import wids
+
+WIDS = Path(wids.__file__).parent
+SEEN = {  # below, in a test that meets it
+    "'int' object is not iterable",
+    "holds ... samples, and the index says ...",
+    "cannot decode ... of sample ...",
+}
+PYTHONS = {"This process (pid=...) is multi-threaded, use of fork() may lead to deadlocks in the child"}  # written in C
+OTHERS = {  # message -> the module that writes it
+    "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found ...": (
+        "torch.utils.data._utils.collate"
+    ),
+    "DataLoader worker (pid(s) ...) exited unexpectedly": "torch.utils.data.dataloader",
+    "your dataloader is not resumable": "lightning.pytorch.loops.training_epoch_loop",
+}
+
+
+def quoted():
+    """The messages in the first column of the table."""
+    text = (WIDS / "README.md").read_text(encoding="utf-8")
+    table = text.split("## Troubleshooting, by message\n")[1].split("| without a message |")[0]
+    cells = re.findall(r"^\| (`.*?`) \| ", table, re.MULTILINE)
+    return [message for cell in cells for message in re.findall(r"`(.*?)`(?:, |$)", cell)]
+
+
+def texts(path):
+    """All texts of a module; what is formatted into them is "..."."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"%[sdrg]|%,d|\{\}|\{0\}", "...", node.value)
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """The texts of all modules of the package."""
+    return [text for path in WIDS.rglob("*.py") for text in texts(path)]
+
+
+def is_written(message, among):
+    """Whether a text has the message, with anything in the place of its dots."""
+    pattern = re.compile(".*".join(map(re.escape, message.strip(". ").split("..."))), re.DOTALL)
+    return any(pattern.search(text) for text in among)
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_message_is_written(message, ours):
+    """A search for the printed text finds the row."""
+    if message in PYTHONS | SEEN:
+        return
+    if message in OTHERS:
+        found = importlib.util.find_spec(OTHERS[message])
+        assert is_written(message, list(texts(Path(found.origin))))
+    else:
+        assert is_written(message, ours)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A sample with a label and a damaged image."""
+    with wids.ShardWriter(str(tmp_path / "a-%06d.tar")) as writer:
+        writer.write({"__key__": "a", ".cls": 0, ".jpg": b"no image"})
+    return wids.ShardListDataset(str(tmp_path / "a.json"))
+
+
+def meets(message):
+    """A block that ends in an error with the message."""
+    return pytest.raises((TypeError, wids.WidsError), match=".*".join(map(re.escape, message.split("..."))))
+
+
+def test_batch_sampler_that_is_none(dataset):
+    """Python's own message, of torch's loader, which gives single indices to a dataset that takes a batch."""
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=wids.ChunkedSampler(dataset))
+    with meets("'int' object is not iterable"):
+        next(iter(loader))
+
+
+def test_shards_that_are_not_as_they_should(dataset):
+    """Messages that are put together of parts."""
+    with meets("cannot decode ... of sample ..."):
+        dataset[0]
+    wrong = wids.ShardListDataset([(dataset.shards[0]["url"], 2)], base=None)
+    with meets("holds ... samples, and the index says ..."):
+        wrong[0]
+
+
+def test_the_table_is_there():
+    """With the rows that people look for."""
+    assert len(quoted()) > 25
+    assert {*PYTHONS, *SEEN, *OTHERS} <= {*quoted()}
