@@ -25,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
 from wids.errors import InputError, StateError
+from wids.events import logger
 from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
@@ -615,6 +616,17 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self.reshuffle = reshuffle
         self._takes_lanes = lanes is None
         self.lanes = self.num_replicas if lanes is None else parse_int("lanes", lanes, minimum=1)
+        if (
+            lanes is not None
+            and shuffle
+            and 0 < self._hi - self._lo < 2 * self.lanes
+            and self.lanes > self.num_replicas
+        ):
+            logger.warning(
+                "lanes is %d, and there are %d samples: most lanes have one or none, so next to nothing is shuffled",
+                self.lanes,
+                self._hi - self._lo,
+            )
         self._epochs = None if epochs is None else parse_int("epochs", epochs, minimum=1)
         size = None if epoch_size is None else parse_int("epoch_size", epoch_size, minimum=1)
         if size is not None and self._epochs != 1:

@@ -1103,7 +1103,7 @@ LISTS = {
 @pytest.mark.parametrize("name", LISTS)
 def test_classes_by_a_list(tmp_path, name):
     """Folders and words have the numbers that a list, or another index, gives; those that are not there count."""
-    put(tmp_path, {**LISTS, "in/dog/0.jpg": "x", "in/cat/1.jpg": "x", "rows.csv": "text,label\nx, dog\ny,eel\n"})
+    put(tmp_path, {**LISTS, "in/dog/0.jpg": "x", "in/cat/1.jpg": "x", "rows.csv": "text, label\nx, dog\ny,eel\n"})
     code, out, err = run_pack(
         tmp_path / "in", "-o", tmp_path / "a/x-%d.tar", "--no-shuffle", "--classes", tmp_path / name
     )
@@ -1210,7 +1210,6 @@ def test_rows_that_do_not_fit(tmp_path, name, text, line, words):
         ("r.csv", "a,b\n1,2\n".encode("utf-16"), "store it as UTF-8"),
         ("r.csv", 'a,b\n1,2\n3,"x\n4,5\n', "the row that begins in line 3 is no csv"),
         ("r.csv", "", "is empty"),
-        ("r.csv", "b, a\n1,2\n", "there is no column 'a'; it has ' a', b"),
         ("r.jsonl", '{"b": 1}\n', "there is no column 'a'; it has b"),
         ("r.csv", "a;b\r\n1;2\r\n", "it has a;b; is ';' between its columns?"),
         ("r.csv", "a\tb\n1\t2\n", r"is '\t' between its columns?"),

@@ -169,6 +169,36 @@ def _check_rows(path: str, version: tuple[int, ...]) -> None:  # noqa: ARG001 - 
         raise ColumnsError(f"{path}: is damaged ({error}); {CREATE}", path=path) from error
 
 
+def check_pages(path: str, sql: str) -> None:
+    """Compare the checksums of the columns that SQL may read, which DuckDB does not do; of each once for a process.
+
+    Args:
+        path: of the table.
+        sql: a statement, or a part of one. A column is read that it names; any may be where it has a ``*``, or names
+            the whole table more than once.
+
+    Raises:
+        ColumnsError: a page is damaged.
+    """
+    text, version = sql.casefold().replace("count(*)", ""), _version_of(path)
+    is_any = "*" in text or "columns" in text or text.count("samples") > 1
+    with import_parquet().ParquetFile(path) as file:
+        names = file.schema_arrow.names
+    for name in names:
+        if is_any or name.casefold() in text:
+            _check_column(path, version, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_column(path: str, version: tuple[int, ...], name: str) -> None:  # noqa: ARG001 - each version is read once
+    try:
+        with import_parquet().ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(_CHECKED_ROWS, columns=[name]):
+                pass
+    except (OSError, import_arrow().ArrowException) as error:
+        raise ColumnsError(f"{path}: column {name!r} is damaged ({error}); {CREATE}", path=path) from error
+
+
 def table_schema(kinds: Mapping[str, int], sizes: Iterable[str]) -> Any:
     """The Arrow schema of a table.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from wids.columns.file import check_pages
 from wids.columns.packages import import_arrow, import_duckdb
 from wids.errors import QueryError
 from wids.osfiles import tempdirs
@@ -93,6 +94,7 @@ def find_rows(
 
     Raises:
         QueryError: it is no such expression, names a column that is not there, or needs too much.
+        ColumnsError: the table is damaged.
         DependencyError: duckdb or pyarrow is not installed.
     """
     _check_text(predicate, "a predicate: write one as text, like 'width >= 512'")
@@ -276,6 +278,8 @@ def _ask(
         QueryError: see above.
     """
     duckdb, pa = import_duckdb(), import_arrow()
+    if table.path is not None:
+        check_pages(table.path, sql)
     names: list[str] = []
     with tempdirs.directory("sql") as scratch:
         connection = duckdb.connect(":memory:", config=_settings(memory_bytes, scratch))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from wids.errors import NotAllowedError, SpecError
+from wids.errors import NotAllowedError, SpecError, shown
 from wids.events import logger
 from wids.index import checks, urls
 from wids.index.shardlist import KNOWN_KEYS, MAX_SHARDS, Row, Shard, ShardList
@@ -53,6 +53,8 @@ _MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum",
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 _HEAD = 200  # bytes that tell a web page
+# Longer texts, which a machine wrote, are not parsed once more to find keys that stand twice.
+_MAX_CHECKED = 2_000_000
 # Files of a few lines that name each other again and again make a million of themselves.
 _MAX_SOURCES = 10_000
 
@@ -228,7 +230,28 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
         ) from error
     if not isinstance(raw, dict):
         checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object")
+    if len(data) <= _MAX_CHECKED:
+        _check_unique(data, place)
     return raw
+
+
+def _check_unique(data: bytes | str, place: str | None) -> None:
+    """Refuse a key that an object has twice: JSON lets the last one win.
+
+    Raises:
+        SpecError: there is one.
+    """
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            name = next(name for name in names if names.count(name) > 1)
+            where = f" of the shard {shown(found['url'])}" if isinstance(found.get("url"), str) else ""
+            checks.fail(place, name, f"stands twice in one object{where}, and only one can hold; delete the other")
+        return found
+
+    json.loads(data.removeprefix("\ufeff") if isinstance(data, str) else data, object_pairs_hook=check)
 
 
 def is_index(data: bytes) -> bool:

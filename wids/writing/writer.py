@@ -158,6 +158,9 @@ class ShardWriter:
         self._shard: ShardFile | None = None
         size = parse_size(size) if isinstance(size, str) else size
         for bound, what in ((samples, "samples"), (size, "size")):
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+                more = ", or a text like '2GB'" if what == "size" else ""
+                raise TypeError(f"{what} is {bound!r}; it must be a whole number{more}")
             if bound is not None and bound < 1:
                 raise ValueError(f"{what} is {bound}; a shard holds at least 1")
         self._pattern = parse_pattern(os.fspath(pattern))

@@ -706,3 +706,19 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path):
     program = "import wids; wids.ShardWriter('memory://other/a-%06d.tar').discard()"
     subprocess.run([sys.executable, "-c", program], cwd=scratch, env=env, check=True, timeout=PATIENCE_SECONDS)
     assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"samples": 1.5}, "samples is 1.5; it must be a whole number"),
+        ({"samples": "5"}, "samples is '5'; it must be a whole number"),
+        ({"size": 1e9}, "size is 1000000000.0; it must be a whole number, or a text like '2GB'"),
+        ({"size": True}, "size is True; it must be a whole number"),
+    ],
+)
+def test_bounds_that_are_no_numbers(tmp_path, options, words):
+    """They are told when the writer is made, and nothing is written."""
+    with pytest.raises(TypeError, match=words):
+        wids.ShardWriter(str(tmp_path / "a-%d.tar"), **options)
+    assert list(tmp_path.iterdir()) == []

@@ -967,3 +967,18 @@ def test_servers_that_the_caller_names():
     named = set()
     read(remote, place="https://h/i.json", base="https://base/dir", named=named)
     assert named == {"https://h", "https://base"}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"wids_version": 1, "wids_version": 1, "shardlist": []}', "wids_version stands twice in one object, and"),
+        ('{"shardlist": [{"url": "a.tar", "nsamples": 1, "nsamples": 2}]}', "nsamples stands twice .* shard 'a.tar'"),
+        ('{"shardlist": [{"url": "a.tar", "url": "b.tar", "nsamples": 2}]}', "url stands twice in one object"),
+    ],
+)
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_a_key_that_stands_twice(text, what, encode):
+    """JSON lets the last one win, which of two counts may be the wrong one."""
+    with pytest.raises(SpecError, match=what):
+        parse_index(encode(text), place=None, load=None)

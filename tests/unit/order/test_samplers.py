@@ -982,3 +982,14 @@ def test_the_environment_is_read_only(monkeypatch):
     before = dict(os.environ)
     list(DistributedChunkedSampler(Sized(10)))
     assert dict(os.environ) == before
+
+
+def test_more_lanes_than_samples(caplog):
+    """Lanes of one sample cannot be shuffled: a warning says so; as many lanes as ranks are no choice of the user's."""
+    wids.DistributedChunkedSampler(list(range(100)), rank=0, num_replicas=2, lanes=64)
+    assert "lanes is 64, and there are 100 samples" in caplog.text
+    caplog.clear()
+    wids.DistributedChunkedSampler(list(range(10)), rank=0, num_replicas=64)
+    wids.DistributedChunkedSampler(list(range(100)), rank=0, num_replicas=2, lanes=8)
+    wids.DistributedChunkedSampler(list(range(10)), rank=0, num_replicas=2, lanes=8, shuffle=False)
+    assert caplog.text == ""

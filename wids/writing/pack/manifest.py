@@ -441,6 +441,7 @@ def _open(
         return _Manifest(place, None, list(_json_rows(text)), notes)
     lines = _tsv_lines(text) if suffix == ".tsv" else _csv_lines(text, place, notes)
     _, header = next(lines, (1, []))
+    header = [name.strip() for name in header]
     _check_names(header, place)
     return _Manifest(place, header, list(_rows_of(lines, header)), notes)
 
@@ -458,7 +459,7 @@ def _rows_of(lines: Iterator[tuple[int, list[str]]], header: list[str]) -> Itera
             fault = f"has {len(cells)} fields, and the header has {len(header)}" + (
                 "; is there a separator in a text without quotes?" if len(cells) > len(header) else ""
             )
-        elif [cell.lstrip("\ufeff") for cell in cells] == header:
+        elif [cell.lstrip("\ufeff").strip() for cell in cells] == header:
             fault = "repeats the header"
         yield _ManifestRow(f"line {number}", dict(zip(header, cells, strict=False)), {}, fault)
 
