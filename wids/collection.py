@@ -617,7 +617,7 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
 
 
 def _check_place(place: str, base: str | None) -> None:
-    """Refuse what is neither an index nor a shard, with what to do.
+    """Refuse a place that is neither an index nor a shard, and say what to do.
 
     Raises:
         SpecError: it is a directory or glob of a store, or several places in one text.

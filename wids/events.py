@@ -70,7 +70,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The root of all events.
 
     Attributes:
-        level: of its line in the log; `log_event` logs what is repeated at DEBUG.
+        level: of its line in the log; `log_event` logs repetitions at DEBUG.
     """
 
     level: ClassVar[int] = logging.DEBUG

@@ -5,7 +5,7 @@ next sample, on any number of ranks. The module's state is in Lightning's checkp
 
 Rules: only this module imports lightning, or pytorch_lightning where that is what the program has imported. A loader
 begins its iteration with the first batch, not when Lightning makes the iterator: that is before it says which epoch it
-is. What counts is what Lightning has trained on, not what was drawn.
+is. A state counts the samples that Lightning has trained on, not those that were drawn.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _ResumableLoader(DataLoader[Any]):
 
 
 class _TrainLoader(_ResumableLoader):
-    """One that follows Lightning's trainer: what it has trained on counts, not what was delivered."""
+    """One that follows Lightning's trainer: its state counts batches that were trained on, not those delivered."""
 
     trainer: Any = None
 
@@ -206,7 +206,7 @@ class DataModule(LightningDataModule):
     As `LightningDataModule.from_datasets`, with `wids` samplers: each rank reads its own shards, shuffled for training,
     and ``trainer.fit(model, datamodule, ckpt_path=...)`` goes on in mid-epoch. Give the datasets, or a subclass assigns
     ``self.train_dataset``, ... in its ``setup``. A checkpoint of another number of devices, or with another batch size,
-    resumes as well: what is left of the epoch comes next, each sample once.
+    resumes as well: the rest of the epoch comes next, each sample once.
 
     Lightning does not warn that "your dataloader is not resumable": this loader has a state. It warns of a plain
     `DataLoader` over any sampler, when it resumes in mid-epoch, and rightly: that reads the epoch from its start again.

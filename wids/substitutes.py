@@ -76,7 +76,7 @@ class Substitutes:
         max_errors: the share of samples that may fail; not looked at before ten have.
         log: the path of a file to which a line is added for each failure (`wids.error_log`); None: there is none.
         hooks: called with `SampleSubstituted` events.
-        has_failed: whether one has failed in whichever process of the job, which is told of once.
+        has_failed: whether one has failed in any process of the job, which is logged once.
     """
 
     def __init__(

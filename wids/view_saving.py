@@ -118,7 +118,7 @@ def write_view(index: dict[str, Any], selection: Selection, path: str) -> None:
 
 
 def check_not_parent(path: str, parent: str | None, place: str = "this") -> None:
-    """See that what is written does not replace the index that a view is of.
+    """See that the output does not replace the index that a view is of.
 
     Args:
         path: of the output, absolute.

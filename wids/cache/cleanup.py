@@ -50,7 +50,7 @@ class Cleaning(NamedTuple):
         deleted: (path, bytes) of each shard, or of each file that the pattern matches.
         swept: (path, bytes) of each file that a killed process had left behind.
         seconds: that it took.
-        excess: what is left over the limits.
+        excess: shards and bytes over the limits that are left.
     """
 
     deleted: list[tuple[str, int]]
@@ -149,7 +149,7 @@ def _log_deletion(level: int, verb: str, path: str, size: int, why: str = "") ->
     logger.log(level, "cleanup: %s %s (%s)%s", verb, path, format_size(size), why, extra={"facts": facts})
 
 
-# Pattern -> what was said last of it: each change is said once.
+# Pattern -> the last warning about it: each change is logged once.
 _told: dict[str, str] = {}
 
 

@@ -2,7 +2,7 @@
 
     .wids/indexes/DIGEST.untabled   remote shards beside which no table was; DIGEST: of their directory and its server
 
-Rules: what is missing is asked for once for a machine, not by each worker for each shard. A shard beside which there
+Rules: missing tables are asked for once for a machine, not by each worker for each shard. A shard beside which there
 was no table is not asked about again for `AGAIN_SECONDS`; nor is any of its directory once `ENOUGH` of it had none, and
 none had one. Until that is decided, one process asks at a time, for as many as its batch needs. In a directory that no
 cache has used nothing is made before something is missing; where it cannot be used, each process remembers for itself.
@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.02
 
 
 class _Missing(msgspec.Struct):
-    """What is known of the tables beside the shards of a directory.
+    """Knowledge of the tables beside the shards of a directory.
 
     Attributes:
         shards: digest of a shard's URL -> when it had none, in seconds since 1970.
@@ -54,7 +54,7 @@ class _Missing(msgspec.Struct):
     found: float = 0.0
 
     def drop_old(self, now: float) -> None:
-        """Forget what was seen too long ago, or by a clock that was wrong."""
+        """Forget observations that are too old, or were made by a clock that was wrong."""
         shards = {name: when for name, when in self.shards.items() if 0 <= now - when < AGAIN_SECONDS}
         self.shards = dict(list(shards.items())[-_MAX_SHARDS:])
         if not 0 <= now - self.found < AGAIN_SECONDS:

@@ -264,7 +264,7 @@ class Space:
                 self._denied_bytes = snapshot.denied_bytes
                 if isinstance(decision, MustWait) and not decision.is_blocked and snapshot.denied_bytes:
                     others = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
-                    if others <= 0:  # nor can a download end: what is left is other users', and no wait gives it away
+                    if others <= 0:  # nor can a download end: the rest is other users', and no wait frees it
                         return Refuse(decision.missing, is_blocked=False)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
@@ -285,7 +285,7 @@ class Space:
         return True
 
     def _level_of(self, path: str) -> int:
-        """What is wrong with a file is a warning the first time that it is told of."""
+        """The fault of a file is a warning the first time, and DEBUG after that."""
         level = logging.DEBUG if path in self._has_told_of else logging.WARNING
         self._has_told_of.add(path)
         return level
@@ -428,7 +428,7 @@ def evict_from(
         limit: bytes to keep.
         maximum: shards to keep.
         is_dry: only say what would go.
-        report: called with what is left over the limits.
+        report: called with the shards and bytes over the limits that are left.
 
     Returns:
         (path, bytes) of each shard that went, in that order.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 _MAX_WIDTH, _MAX_NAMES, _MIN_NAMES = 100, 30, 14
-# What a number may be, beside a default: refused ones are told, and the bounds are only there for them.
+# Bounds of a number beside a default: only the errors of refused numbers need them.
 _BOUNDS = re.compile(r"(\S+<=?)?x([<>]=?\S+)?")
 # Typer's words for values whose option has none of its own, of all its releases.
 _KINDS = (
@@ -36,7 +36,7 @@ class PlainCommand(TyperCommand):
         _write_paragraphs(self.help, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overrides
-        """Write what comes last."""
+        """Write the last part."""
         _write_paragraphs(self.epilog, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -74,7 +74,7 @@ class App(typer.Typer):
 
 
 def _write_paragraphs(text: str | None, formatter: Any) -> None:
-    """Write paragraphs; one that is an example, in backticks, can be copied, whatever the width."""
+    """Write paragraphs; one that is an example, in backticks, can be copied at any width."""
     for paragraph in text.split("\n\n") if text else ():
         formatter.write_paragraph()
         with formatter.indentation():

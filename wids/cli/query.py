@@ -199,7 +199,7 @@ def _write(table: Any, path: str, sql: str) -> None:
         with atomic.part_file(path) as (part, fd):
             marked = table.replace_schema_metadata({**(table.schema.metadata or {}), _MARK: b""})
             pq.write_table(marked, part, compression="zstd")
-            os.fsync(fd)  # a full disk of a server may be told here alone
+            os.fsync(fd)  # a full disk of a server may be an error here alone
             os.replace(part, path)
     except OSError as error:
         raise unwritten(path, error) from error

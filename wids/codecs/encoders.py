@@ -32,7 +32,7 @@ _FORMATS = {
     **dict.fromkeys(("tif", "tiff"), "TIFF"),
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
 }
-# What comes back with the values that it had; Pillow writes more, without alpha, or in fewer bits or colours.
+# Modes that come back with the values that they had; Pillow writes more, without alpha, or in fewer bits or colours.
 _MODES = {
     "JPEG": {"1", "L", "RGB", "CMYK", "YCbCr"},
     "PNG": {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"},

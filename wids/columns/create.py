@@ -222,7 +222,7 @@ class _Creating:
             if not self._parts.is_current(facts):
                 with atomic.part_file(self._output) as (path, fd):
                     self._write(path, layout, parts, facts)
-                    os.fsync(fd)  # a full disk of a server may be told here alone, and the parts go afterwards
+                    os.fsync(fd)  # a full disk of a server may be an error here alone, and the parts go next
                     atomic.write_atomically(self._output + STATE_SUFFIX, state)
                     os.replace(path, self._output)
             self._parts.finish()

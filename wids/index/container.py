@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    # Makes the error that says what is wrong with a file.
+    # Makes the error that names the fault of a file.
     Broken = Callable[[str], Exception]
     Columns = Mapping[str, memoryview]
     Data = bytes | memoryview | npt.NDArray[Any]
@@ -66,7 +66,7 @@ class Invariant(NamedTuple):
     """What must hold of the columns of a file.
 
     Attributes:
-        what: says what is wrong where it does not hold.
+        what: names the fault where it does not hold.
         holds: called with the header's facts and the columns.
     """
 
@@ -173,7 +173,7 @@ class Format(Generic[F]):
 
         Args:
             data: its bytes, or its beginning up to the end of its sections or further.
-            broken: called with what is wrong; makes the error.
+            broken: called with the fault; makes the error.
             size: bytes of the file; None: it is ``data``.
             is_checked: the checksum of its sections was compared before. That of the header, the sections' lengths and
                 the format's invariants are compared always.

@@ -1,4 +1,4 @@
-"""Short digests: which samples a list of shards stands for, wherever the shards lie, and what is in the shards.
+"""Short digests: which samples a list of shards stands for, wherever the shards lie, and the shards' contents.
 
 Pure. Samplers put it into their states, so it may not change between versions.
 """

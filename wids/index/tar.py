@@ -41,7 +41,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LKxXg"
 _EXTENDED = frozenset(b"LKxXg")
 _UNSUPPORTED = {ord("S"): "sparse", ord("M"): "multi-volume"}
 _HARD_LINK = ord("1")
-# Directories, and what is said of an archive: its label, GNU tar's directories and old names, Solaris' attributes.
+# Directories, and facts of an archive: its label, GNU tar's directories and old names, Solaris' attributes.
 _ABOUT = frozenset(b"5VDNAEI")
 _NOT_FILES = {
     ord("2"): "a symbolic link",
@@ -154,7 +154,7 @@ def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Gene
         read: ``read(offset, n)`` returns up to ``n`` bytes from there (fewer only at the end of the file).
         size: the archive's size in bytes.
         shard: what errors call the archive.
-        split: the key rule: what is no file, and for which this gives None, is passed over.
+        split: the key rule: members that are no file, and for which this gives None, are passed over.
 
     Raises:
         TarError: one of its kinds (empty, compressed, truncated, corrupt header, unsupported member).
@@ -165,7 +165,7 @@ def scan(read: Read, size: int, *, shard: str, split: Split = first_dot) -> Gene
 def _scan(  # noqa: C901, PLR0912, PLR0915 - one loop, 1 us a member
     read: Read, size: int, shard: str, split: Split | None
 ) -> Generator[Member, None, int]:
-    """See `scan`. With no ``split``, what is no file has a size of -1."""
+    """See `scan`. With no ``split``, a member that is no file has a size of -1."""
     if size == 0:
         raise EmptyShardError(f"{shard}: the file is empty (0 bytes); write or fetch it again", shard=shard, offset=0)
     extended = _Extended()
@@ -259,7 +259,7 @@ def _files_before(read: Read, end: int, shard: str) -> dict[bytes, Member]:
 def _resolve(
     header: bytes, kind: int, length: int, extended: _Extended, shard: str, pos: int
 ) -> tuple[bytes, bytes, int, bool]:
-    """Name, link's target, data length and is-a-regular-file of what is not a plain file with a plain name."""
+    """Name, link's target, data length and is-a-regular-file of a member that is not a plain file with a plain name."""
     long_name, link, records = extended.take()
     name = long_name
     if name is None:

@@ -49,7 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         name: of the dataset.
         view_of: the index that lists the shards; None: the view lists them itself.
         view_of_fingerprint: of these shards; see `wids.index.fingerprint`. view_of_counts: (shards, samples in all).
-        view_of_contents: likewise, of what is in them, by kinds of checksums; those that not all have are missing.
+        view_of_contents: likewise, of their contents, by kinds of checksums; those that not all have are missing.
         rows: where the rows lie. rows_checksum: of their file; see `checksum_of`. nsamples: how many.
         made_by: how it was made, a step each.
     """

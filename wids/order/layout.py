@@ -315,7 +315,7 @@ def _fingerprint(dataset: Any) -> str | None:
 
 
 def contents(dataset: Any) -> dict[str, str]:
-    """Digests of what is in the shards, by kinds of checksums, as far as all datasets underneath tell."""
+    """Digests of the shards' contents, by kinds of checksums, as far as all datasets underneath tell."""
     try:
         return _contents(dataset)
     except Exception:  # noqa: BLE001 - as in `layout`

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from wids.errors import StateError
 
 KIND, VERSION = "wids.sampler", 2
-# In an order: digests of what is in the shards, by kinds of checksums. A kind that only one side has does not count.
+# In an order: digests of the shards' contents, by kinds of checksums. A kind that only one side has does not count.
 CONTENTS = "contents"
 MAX_POSITION = 1 << 62  # numpy's integers have an end
 

@@ -1,7 +1,7 @@
 """Paths of indexes and other outputs that are written, and of the shards in them.
 
 Rules: an output replaces an earlier one of its kind, known by its content, or an empty file; any other file only where
-``overwrite`` says so; and never a file that it is made of, by whatever path that is named.
+``overwrite`` says so; and never a file that it is made of, by any path.
 """
 
 from __future__ import annotations

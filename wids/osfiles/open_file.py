@@ -155,7 +155,7 @@ class OpenFile(Closable):
             self.close()
 
     def begin(self) -> bool:
-        """Take what is needed to read it for long; False: that cannot be had."""
+        """Take all that long reading needs; False: that cannot be had."""
         return True
 
     def take_over(self, other: OpenFile) -> None:

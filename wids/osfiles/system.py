@@ -80,7 +80,7 @@ def free_bytes(directory: str) -> tuple[int, int]:
 
 
 def floor_bytes(disk_bytes: int) -> int:
-    """How many bytes of a file system of so many stay free where nothing else bounds what is written."""
+    """How many bytes of a file system of so many stay free where nothing else bounds the writing."""
     return min(disk_bytes // 100, 1 << 30)
 
 

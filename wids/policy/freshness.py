@@ -21,7 +21,7 @@ def mark_of(shard: Shard, origin: str | None, known: Identity | None = None) -> 
     Args:
         shard: what the index says of its bytes, which they were compared with.
         origin: see `find_difference`.
-        known: what was found out of the same bytes before.
+        known: earlier findings about the same bytes.
     """
     crc = shard.crc32 or _crc32_in(_marks(known))
     return " ".join(filter(None, (origin, crc and _CRC32 + crc))) or None

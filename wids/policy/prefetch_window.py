@@ -182,7 +182,7 @@ class PrefetchWindow:
         self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
         self._connections = connections
         self.visits: deque[Visit] = deque()
-        self._entered: list[Visit] = []  # since `advance` told of them last
+        self._entered: list[Visit] = []  # since the last `advance`
         self._edge = 0  # where the last block begins that was looked at
         self.is_exhausted = False
         self._position = self._weight = 0

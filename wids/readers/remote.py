@@ -5,7 +5,7 @@ with the header behind it, which must not be of one more member; a table that is
 wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
 that does not decide it either, or there are hard links, all headers are. What a call asks for is read in as few
 requests as pay, all at the same time; from a store without strong versions, each sample in one, from its first byte to
-its last, so that it is of one version whatever happens meanwhile.
+its last, so that it is of one version.
 Before each read it asks whether the shard is still to be read in this way; where it is not, the reader closes, and the
 shard is opened in another way the next time.
 """
@@ -219,7 +219,7 @@ class RangeReader(Reader):
             pieces: members with their headers.
             names: key and extension of each.
             last: those that have the next header with them.
-            extended: what was read before the headers with them; None: that can be read now, it is of the same version.
+            extended: bytes before the headers, read with them; None: that can be read now, it is of the same version.
 
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
@@ -245,7 +245,7 @@ class RangeReader(Reader):
         is_sure = not doubtful or self._are_extended(doubtful, names, extended)
         if is_sure and not longer:
             return
-        # The headers that are read now may be of another version than what was read before.
+        # The headers that are read now may be of another version than the earlier bytes.
         if (extended is not None and not is_sure) or not are_same(self._rescan(), self.table):
             raise self._changed(names[(longer or doubtful)[0]])
         self._is_proven = True

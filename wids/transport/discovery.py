@@ -1,9 +1,9 @@
 """From what a user names to the shards to be indexed: paths, directories, globs, brace patterns, URLs, prefixes.
 
 Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
-comes once, by two links too. Links are followed. In a directory, what has the name of an archive counts, also one that
-cannot be read (compressed, a link to nothing): whoever reads the shards says so. What a listing says of a shard on the
-way (size, version) is kept, so that it is not asked for again.
+comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
+unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Facts of a shard in a listing
+(size, version) are kept, so that they are not asked for again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def find_shards(sources: Iterable[str], *, storage_options: dict[str, Any] | Non
 def look_for_shards(
     sources: Iterable[str], *, known: Iterable[Found] = (), storage_options: dict[str, Any] | None = None
 ) -> Sources:
-    """As `find_shards`, with what is left out; files of ``known`` shards have these names."""
+    """As `find_shards`, with the files that are left out; files of ``known`` shards have these names."""
     named = Sources(known)
     for source in sources:
         for shards in _expand(source, storage_options, named.failed):
@@ -211,7 +211,7 @@ def list_names(url: str, is_wanted: Callable[[str], bool], storage_options: dict
 
 
 def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[str, Any]:
-    """What is there by name, with what the listing says of each."""
+    """The files by name, with the listing's facts of each."""
 
     def once() -> dict[str, Any]:
         filesystem, name = filesystems.open_filesystem(url, storage_options)
@@ -232,6 +232,6 @@ def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[s
             filesystem.info(name)
 
     if urls.scheme_of(url) not in _WEB and urls.origin_of(url) not in retrying.answered():
-        # A client keeps its own retries for the pages of a long listing; a store that is not there is told before.
+        # A client keeps its own retries for the pages of a long listing; a store that is not there is reported before.
         retrying.try_repeatedly(ask, url=url, path=None, hooks=())
     return retrying.try_repeatedly(once, url=url, path=None, hooks=())

@@ -155,7 +155,7 @@ def read_bytes(
                 size += len(part)
                 if size > most:
                     raise _too_long(url, most)
-        if size_said not in (None, size):  # a range of it, which nobody asked for
+        if size_said not in (None, size):  # a range of it, without a request for one
             raise StalledTransferError(f"{url}: {size} of {size_said} bytes came")
         return b"".join(parts)
 

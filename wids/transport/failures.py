@@ -59,7 +59,7 @@ _FINAL = (
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
 _CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio"})
 _FINAL_NAMES = frozenset({"TooManyRedirects", "DefaultCredentialsError"})  # aiohttp's, Google's
-# What to install for a scheme, as pip is told it.
+# The package for a scheme, as pip takes it.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'wids[s3]'"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),

@@ -294,7 +294,7 @@ def quote_url(url: str) -> str:
 
 
 def _once_options(scheme: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Options of a client without its own retries: nested in ours, a refused connection takes minutes to be told.
+    """Options of a client without its own retries: nested in ours, a refused connection takes minutes to be reported.
 
     They also make it another one than the file system that a program opens for itself, which keeps its retries.
     """

@@ -147,7 +147,7 @@ class HttpSource(ByteSource):
 
 
 def _raise_for_status(response: Any) -> None:
-    """Refuse what is not the file: also 202, 204, 304, and redirects that lead nowhere, which clients let through."""
+    """Refuse answers without the file: also 202, 204, 304, and redirects to nothing, which clients let through."""
     response.raise_for_status()
     if response.status not in _WITH_CONTENT:
         from aiohttp import ClientResponseError

@@ -57,7 +57,7 @@ class Metrics:
         """Write the numbers.
 
         Args:
-            more: what is added to totals.
+            more: additions to totals.
             now: what numbers are from here on.
         """
         for name, value in more.items():

@@ -118,7 +118,7 @@ def _steps(kept: str | None) -> list[tuple[str, str]]:
 
 
 def _make_empty(directory: str) -> None:
-    """Make a directory for what is kept.
+    """Make a directory for the files to keep.
 
     Raises:
         OutputExistsError: it has files. OutputError: it cannot be made.

@@ -113,7 +113,7 @@ def create_index(
     ranges over their headers. A second run reads only what changed since (INDEX.state remembers sizes and versions);
     one that was killed goes on where it was.
 
-    In a directory, links are followed, each file comes once. What is named like an archive and cannot be read
+    In a directory, links are followed, each file comes once. A file that is named like an archive and cannot be read
     (compressed, a link to nothing) is an error, or with --skip-errors left out and listed.
 
     `wids index create data/ -o data/train.json`

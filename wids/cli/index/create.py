@@ -107,7 +107,7 @@ def _text_of(info: str | None) -> str | None:
 
 
 def _warnings(outcome: IndexOutcome) -> Iterator[str]:
-    """What was left out, or looks wrong, though nothing failed."""
+    """Files that were left out, or look wrong, though nothing failed."""
     for url, at in outcome.behind.items():
         yield (
             f"{shown_url(url)}: goes on behind its end marker, at byte {at:,}; nothing reads that (two archives in one "

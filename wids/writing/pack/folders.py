@@ -122,7 +122,7 @@ def _is_deep(stem: str) -> bool:
 def _number_folders(
     directory: str, used: set[str], classes: Sequence[str] | None, listing: SourceListing
 ) -> dict[str, Given]:
-    """The fields of class folders, by name; the listing is told what the index says of them."""
+    """The fields of class folders, by name; the listing gets the index's facts of them."""
     if classes is None:
         names = sorted(used | _folders(directory), key=encode_name)
         check_alike(names, directory)

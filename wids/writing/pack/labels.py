@@ -36,7 +36,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
         column: its name.
         numbers: of the classes, by name; None: labels are numbers.
         classes: names by number, as they were given; None: there is no such list.
-        alike: of these names, by what is seen of them.
+        alike: of these names, by their visible part.
     """
 
     column: str
@@ -165,7 +165,7 @@ def check_alike(names: Iterable[str], where: str) -> None:
 
 
 def fold_names(names: Iterable[str]) -> dict[str, str]:
-    """Names by what is seen of them, for `find_alike`."""
+    """Names by their visible part, for `find_alike`."""
     return {_fold(name): name for name in names}
 
 
@@ -176,7 +176,7 @@ def find_alike(name: str, folded: Mapping[str, str]) -> str:
 
 
 def _fold(name: str) -> str:
-    """A name without what nobody sees: case, spaces around and doubled ones, marks of no width, forms of Unicode."""
+    """The visible part of a name: without case, outer and doubled spaces, marks of no width, forms of Unicode."""
     if name.isascii():
         return " ".join(name.casefold().split())
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

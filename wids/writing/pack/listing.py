@@ -121,7 +121,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
         columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
         keep_fields: extensions to pack; None: all.
-        facts: what a report says of it. notes: what is odd about it, a sentence each.
+        facts: what a report says of it. notes: oddities, a sentence each.
     """
 
     items: Sequence[Any]

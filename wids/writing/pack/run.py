@@ -55,7 +55,7 @@ class PackOutcome(JobOutcome, kw_only=True):
         unmatched: samples that were not wanted.
         skipped: samples that were left out, and why.
         seed: what samples were shuffled with; None: they were not.
-        facts: what else is to be said of the dataset, such as its classes. notes: what is odd, a sentence each.
+        facts: other facts of the dataset, such as its classes. notes: oddities, a sentence each.
     """
 
     index: str
