@@ -16,6 +16,7 @@ batch_size = 32
 epochs = 5
 
 # %%
+import json
 import logging
 import os
 import sys
@@ -143,6 +144,7 @@ for epoch in range(epochs):
 # | `.decode(only=["jpg"])`, `select_files=` | `fields=(".jpg",)`: no other member is read |
 # | extensions in lower case: `"jpg"` for `1.JPG` | extensions keep their dot and their case: `".JPG"`; `fields=(".jpg",)` finds both |
 # | `.map(f)`, `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict`, `.rename(image="jpg")` | one function of the sample, with `add_transform` |
+# | alternatives: `.to_tuple("jpg;png", "cls")` | in that function: `sample[".jpg"] if ".jpg" in sample else sample[".png"]` |
 # | `.batched(32, partial=False)` | `DataLoader(batch_size=32, drop_last=True)` |
 # | `.batched(32, collation_fn=f)`, `.listed(32)` | `DataLoader(batch_size=32, collate_fn=f)`; `collate_fn=list` |
 # | `WebLoader(dataset, batch_size=None)` | `DataLoader(dataset, batch_size=32, sampler=sampler)` of torch |
@@ -163,7 +165,7 @@ for how in ("PIL", "numpy", "torch", "raw"):
     sample = wids.ShardListDataset(index, transformations=how, cache_dir=cache_dir)[0]
     decoded[how] = {field: describe(sample[field]) for field in (".jpg", ".cls")}
 only = wids.ShardListDataset(index, fields=(".cls",), access="range")[0]  # what map-style means: any sample, at once
-print(only["__key__"], only)
+print("of sample", only["__key__"], "alone the field", [name for name in only if name.startswith(".")], "was read")
 pd.DataFrame(decoded).T
 
 # %% [markdown]
@@ -224,7 +226,8 @@ substitute = tolerant[7]
 print(f"dataset[7] is sample {substitute['__index__']}, in the place of {substitute['__substitute_for__']}")
 print("substituted:", tolerant.stats().substitutions)
 with open(f"{work_dir}/bad.jsonl") as file:
-    print(file.read().replace(work_dir, "..."), end="")
+    failure = json.loads(file.readline())
+print({name: failure[name] for name in ("index", "row", "key", "field")}, failure["error"].split(":")[0])
 clean = tolerant.exclude(f"{work_dir}/bad.jsonl")
 print(len(tolerant), "samples,", len(clean), "without the one that failed")
 
@@ -255,7 +258,8 @@ print(f"of 1,000 samples {sum(i < len(low) for i in drawn)} are of the first sou
 uneven = plain.where("label < 5 or row % 10 = 0")  # few of the classes 5 to 9
 labels = uneven.read_column("label")
 even = list(wids.DistributedChunkedSampler(uneven, weights=wids.balance(labels), epoch_size=2000, **alone))
-print("samples of each class:", np.bincount(labels), "- in 2,000 with weights:", np.bincount(labels[even]))
+print("samples of each class:   ", np.bincount(labels))
+print("in 2,000, with weights:  ", np.bincount(labels[even]))
 
 sampler = wids.DistributedChunkedSampler(plain, **alone)
 unbroken = list(sampler)
