@@ -676,7 +676,7 @@ def test_warm_with_what_is_no_index(server, cache, tmp_path):
         (other, "must be an object"),
         (server.url + "/none.json", "there is nothing there"),
         (tmp_path / "none.json", "there is nothing there"),
-        (tmp_path, "is a directory; name an index in it"),
+        (tmp_path, "there are no .tar files in this directory"),
     ):
         told = complaint(1, "cache", "warm", index, "--cache-dir", cache)
         assert told.startswith(f"wids: {index}: ")

@@ -528,8 +528,9 @@ def test_wrong_input_is_a_sentence(tmp_path, command):
     """A path that is nothing, a directory, a file that is no JSON, a tar that is none: a line, exit code 1."""
     (tmp_path / "x.json").write_text("{")
     (tmp_path / "x.tar").write_bytes(b"no tar" * 1000)
+    (tmp_path / "d").mkdir()
     name, *rest = command
-    for place, words in ((tmp_path / "none.json", "nothing there"), (tmp_path, "is a directory"),
+    for place, words in ((tmp_path / "none.json", "nothing there"), (tmp_path / "d", "there are no .tar files"),
                          (tmp_path / "x.json", "not valid JSON"), (tmp_path / "x.tar", "x.tar")):  # fmt: skip
         code, out, err = run(name, place, *rest)
         assert (code, out, err.count("\n")) == (1, "", 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
-from tests.support.cli import in_one_line, run
+from tests.support.cli import in_one_line, run, run_ok
 from tests.support.shards import write_tar
 from wids.testing import Server
 
@@ -54,12 +55,49 @@ def test_every_command_that_reads_urls_takes_them(command, url, tmp_path, monkey
     assert (code, err) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["verify", "cache warm", "info", "ls"])
-def test_a_directory_is_no_index(command, tmp_path):
-    """The message is one line, and names the directory."""
+# Commands that take an index, with words that each prints of two shards of two samples.
+LOOKS = [
+    ("info TARS", "samples      4,"),
+    ("ls TARS", "s1-0"),
+    ("ls TARS --shards", "s1.tar"),
+    ("show TARS 2", "sample 2: s1-0"),
+    ("cat TARS 2 txt", "of s1-0"),
+    ("locate TARS s1-1", "s1.tar"),
+    ("at TARS --step 0 --batch-size 2", "epoch 0, step 0"),
+    ("when TARS 3 --batch-size 2", "epoch 0: 2 steps"),
+    ("verify TARS", "2 shards of"),
+    ("simulate TARS --batch-size 2", "tars: 2 shards, 4 samples"),
+    ("cache warm TARS", "2 local"),
+    ("view TARS --select 1:3 -o view.json", "2 of 4 samples, in 2 shards"),
+    ("columns create TARS -o c.parquet", "c.parquet: 4 rows"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), LOOKS)
+@pytest.mark.parametrize("tars", ["tars", "tars/*.tar", "tars/s{0..1}.tar"])
+def test_commands_take_what_the_dataset_takes(tars, command, words, tmp_path, monkeypatch):
+    """A directory of tars, a glob or a brace pattern stands where an index may, and nothing is written into it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tars").mkdir()
+    for k in range(2):
+        members = [(f"s{k}-{row}.txt", f"of s{k}-{row}".encode()) for row in range(2)]
+        write_tar(tmp_path / "tars" / f"s{k}.tar", members)
+    line = [tars if word == "TARS" else word for word in command.split()]
+    words = words.replace("tars:", f"{tars}:")
+    assert words in run_ok(*line, env={"WIDS_CACHE": str(tmp_path / "cache")})
+    assert sorted(os.listdir(tmp_path / "tars")) == ["s0.tar", "s1.tar"]
+
+
+@pytest.mark.parametrize("command", ["verify", "cache warm", "info", "ls", "simulate", "columns create -o x.parquet"])
+def test_a_directory_without_tars(command, tmp_path):
+    """The message is one line, and names the directory and the index in it."""
+    (tmp_path / "train.json").write_text("{}")
     code, out, err = run(*command.split(), tmp_path)
     assert (code, out) == (1, "")
-    assert err.startswith(f"wids: {tmp_path}: is a directory")
+    assert err.startswith(
+        f"wids: {tmp_path}: there are no .tar files in this directory; for an index give its file, as "
+    )
+    assert err.rstrip().endswith("/train.json")
     assert err.count("\n") == 1
 
 

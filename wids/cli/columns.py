@@ -76,13 +76,11 @@ def create_columns(
 
     `wids columns create train.json --field .cls=label --json .json:width,height --text .txt=caption`
     """
-    from wids.cli.options import check_index
     from wids.cli.progress import job_bar
     from wids.columns.create import create_columns as create
     from wids.columns.spec import parse_spec
     from wids.errors import JobError
 
-    check_index(index)
     spec = parse_spec(
         fields=flags.field or (), jsons=flags.json_keys or (), texts=flags.text or (), missing=flags.missing
     )
@@ -105,12 +103,12 @@ def create_columns(
 
 
 def _place_of(index: str) -> str:
-    from wids.collection import is_archive
+    from wids.collection import lists_shards
     from wids.columns.file import place_beside
     from wids.index import urls
 
     place = place_beside(index)
-    if place is None or not urls.is_local(index) or is_archive(index):
+    if place is None or not urls.is_local(index) or lists_shards(index):
         raise typer.BadParameter(
             "say where the table goes (-o FILE): only beside a local index has it a place of its own"
         )

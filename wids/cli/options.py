@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from wids.errors import InputError, SelectionError
-from wids.index import urls
+from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +29,7 @@ ORDER_PANEL = "The order (defaults: DistributedChunkedSampler)"
 # Beyond, numbers would overflow somewhere; lanes are visited one by one.
 _MAX, _MAX_LANES = 10**12, 1_000_000
 
-INDEX_HELP = "An index (URL or path), or tar files: a path, or a brace pattern in quotes."
+INDEX_HELP = "An index (URL or path), or tar files: a path, a directory, or a brace pattern or glob in quotes."
 Index = Annotated[str, typer.Argument(metavar="INDEX", help=INDEX_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Columns = Annotated[
@@ -61,16 +60,6 @@ Shards = Annotated[
         "--shards", metavar="A:B", help="Only shards A to B - 1 of the index, counted from 0.", show_default=False
     ),
 ]
-
-
-def check_index(index: str) -> None:
-    """Refuse a directory, which people may name instead of the index in it.
-
-    Raises:
-        InputError: the index is a directory.
-    """
-    if urls.is_local(index) and os.path.isdir(os.path.expanduser(urls.local_path(index))):
-        raise InputError(f"{index}: is a directory; name an index in it, or its tar files by a brace pattern in quotes")
 
 
 def select_shards(count: int, selected: slice) -> range:
@@ -105,12 +94,10 @@ def load_selected(index: str, selected: slice, storage_options: dict[str, Any] |
     """The selected shards of an index; of a view, those of which it has samples.
 
     Raises:
-        InputError: the index is a directory. SelectionError: no shards are selected.
-        WidsError: the index cannot be read.
+        SelectionError: no shards are selected. WidsError: the index cannot be read.
     """
     from wids.collection import load_shards
 
-    check_index(index)
     _, listed, storage_options = load_shards(index, storage_options=storage_options)
     numbers, chosen = select_shards(len(listed), selected), listed.selection
     found = [(k, listed[k]) for k in numbers if chosen is None or chosen.counts[k]]

@@ -107,13 +107,11 @@ def _check_output(output: str, index: str, flags: QueryFlags) -> str:
 
 def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     from wids.cache.placement import default_cache_dir
-    from wids.cli.options import check_index
     from wids.collection import ShardCollection, load_shards
     from wids.columns.samples import beside
     from wids.errors import QueryError
     from wids.readers.provider import AutoProvider
 
-    check_index(index)
     cache_dir = default_cache_dir()
     _, shards, narrowed = load_shards(index, storage_options=flags.storage_options, cache_dir=cache_dir)
     provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)

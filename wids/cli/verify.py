@@ -181,13 +181,13 @@ def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJourna
     Raises:
         OutputError: the one that was asked for cannot be written.
     """
-    from wids.collection import is_archive
+    from wids.collection import lists_shards
     from wids.errors import OutputError
     from wids.jobs.verify import open_journal
 
     if flags.journal is not None:
         return contextlib.closing(open_journal(flags.journal, flags.storage_options))
-    if urls.is_local(index) and not (flags.is_quick or is_archive(index)):
+    if urls.is_local(index) and not (flags.is_quick or lists_shards(index)):
         with contextlib.suppress(OutputError):  # a place that cannot be written, or another run has it
             return contextlib.closing(open_journal(index + JOURNAL_SUFFIX))
     return contextlib.nullcontext()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from wids.cli.format import count_of, parse_range, shown_path
-from wids.cli.options import CacheDir, Columns, Index, Overwrite, StorageOptions, check_index
+from wids.cli.options import CacheDir, Columns, Index, Overwrite, StorageOptions  # noqa: TC001 - typer reads them
 
 
 def run_view(
@@ -61,7 +61,6 @@ def run_view(
         raise typer.BadParameter("--columns is for --where")
     from wids.dataset import ShardListDataset
 
-    check_index(index)
     dataset = ShardListDataset(
         index, cache_dir=cache_dir or None, storage_options=storage_options, transformations=[], access="auto"
     )

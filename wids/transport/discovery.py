@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SUFFIX = ".tar"
 # The compressed ones are no shards, and named as such when they are read.
 _ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
+_INDEXES = (".json", ".widsx")
 _GLOB, _WEB = frozenset("*?["), ("http", "https")
 
 
@@ -144,7 +145,9 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         before = len(failed)
         paths = _archives_in(path, failed)
         if not paths and len(failed) == before:
-            raise SpecError(f"{name}: there are no {SUFFIX} files in this directory", path=path)
+            indexes = [found for found in sorted(os.listdir(path)) if found.endswith(_INDEXES)]
+            advice = f"; for an index give its file, as {os.path.join(name, indexes[0])}" if indexes else ""
+            raise SpecError(f"{name}: there are no {SUFFIX} files in this directory{advice}", path=path)
     elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
         matches = glob.glob(path, recursive=True)
         paths = [found for found in matches if not os.path.isdir(found)]

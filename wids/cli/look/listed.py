@@ -17,7 +17,6 @@ from wids.cache.published_tables import PublishedTables
 from wids.cli.format import count_of, format_size
 from wids.cli.look.download_bar import download_bar
 from wids.cli.look.keys import Search
-from wids.cli.options import check_index
 from wids.cli.signals import Signals
 from wids.collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
@@ -52,7 +51,6 @@ class Listed:
 
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
-        check_index(index)
         directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
         _, self.shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)

@@ -58,14 +58,14 @@ class ShardOptions:
             return [self.samples] * self.shards, [self.shard_size] * self.shards, None
         if self.shards is not None or self.samples is not None:
             raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
-        from wids.collection import load_shards, mixed_parts
+        from wids.collection import ShardCollection, load_shards, mixed_parts
+        from wids.readers.provider import AutoProvider
 
-        _, found, _ = load_shards(index)
-        if any(count < 0 for count in found.nsamples):
-            raise SpecError(
-                f"{index}: it does not say how many samples its shards hold; write an index (wids index create)",
-                path="",
-            )
+        _, found, narrowed = load_shards(index)
+        provider = AutoProvider(cache_dir=None, storage_options=narrowed)
+        ShardCollection(found, provider, capacity=1).count_unknown(
+            found, on_count=lambda k, table: found.note_size(k, table.identity.size)
+        )
         missing = sum(known < 0 for known in found.filesizes)
         if missing and self.shard_size is None:
             raise SpecError(
