@@ -13,7 +13,9 @@ import contextlib
 import functools
 import heapq
 import itertools
+import math
 import sys
+import time
 import weakref
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from wids.transport.failures import StalledTransferError
 from wids.transport.source import parse_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -41,6 +43,8 @@ _WEAK_KEYS = (
     *("crc32c", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modify", "modificationTime"),
 )
 _S3, _GOOGLE = ("s3", "s3a"), ("gs", "gcs")
+# How long it may take to learn what kind a bucket is; where it is not known it is asked again after so long.
+_BUCKET_SECONDS, _BUCKET_AGAIN_SECONDS = 3.0, 60.0
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
 _FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
 _MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
@@ -310,6 +314,33 @@ def _drop_retries(scheme: str, filesystem: Any) -> None:
         filesystem.retries = 1
     elif scheme in _GOOGLE and (plain := getattr(type(filesystem)._request, "__wrapped__", None)):  # noqa: SLF001 - a decorator holds them
         filesystem._request = functools.partial(plain, filesystem)  # noqa: SLF001 - likewise
+        if hasattr(filesystem, "_get_bucket_type"):
+            filesystem._get_bucket_type = _BucketTypes(filesystem._get_bucket_type)  # noqa: SLF001 - likewise
+
+
+class _BucketTypes:
+    """gcsfs's look at what kind a bucket is, with a limit of time: its own tries take a minute where no server answers.
+
+    Args:
+        ask: a coroutine function of the bucket's name.
+    """
+
+    def __init__(self, ask: Callable[[str], Awaitable[Any]]) -> None:
+        self._ask = ask
+        self._failed: dict[str, float] = {}
+
+    async def __call__(self, bucket: str) -> Any:
+        from gcsfs.extended_gcsfs import BucketType
+
+        if time.monotonic() - self._failed.get(bucket, -math.inf) < _BUCKET_AGAIN_SECONDS:
+            return BucketType.UNKNOWN  # which is read as any other
+        try:
+            found = await asyncio.wait_for(self._ask(bucket), _BUCKET_SECONDS)
+        except asyncio.TimeoutError:
+            found = BucketType.UNKNOWN
+        if found is BucketType.UNKNOWN:
+            self._failed[bucket] = time.monotonic()
+        return found
 
 
 def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:

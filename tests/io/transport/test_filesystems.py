@@ -1,0 +1,25 @@
+"""File systems of stores, as they are set up here."""
+
+import asyncio
+
+import pytest
+
+from wids.transport import filesystems
+
+
+def test_what_kind_a_bucket_is_has_a_limit_of_time(monkeypatch):
+    """The client asks for a minute where no server answers; then, or after its own failure, it is an ordinary bucket."""
+    kinds = pytest.importorskip("gcsfs.extended_gcsfs").BucketType
+    asked = []
+
+    async def ask(bucket):
+        asked.append(bucket)
+        if bucket == "away":
+            await asyncio.get_running_loop().create_future()
+        return kinds.UNKNOWN if bucket == "refused" else kinds.HIERARCHICAL
+
+    monkeypatch.setattr(filesystems, "_BUCKET_SECONDS", 0.01)
+    look = filesystems._BucketTypes(ask)
+    for bucket, found in (("away", kinds.UNKNOWN), ("refused", kinds.UNKNOWN), ("b", kinds.HIERARCHICAL)):
+        assert [asyncio.run(look(bucket)) for _ in range(2)] == [found] * 2
+    assert asked == ["away", "refused", "b", "b"]  # of the first two it is not asked again soon
