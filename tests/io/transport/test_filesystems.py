@@ -8,7 +8,7 @@ from wids.transport import filesystems
 
 
 def test_what_kind_a_bucket_is_has_a_limit_of_time(monkeypatch):
-    """The client asks for a minute where no server answers; then, or after its own failure, it is an ordinary bucket."""
+    """The client asks for a minute where no server answers; then, or after a failure, it is an ordinary bucket."""
     kinds = pytest.importorskip("gcsfs.extended_gcsfs").BucketType
     asked = []
 
