@@ -1645,3 +1645,11 @@ def test_info_tells_how_classes_are_spread(tmp_path, monkeypatch, shards):
     put(tmp_path / "t", {"a.txt": "x"})
     run_ok("pack", tmp_path / "t", "-o", tmp_path / "c/h-%d.tar")
     assert json.loads(run_ok("info", tmp_path / "c/h.json", "--json"))["classes"] is None
+
+
+def test_pages_that_were_saved_as_pictures(tmp_path):
+    """What a server answered that had no picture: packed as it is, and counted."""
+    put(tmp_path / "in", {"cat/0.jpg": "<!doctype html><p>", "dog/1.JPG": '  {"error": 404}', "dog/2.jpg": "x"})
+    code, _, err = run_pack(tmp_path / "in", "-o", tmp_path / "x-%d.tar", "--no-shuffle")
+    assert code == 0
+    assert "note: 2 pictures are web pages or JSON by the first bytes, as cat/0.jpg; `wids verify --decode`" in err

@@ -291,6 +291,11 @@ class _Packing:
         if self.settings.seed is not None:
             outcome.facts.append(f"shuffled with seed {self.settings.seed}")
         self.note_fields(outcome, shards)
+        if count := sum(packed.no_pictures for packed in shards):
+            first = next(packed.no_picture for packed in shards if packed.no_pictures)
+            words = "picture is a web page or JSON" if count == 1 else "pictures are web pages or JSON"
+            note = f"{count:,} {words} by the first bytes, as {shorten(first)}; `wids verify --decode` names all"
+            outcome.notes = [*outcome.notes, note]
         if self.settings.overwrite or self.journal.was_there:
             there = frozenset(packed.k for packed in shards if packed.entry is not None)
             outcome.removed = self.target.remove_others(self.pattern, there)

@@ -24,10 +24,14 @@ from wids.writing.shard_file import ShardFile
 from wids.writing.writer import name_members
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from wids.index.pattern import ShardPattern
     from wids.jobs.runner import TaskContext
 
 _REPORT_SECONDS = 0.2
+# Fields that hold pictures.
+_PICTURES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"))
 
 
 class PackSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,8 @@ class PackedShard(msgspec.Struct, kw_only=True):
         mtime_ns: of the file; 0 where that is not known.
         skipped: samples that were left out.
         fields: how many samples have a field, by extension; None: not known, of an earlier version's journal.
+        no_pictures: how many fields are pictures by their extensions, and web pages, XML or JSON by their first bytes.
+        no_picture: the first of them, as ``KEY.jpg``.
     """
 
     k: int
@@ -86,6 +92,8 @@ class PackedShard(msgspec.Struct, kw_only=True):
     mtime_ns: int = 0
     skipped: list[SampleProblem] = msgspec.field(default_factory=list)
     fields: dict[str, int] | None = None
+    no_pictures: int = 0
+    no_picture: str = ""
 
 
 def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedShard:
@@ -145,8 +153,21 @@ def _fill(shard: ShardFile, job: PackJob, task: PackTask, packed: PackedShard, c
             shard.add(members)
             for extension, _ in fields:
                 counts[extension] = counts.get(extension, 0) + 1
+            _note_pages(packed, key, fields)
         if time.monotonic() - reported > _REPORT_SECONDS:
             if context.is_cancelled():
                 raise CancelledTransferError
             context.report(done + 1, shard.member_bytes)
             reported = time.monotonic()
+
+
+def _note_pages(packed: PackedShard, key: str, fields: Iterable[tuple[str, bytes]]) -> None:
+    for extension, data in fields:
+        if _is_page(extension, data):
+            packed.no_pictures += 1
+            packed.no_picture = packed.no_picture or key + extension
+
+
+def _is_page(extension: str, data: bytes) -> bool:
+    """Whether a picture is the answer of a server that had none: a web page, XML or JSON."""
+    return extension.rpartition(".")[2].lower() in _PICTURES and data[:64].lstrip()[:1] in (b"<", b"{")
