@@ -58,6 +58,7 @@ def every_kind_of_shards(directory: Path) -> None:
 def every_option(localname: Callable[[str], str], hook: Callable[[events.Event], None]) -> wids.ShardListDataset:
     """Each keyword takes what the documentation says."""
     wids.ShardListDataset(URL, cache_size=None, transformations=[], fields=".jpg", prefetch=10**9, lru_size=None)
+    wids.ShardListDataset(URL, fields={"image": "jpg;jpeg;png", "label": ["cls"]})
     return wids.ShardListDataset(
         URL,
         cache_size=10**12,

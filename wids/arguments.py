@@ -119,21 +119,6 @@ def parse_prefetch(ahead: Any) -> bool | int:
     return operator.index(ahead)
 
 
-def parse_fields(fields: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Extensions, each with its leading dot; None: all.
-
-    Raises:
-        TypeError: one of them is no text.
-    """
-    if fields is None:
-        return None
-    names = [fields] if isinstance(fields, str) else list(fields)
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"fields has {name!r}; it holds extensions, like '.jpg'")
-    return tuple(name if name.startswith(".") else f".{name}" for name in names)
-
-
 def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None) -> str | None:
     """Where remote shards are kept; None: where ``localname`` says."""
     if cache_dir is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wids.collection import CLOSED
 from wids.errors import ClosedReaderError
+from wids.index.fields import Alternatives
 from wids.index.selection import no_sample
 from wids.policy import prefetching
 from wids.readers.pool import OpenShard
@@ -75,6 +76,9 @@ def read_foreign(get_shard: GetShard, index: int, total: int, fields: Sequence[s
     else:
         sample, url = dict(shard[row]), desc["url"]
         if fields is not None:
+            if isinstance(fields, Alternatives):
+                there = list(sample)
+                fields = [there[place] for group in fields.choose(there) for place in group]
             wanted = frozenset(map(str.casefold, fields))
             sample = {name: v for name, v in sample.items() if name.casefold() in wanted or name.startswith("__")}
     sample["__dataset__"] = desc.get("dataset") or ""

@@ -24,6 +24,7 @@ from wids.cache.upcoming import Source
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.index import urls
+from wids.index.fields import Alternatives
 from wids.index.fingerprint import contents, fingerprint_of_part
 from wids.index.selection import RepeatedRows, no_sample
 from wids.index.shardlist import MAX_COUNT
@@ -207,7 +208,7 @@ class ShardCollection:
         self.provider, self.on_count_mismatch = provider, on_count_mismatch
         self._advice = advice or _advice
         self._miscounted: set[str] = set()  # URLs that were warned of
-        self._expected: Sequence[str] = ()
+        self._expected: Sequence[Sequence[str]] = ()
         self.pool = OpenShards(provider, capacity=capacity, find=shards.find, hooks=hooks)
         self.adopt(shards)
 
@@ -222,8 +223,11 @@ class ShardCollection:
         self.sum_lengths()
 
     def expect_fields(self, fields: Sequence[str] | None) -> None:
-        """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?"""
-        self._expected = fields or ()
+        """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?
+
+        Of alternatives, one is enough.
+        """
+        self._expected = fields.groups if isinstance(fields, Alternatives) else [(field,) for field in fields or ()]
 
     # --- which shards
 
@@ -503,14 +507,19 @@ class ShardCollection:
     def _look_for_expected(self, reader: Reader) -> None:
         fields, table = self._expected, reader.table
         self._expected = ()
-        missing = [field for field in fields if not table.ids_of((field,))]
+        missing = [field for field in fields if not table.ids_of(field)]
         if missing and table.nsamples:
             there = [*map(shorten, sorted(table.extensions)[:_NAMED])] + ["..."] * (len(table.extensions) > _NAMED)
-            close = [each for name in missing for each in difflib.get_close_matches(name, table.extensions, n=1)]
+            close = [
+                each
+                for name in missing
+                for field in name
+                for each in difflib.get_close_matches(field, table.extensions, n=1)
+            ]
             logger.warning(
                 "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)%s",
                 without_secrets(reader.url, reader.url),
-                ", ".join(map(shown, missing)),
+                ", ".join(" or ".join(map(shown, field)) for field in missing),
                 ", ".join(there),
                 f"; did you mean {shorten(close[0])}?" if close else "",
             )

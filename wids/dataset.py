@@ -23,12 +23,13 @@ from typing_extensions import TypeVar
 from wids import arguments
 from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead
-from wids.codecs.decode import DEFAULT_INFLATE_BYTES, parse_transformations
+from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ClosedReaderError, ShardReadError, note_sample, shown
+from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import logger
+from wids.index.fields import Alternatives, parse_fields
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from wids.collection import OnCountMismatch, Shards
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
+    from wids.index.fields import FieldsArgument
     from wids.index.table import Group, KeyRule
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
@@ -134,7 +136,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         base: what relative URLs are relative to; overrides the index's own ``base`` and its place.
         options: top-level keys that override those of the JSON index.
         fields: read only members with these extensions (``(".jpg", ".cls")``), in any case: ``.jpg`` reads ``.JPG``,
-            which stays its key. No other bytes are touched. Those that the first shard lacks are warned of.
+            which stays its key. No other bytes are touched. Those that the first shard lacks are warned of. Of
+            alternatives (``".jpg;.jpeg;.png"``) the first that a sample has. With names
+            (``{"image": "jpg;jpeg;png", "label": "cls"}``) these are the keys, from after the decoders that
+            ``transformations`` begin with; a sample that has none of a field, or two that differ in case alone, is a
+            `wids.errors.SelectionError` (see ``on_error``).
         key_rule: how a member path splits into key and extension: ``"first-dot"`` of the basename, ``"last-dot"``, or a
             function name -> (key, extension) or None.
         group: ``"adjacent"``: a sample's members are adjacent; ``"key"``: members anywhere in the shard are merged.
@@ -181,6 +187,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     Raises:
         SpecError: the index is malformed; the message names the path to the bad value.
+        InputError: ``fields`` are empty or name an extension twice; a decoder comes after a function that has names.
         FetchError: the index cannot be read.
     """
 
@@ -210,7 +217,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         keep: bool = False,
         base: str | os.PathLike[str] | None = None,
         options: dict[str, Any] | None = None,
-        fields: str | Sequence[str] | None = None,
+        fields: FieldsArgument = None,
         key_rule: KeyRule = "first-dot",
         group: Group = "adjacent",
         allow_pickle: bool = False,
@@ -253,7 +260,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             storage_options=storage_options,
             cache_dir=self.cache_dir,
         )
-        self.fields = arguments.parse_fields(fields)
+        self.fields = parse_fields(fields)
         self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
         self._tally = _SharedTally()
         hooks = (*arguments.parse_hooks(hooks), self._tally)
@@ -406,16 +413,20 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     @transformations.setter
     def transformations(self, value: Transforms) -> None:
-        self._transformations = parse_transformations(value, **self._decoding)
+        self._transformations = name_fields(parse_transformations(value, **self._decoding), self.fields)
         self._note_work()
 
     def add_transform(self, transform: Transforms) -> Self:
         """Append a transformation; returns the dataset."""
-        self._transformations += parse_transformations(transform, **self._decoding)
+        steps = [*self._transformations, *parse_transformations(transform, **self._decoding)]
+        self._transformations[:] = name_fields(steps, self.fields)
         self._note_work()
         return self
 
     def _with(self, columns: SampleColumns) -> Self:
+        named = self.fields.names if isinstance(self.fields, Alternatives) else None
+        if repeated := {name for name, _ in columns.shown}.intersection(named or ()):
+            raise InputError(f"fields: {shown(min(repeated))} is a field of the samples already; give one another name")
         found = super()._with(columns)
         found._note_work()  # noqa: SLF001 - of this class
         return found

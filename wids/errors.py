@@ -319,7 +319,7 @@ class SampleError(WidsError, ValueError):
 
 
 class SelectionError(WidsError, LookupError):
-    """There is no such shard, sample, step or field; the message says which there are."""
+    """There is no such shard, sample, step or field, or more than one; the message says which there are."""
 
 
 class InputError(WidsError, ValueError):

@@ -18,6 +18,7 @@ E2E = {"wids/order/README.md#lightning", "wids/order/README.md#accelerate"}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
+    "wids/README.md#alternatives-and-names-of-fields",
     "wids/README.md#parts-of-a-dataset",
     "wids/README.md#several-datasets-in-stated-shares",
     "wids/README.md#testing-your-own-code",
@@ -203,6 +204,14 @@ def test_parts(tmp_path):
     found = execute(only("wids/README.md#parts-of-a-dataset"), {}, dataset=dataset, wids=wids)
     assert len(found["train"]) + len(found["test"]) == 80 - 2 > len(found["train"]) > len(found["test"])
     assert len(list(found["sampler"])) == len(wids.ShardListDataset("train-view.json")) == len(found["train"])
+
+
+def test_alternatives(tmp_path):
+    """A picture and its label, by the names of the program."""
+    write_images(tmp_path)
+    found = execute(only("wids/README.md#alternatives-and-names-of-fields"), {}, wids=wids)
+    assert found["image"].size == (24, 16)
+    assert isinstance(found["label"], int)
 
 
 def test_writer():

@@ -26,7 +26,7 @@ class ColumnFlags:
 
     field: Annotated[
         list[str] | None,
-        typer.Option("--field", metavar=".EXT[=NAME]", help="A member, decoded by its extension; repeatable."),
+        typer.Option("--field", metavar=".EXT[;.EXT][=NAME]", help="The first of these members, decoded; repeatable."),
     ] = None
     json_keys: Annotated[
         list[str] | None,

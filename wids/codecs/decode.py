@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import io
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from wids.codecs.decoders import Decoder, Options, decode_gzipped, find_decoder
-from wids.errors import DecodeError, UnsafeFormatError
+from wids.errors import DecodeError, InputError, UnsafeFormatError
+from wids.index.fields import Alternatives, FieldNames
 
 _Plan = dict[str, Decoder | None]
 
@@ -195,6 +196,30 @@ def parse_transformations(value: Any, **decoding: Any) -> list[Callable[[Any], A
         if not callable(step):
             raise TypeError(f"transformation {step!r} is neither one of {(*_FORMATS.values(),)} nor callable")
     return found
+
+
+def name_fields(steps: Sequence[Callable[[Any], Any]], fields: Collection[str] | None) -> list[Callable[[Any], Any]]:
+    """Transformations, with the one that names ``fields`` where decoders, which go by extensions, are done.
+
+    Args:
+        steps: which; such a step that is among them already is put anew.
+        fields: of the dataset; without names, the steps stay as they are.
+
+    Raises:
+        InputError: a decoder comes after a function, which has the names.
+    """
+    if not isinstance(fields, Alternatives) or fields.names is None:
+        return list(steps)
+    own = FieldNames(fields)
+    others = [step for step in steps if step != own]
+    count = next((k for k, step in enumerate(others) if not isinstance(step, SampleDecoder)), len(others))
+    late = [step for step in others[count:] if isinstance(step, SampleDecoder)]
+    if late:
+        raise InputError(
+            f"transformations: {late[0]!r} comes after a function, and goes by extensions; with "
+            f"fields={fields!r} members have names by then: put it first"
+        )
+    return [*others[:count], own, *others[count:]]
 
 
 def _resolve(field: str, registered: Mapping[str, Decoder], options: Options) -> Decoder | None:

@@ -238,8 +238,11 @@ class _Values:
 
     def __init__(self, spec: ColumnSpec, url: str, table: MemberTable) -> None:
         spellings = {
-            extension: [table.extensions[k] for k in sorted(table.ids_of((extension,)))]
-            for extension in spec.extensions
+            rule.extension: [
+                [table.extensions[k] for k in sorted(table.ids_of((extension,)))]
+                for extension in rule.extension.split(";")
+            ]
+            for rule in spec.rules
         }
         self.columns: list[list[Any]] = [[] for _ in spec.rules]
         self.unparsed, self.trouble = 0, ""
@@ -263,7 +266,9 @@ class _Values:
     def add(self, sample: Sample) -> None:
         """The next sample."""
         for spellings, how, rules in self._parsers:
-            found = [name for name in spellings if name in sample]
+            found: list[str] = next(
+                filter(None, ([name for name in names if name in sample] for names in spellings)), []
+            )
             value = None
             for extension in found[:1]:
                 try:

@@ -30,7 +30,7 @@ class ColumnRule(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the column.
-        extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``.
+        extension: of the member, with its dot; in any case, ``.cls`` finds ``.CLS``. Alternatives are joined by ``;``.
         how: ``"field"``: the member decoded, by its extension. ``"json"``: a key of a member that is a JSON object.
             ``"text"``: the member as text, UTF-8.
         keys: where in the JSON object: a key, and keys of objects within.
@@ -56,7 +56,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def extensions(self) -> tuple[str, ...]:
         """The members that are read, each once."""
-        return tuple(dict.fromkeys(rule.extension for rule in self.rules))
+        return tuple(dict.fromkeys(extension for rule in self.rules for extension in rule.extension.split(";")))
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +78,8 @@ def parse_spec(
     """The rules as a program or a command line writes them.
 
     Args:
-        fields: each ``.cls=label`` or ``.cls`` (a column ``cls``).
+        fields: each ``.cls=label`` or ``.cls`` (a column ``cls``). Of alternatives (``.cls;.txt=label``, also of
+            the others) a sample's first one counts.
         jsons: each ``.json:width,meta.size=size``: keys of the object, with dots keys of an object within it; the last
             key names the column unless a name is given.
         texts: each ``.txt=caption`` or ``.txt``.
@@ -148,7 +149,7 @@ def stem_of(extension: str) -> str:
 def _parse_whole(text: str, how: Literal["field", "text"]) -> ColumnRule:
     extension, _, name = (part.strip() for part in text.partition("="))
     extension = _dotted(extension, text, "write it like .cls=label")
-    return ColumnRule(name=name or stem_of(extension), extension=extension, how=how)
+    return ColumnRule(name=name or stem_of(extension.partition(";")[0]), extension=extension, how=how)
 
 
 def _parse_json(text: str) -> list[ColumnRule]:
@@ -166,6 +167,7 @@ def _parse_json(text: str) -> list[ColumnRule]:
 
 
 def _dotted(extension: str, text: str, advice: str) -> str:
-    if not extension.strip("."):
+    parts = [part.strip() for part in extension.split(";")]
+    if not all(part.strip(".") for part in parts):
         raise InputError(f"{text!r} names no field; {advice}")
-    return extension if extension.startswith(".") else f".{extension}"
+    return ";".join(dict.fromkeys(part if part.startswith(".") else f".{part}" for part in parts))

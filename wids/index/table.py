@@ -16,6 +16,7 @@ import numpy as np
 
 from wids.errors import DuplicateMemberError
 from wids.index import widx
+from wids.index.fields import Alternatives
 from wids.index.identity import Identity
 from wids.index.keys import KeyRule, decode_name, encode_name, first_dot, last_dot, parse_rule
 from wids.index.widx import SUFFIX
@@ -148,7 +149,10 @@ class MemberTable:
         return [(self.extensions[self.extension_ids[m]], self.offsets[m], self.sizes[m]) for m in span]
 
     def ids_of(self, fields: Collection[str]) -> frozenset[int]:
-        """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``."""
+        """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``.
+
+        Of alternatives, ask `chosen`.
+        """
         asked, ids = self._asked
         if fields is not asked:
             if self._folded is None:
@@ -160,6 +164,18 @@ class MemberTable:
             ids = frozenset(k for field in fields for k in found.get(field.casefold(), ()))
             self._asked = fields, ids
         return ids
+
+    def chosen(self, row: int, fields: Collection[str]) -> list[int]:
+        """The members of sample ``row`` with these extensions; of `Alternatives`, the first that it has."""
+        ids = self.extension_ids
+        span = range(self.starts[row], self.starts[row + 1])
+        asked, kinds = self._asked
+        if fields is not asked:
+            if isinstance(fields, Alternatives):
+                groups = fields.choose([self.extensions[ids[m]] for m in span])
+                return sorted([span[place] for group in groups for place in group])
+            kinds = self.ids_of(fields)
+        return [m for m in span if ids[m] in kinds]
 
     def with_identity(self, identity: Identity) -> MemberTable:
         """The same table, tied to another description of the same bytes."""

@@ -144,7 +144,8 @@ class RangeReader(Reader):
     def _read_rows(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
         table = self.table
         members = [
-            [m for m in range(table.starts[row], table.starts[row + 1]) if self._is_wanted(m, fields)] for row in rows
+            [*range(table.starts[row], table.starts[row + 1])] if fields is None else table.chosen(row, fields)
+            for row in rows
         ]
         flat = list(itertools.chain.from_iterable(members))
         offsets, sizes = table.offsets, table.sizes
@@ -202,9 +203,6 @@ class RangeReader(Reader):
         table = self.table
         span = range(table.starts[row], table.starts[row + 1])
         return [(m, table.extensions[table.extension_ids[m]]) for m in span]
-
-    def _is_wanted(self, member: int, fields: Collection[str] | None) -> bool:
-        return fields is None or self.table.extension_ids[member] in self.table.ids_of(fields)
 
     def _check(
         self,

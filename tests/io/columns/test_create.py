@@ -660,3 +660,17 @@ def test_parts_of_another_length(index):
     shutil.copy(names[0], names[-1])
     with pytest.raises(InputError, match="delete the parts"):
         made.make_columns(index)
+
+
+def test_alternatives(tmp_path):
+    """A sample's first one counts, in the order of the rule, in any case; a sample without any has no value."""
+    members = {"a.cls": b"1", "a.label": b"9", "b.LABEL": b"2", "c.txt": b"x", "d.json": b'{"w": 4}', "e.meta": b"{}"}
+    write_tar(tmp_path / "s0.tar", members)
+    create_index([str(tmp_path)], str(tmp_path / "train.json"))
+    told = make(tmp_path, texts=[".cls;label", "label;.cls=other"], jsons=[".meta;.json:w"])
+    rows = made.read_rows(told.output)
+    assert [row["cls"] for row in rows] == ["1", "2", None, None, None]
+    assert [row["other"] for row in rows] == ["9", "2", None, None, None]
+    assert [row["w"] for row in rows] == [None, None, None, 4, None]
+    with pytest.raises(InputError, match="names no field"):
+        parse_spec(fields=[".cls;=label"])
