@@ -11,7 +11,7 @@
 folder = None  # images by class: folder/cat/1.jpg; None: scikit-learn's digits, written as files
 batch_size = 32
 num_workers = 0  # of a DataLoader; more when decoding is what takes the time
-epochs = 4
+epochs = 3
 shard_size = "100kB"  # for these small images; for real ones 100MB to 1GB
 
 # %%

@@ -13,7 +13,7 @@ cache_dir = None  # None: a temporary one
 world_size = 2
 num_workers = 0  # of a DataLoader; more when decoding is what takes the time
 batch_size = 32
-epochs = 5
+epochs = 4
 
 # %%
 import json
@@ -68,7 +68,7 @@ os.environ["FORCE_COLOR"] = ""  # commands below: without progress bars
 # loader = loader.unbatched().shuffle(1000).batched(32)  # mix what the workers read
 # loader = loader.with_epoch(1347 // (32 * world_size))  # the same number of steps on all ranks
 #
-# for epoch in range(5):
+# for epoch in range(4):
 #     for images, labels in loader:
 #         train_step(images, labels)
 # ```
