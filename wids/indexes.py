@@ -86,7 +86,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: the compiled index; "": there is no file of it.
         is_cached: it lies in a cache directory.
-        identity: tells it from others. fingerprint: of its shards.
+        identity: tells it from others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
         request: how it came about.
     """
 
@@ -94,6 +94,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     is_cached: bool
     identity: bytes
     fingerprint: str
+    contents: dict[str, str]
     request: IndexRequest
 
     def reopen(self) -> ShardList:
@@ -111,7 +112,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, SpecError) as error:
             logger.debug("%s: %s", self.path, error)
         shards = load_index(self.request).shards
-        if fingerprint(shards) != self.fingerprint:
+        if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
             raise SpecError(
                 f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
                 f"({self.path}) is gone; make the dataset anew",
@@ -480,6 +481,7 @@ def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: boo
         is_cached=is_cached,
         identity=found.identity,
         fingerprint=fingerprint(shards),
+        contents=contents(shards),
         request=request,
     )
     return shards

@@ -1,12 +1,16 @@
 """Shards that were written anew with the same names and counts, and what was saved of those of before."""
 
 import json
+import pickle
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import wids
 from tests.support import columns as made
+from wids import indexes
 from wids.errors import ColumnsError, SpecError, StateError
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index
@@ -131,6 +135,31 @@ def test_a_saved_view(tmp_path, before, now, is_noticed):
             open_it(view)
     else:
         assert len(open_it(view)) == 2
+
+
+def test_a_pickle_whose_compiled_index_is_gone(tmp_path, monkeypatch):
+    """It is compiled again, and refused if the shards were written anew meanwhile."""
+    monkeypatch.setattr(indexes, "MIN_SHARDS", 2)
+    monkeypatch.setattr(indexes, "_MIN_ROW_BYTES", 1)
+    index = pack(tmp_path / "d")
+    data = pickle.dumps(open_it(index, cache_dir=tmp_path / "cache"))
+    shutil.rmtree(tmp_path / "cache")
+    assert len(pickle.loads(data)) == sum(COUNTS)
+    pack(tmp_path / "d", payload=9)
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(SpecError, match="the index has changed since the dataset was made"):
+        pickle.loads(data)
+
+
+def test_shards_that_change_under_a_joined_table(tmp_path):
+    """Its rows were joined to other samples."""
+    table = pa.table({"index": range(sum(COUNTS)), "x": [1] * sum(COUNTS)})
+    dataset = open_it(pack(tmp_path / "d")).with_table(table, on="index")
+    count = "select count(*) from samples"
+    assert dataset.query(count).column(0).to_pylist() == [sum(COUNTS)]
+    dataset.shards[0]["crc32"] = "00000001"
+    with pytest.raises(ColumnsError, match="shards were changed since tables were joined"):
+        dataset.query(count)
 
 
 def test_columns(tmp_path):

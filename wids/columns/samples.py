@@ -20,7 +20,7 @@ from wids.columns.kinds import writable
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError, MissingTableError
-from wids.index.fingerprint import fingerprint
+from wids.index.fingerprint import contents, fingerprint, have_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from wids.collection import ShardCollection
     from wids.columns.mapped import MappedTable
+    from wids.index.shardlist import ShardList
 
 # Which columns come into the samples: all, none, or these.
 Fields: TypeAlias = "bool | str | Sequence[str]"
@@ -46,7 +47,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir, storage_options: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of those that come into the samples.
-        fingerprint: of the shards that tables were attached to, if some were.
+        fingerprint, contents: of the shards that tables were attached to, if some were.
         checked: what needs no second look: digests of the states of own tables that were compared with the shards (see
             `wids.columns.parts.check_versions`), and edits of the shard list that left its fingerprint as it was. All
             that are made of one have it together.
@@ -58,6 +59,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
     fingerprint: str = ""
+    contents: dict[str, str] = {}
     checked: set[str | int] = msgspec.field(default_factory=set)
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
@@ -161,7 +163,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                     "attach tables after its shards were changed"
                 )
         if self.fingerprint and collection.shards.edits not in self.checked:
-            if fingerprint(collection.shards) != self.fingerprint:
+            shards = collection.shards
+            if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
                 raise ColumnsError("shards were changed since tables were joined to their samples; attach them again")
             self.checked.add(collection.shards.edits)
 
@@ -203,8 +206,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         table = join.join_table(request, source, keys)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
-        joined, now = (*self.joined, table), fingerprint(collection.shards)
-        return msgspec.structs.replace(self, joined=joined, shown=self._shown_with(shown, table), fingerprint=now)
+        attached, joined = self._attached_to(collection.shards), (*self.joined, table)
+        return msgspec.structs.replace(attached, joined=joined, shown=self._shown_with(shown, table))
 
     def show(self, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """These, with columns of the index's own table in the samples.
@@ -220,8 +223,11 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         names = _choose(fields, _names_of(path))
         if not names:
             return self
-        shown, now = self._shown_with(names, join.copy_columns(path, names)), fingerprint(collection.shards)
-        return msgspec.structs.replace(self, shown=shown, fingerprint=now)
+        shown = self._shown_with(names, join.copy_columns(path, names))
+        return msgspec.structs.replace(self._attached_to(collection.shards), shown=shown)
+
+    def _attached_to(self, shards: ShardList) -> SampleColumns:
+        return msgspec.structs.replace(self, fingerprint=fingerprint(shards), contents=contents(shards))
 
     def _shown_with(self, names: list[str], table: MappedTable) -> tuple[tuple[str, Any], ...]:
         _check_fields(names)

@@ -200,7 +200,7 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
         return _merged_view(output, view, repeated_samples=repeated)
     for source in sources:
         for url, entry in source.entries:
-            _check_agree(url, entries[url], entry, source.place)
+            view_edit.check_agree(url, entries[url], entry, source.place)
         source.tell_weights(output)
     home = os.path.dirname(output)
     written = writing.place_entries(list(entries), home=home)
@@ -210,23 +210,6 @@ def merge_indexes(places: Sequence[str], output: str, *, name: str | None = None
     packs = [url for source in sources for url in source.shards.all_packs()]
     index = {**index, **named_packs(packs, home), "shardlist": merged}
     return _write(output, index, repeated=sum(len(source.entries) for source in sources) - len(merged))
-
-
-def _check_agree(url: str, before: dict[str, Any], entry: dict[str, Any], place: str) -> None:
-    """See that two indexes say the same of a shard.
-
-    Raises:
-        SpecError: they contradict each other.
-    """
-    for key in ("nsamples", "filesize", *checksums.KEYS):
-        said = before.get(key), entry.get(key)
-        if None not in said and said[0] != said[1]:
-            raise SpecError(
-                f"{place}: says that {key} of {url} is {said[1]}, and an index before it says {said[0]}; bring "
-                "them up to date (wids index update)",
-                path=key,
-                url=place,
-            )
 
 
 def split_index(

@@ -12,7 +12,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.events import logger
-from wids.index import urls
+from wids.index import checksums, urls
 from wids.index.fingerprint import fingerprint
 from wids.index.selection import pick
 from wids.index.spec import list_shards
@@ -23,7 +23,7 @@ from wids.view_saving import check_not_parent, name_parent, save, write_view
 from wids.views import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wids.index.selection import Integers, Selection
     from wids.index.shardlist import ShardList
@@ -95,8 +95,8 @@ def merge_views(
         The view that was written, and the number of samples that came again and were left out.
 
     Raises:
-        SpecError: they do not agree how many samples a shard holds. OutputExistsError: the output is an index that one
-            of them is a view of.
+        SpecError: they contradict each other: counts, sizes, checksums. OutputExistsError: the output is an index that
+            one of them is a view of.
     """
     for source in sources:
         if source.shards.selection is not None:
@@ -133,17 +133,29 @@ def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers
         for (url, entry), rows in zip(source.entries, source.rows(), strict=True):
             name = public_place(url)
             first = entries.setdefault(name, {**entry, "url": url})
-            if first["nsamples"] != entry["nsamples"]:
-                raise SpecError(
-                    f"{source.place}: {url} holds {entry['nsamples']:,} samples, and {first['nsamples']:,} by an index "
-                    "before it; bring the indexes up to date (wids index update)",
-                    url=source.place,
-                )
+            check_agree(name, first, entry, source.place)
             parts.append((name, rows))
     whole = list_shards(entries.values())
     whole.use_packs([url for source in sources for url in source.shards.all_packs()])
     starts = dict(zip(entries, [0, *whole.whole_ends()], strict=False))
     return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
+
+
+def check_agree(url: str, before: Mapping[str, Any], entry: Mapping[str, Any], place: str) -> None:
+    """See that two indexes say the same of a shard.
+
+    Raises:
+        SpecError: they contradict each other.
+    """
+    for key in ("nsamples", "filesize", *checksums.KEYS):
+        said = before.get(key), entry.get(key)
+        if None not in said and said[0] != said[1]:
+            raise SpecError(
+                f"{place}: says that {key} of {url} is {said[1]}, and an index before it says {said[0]}; bring "
+                "them up to date (wids index update)",
+                path=key,
+                url=place,
+            )
 
 
 def split_view(

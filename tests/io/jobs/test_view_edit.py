@@ -138,8 +138,16 @@ def test_merges_that_cannot_be(cats, dogs, tmp_path):
     index = json.loads(before)
     index["shardlist"][0]["nsamples"] = 7
     other = write_json(tmp_path / "cats" / "other.json", index)
-    with pytest.raises(SpecError, match="holds 7 samples, and 3 by an index before it"):
+    with pytest.raises(SpecError, match=r"nsamples of .*s0\.tar is 7, and an index before it says 3"):
         merge_indexes([view, other], str(tmp_path / "x.json"))
+    summed = []
+    for name, checksum in (("cats", "00000001"), ("other", "00000002")):  # of shards that were packed again meanwhile
+        index = json.loads(before)
+        index["shardlist"][0]["crc32"] = checksum
+        write_json(tmp_path / "cats" / f"{name}.json", index)
+        summed.append(save_view(str(tmp_path / "cats" / f"{name}.json"), [0], tmp_path / f"of {name}.json"))
+    with pytest.raises(SpecError, match=r"crc32 of .*s0\.tar is 00000002, and an index before it says 00000001"):
+        merge_indexes(summed, str(tmp_path / "x.json"))
     assert not (tmp_path / "x.json").exists()
 
 
