@@ -165,10 +165,9 @@ class MemberTable:
             self._asked = fields, ids
         return ids
 
-    def chosen(self, row: int, fields: Collection[str]) -> list[int]:
-        """The members of sample ``row`` with these extensions; of `Alternatives`, the first that it has."""
+    def chosen(self, span: range, fields: Collection[str]) -> list[int]:
+        """Those of a sample's members, ``span``, with these extensions; of `Alternatives`, the first that it has."""
         ids = self.extension_ids
-        span = range(self.starts[row], self.starts[row + 1])
         asked, kinds = self._asked
         if fields is not asked:
             if isinstance(fields, Alternatives):

@@ -303,7 +303,7 @@ class LocalReader(Reader):
         if fields is None and end - first == 1:  # lists of one member take 2 % of the time of 80 kB
             sample[names[ids[first]]] = BytesIO(self.pread(offsets[first], sizes[first]))
         else:
-            wanted = range(first, end) if fields is None else self.table.chosen(row, fields)
+            wanted = range(first, end) if fields is None else self.table.chosen(range(first, end), fields)
             data = self.pread_all([(offsets[m], sizes[m]) for m in wanted])
             for m, each in zip(wanted, data):  # noqa: B905 - to be strict takes longer
                 sample[names[ids[m]]] = BytesIO(each)

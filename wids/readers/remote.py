@@ -143,10 +143,8 @@ class RangeReader(Reader):
 
     def _read_rows(self, rows: Sequence[int], fields: Collection[str] | None) -> list[Sample]:
         table = self.table
-        members = [
-            [*range(table.starts[row], table.starts[row + 1])] if fields is None else table.chosen(row, fields)
-            for row in rows
-        ]
+        spans_of_rows = [range(table.starts[row], table.starts[row + 1]) for row in rows]
+        members = [[*span] if fields is None else table.chosen(span, fields) for span in spans_of_rows]
         flat = list(itertools.chain.from_iterable(members))
         offsets, sizes = table.offsets, table.sizes
         source, start = self._source, time.perf_counter()
