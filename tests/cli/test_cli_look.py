@@ -31,6 +31,7 @@ from wids.cli.look.keys import near_keys, rows_of
 from wids.cli.look.preview import can_draw, draw
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
+from wids.testing import Server as FileServer
 
 REPEATED = [("a/x.txt", b"0"), ("y.txt", b"1"), ("a/x.txt", b"2"), ("héron.txt", b"3"), ("000007.txt", b"4")]
 
@@ -281,6 +282,94 @@ def test_show_what_is_damaged(kinds):
     assert "damaged  its 8 bytes are not a JPEG" in out
     assert "number   1" in out
     assert ".jpg cannot be decoded" in err
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (("0", "-1"), [0, 8]),
+        (("3:6",), [3, 4, 5]),
+        (("-2:",), [7, 8]),
+        (("8", "s1-001", ":2", "8"), [8, 4, 0, 1, 8]),
+        (("8:9",), [8]),
+    ],
+)
+def test_show_of_several(index, samples, expected):
+    """Indices, keys and ranges, in the order in which they stand; one after the other, or an object on each line."""
+    lines = run_ok("show", index, *samples, "--json").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [sample["index"] for sample in told] == expected
+    assert [sample["fields"][0]["text"] for sample in told] == [f"text {each}" for each in expected]
+    words = run_ok("show", index, *samples)
+    parts = words.split("\n\nsample ")  # a blank line before each but the first
+    assert [int(part.removeprefix("sample ").partition(":")[0]) for part in parts] == expected
+    assert all(run_ok("show", index, str(each)).rstrip() in words for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("samples", "code", "words"),
+    [
+        (("0", "9"), 1, "indices are 0 to 8"),
+        (("0", "s1-00x"), 1, "no sample has the key 's1-00x'"),
+        (("0", "5:5"), 1, "there are no samples 5:5; indices are 0 to 8"),
+        (("9:",), 1, "there are no samples 9:"),
+        (("--key", "3:6"), 1, "no sample has the key '3:6'"),
+    ],
+)
+def test_show_of_several_that_are_not_there(index, samples, code, words):
+    """Each is looked for before the first is shown."""
+    assert words in complaint(code, "show", index, *samples)
+
+
+def test_show_of_several_with_damage(kinds):
+    """The others are shown, and the damaged one is named at the end."""
+    code, out, err = run("show", kinds, "broken", "k")
+    assert code == 1
+    assert "sample 0: k\n" in out
+    assert "sample 1 ('broken') in" in err
+    assert ".jpg cannot be decoded" in err
+
+
+def test_show_of_several_by_byte_ranges(tmp_path):
+    """A shard that is come back to needs no second leave, though its samples came by byte ranges and it is not here."""
+    for name in "ab":
+        members = [(f"{name}{k}.bin", bytes([k]) * 3_000_000) for k in range(4)]
+        write_tar(tmp_path / "www" / f"{name}.tar", members)
+    rows = [{"url": f"{name}.tar", "nsamples": 4} for name in "ab"]
+    write_json(tmp_path / "www" / "i.json", {"wids_version": 1, "shardlist": rows})
+    with FileServer(tmp_path / "www") as server:
+        flags = ("--json", "--fetch", "--cache-dir", tmp_path / "cache")
+        lines = run_ok("show", server.url + "/i.json", "0", "7", "1", "2", *flags).splitlines()
+    assert [json.loads(line)["fields"][0]["begins"][:2] for line in lines] == ["00", "03", "01", "02"]
+
+
+def test_classes_have_names(tmp_path):
+    """Where the index says names of classes, show and ls name those of labels that are one of them."""
+    names = ["cat", "dog\x1b", "owl", "fox"]
+    index = write_index(tmp_path, (3, 2), info={"classes": names})
+    assert "number  1 (dog\\x1b)" in run_ok("show", index, "1")
+    assert "number  4 (none of the index's 4 classes)" in run_ok("show", index, "4")
+    fields = [json.loads(line)["fields"][1] for line in run_ok("show", index, ":", "--json").splitlines()]
+    assert [(field["value"], field["class"]) for field in fields] == list(enumerate([*names, None]))
+    lines = [line.split() for line in run_ok("ls", index).splitlines()]
+    assert [line[4] for line in lines] == ["class", "cat", "dog\\x1b", "owl", "fox", "-"]
+    assert lines[1][5:] == [".txt=6", ".cls=1", ".bin=40"]
+    told = [json.loads(line) for line in run_ok("ls", index, "--range", "3:", "--json").splitlines()]
+    assert [sample["class"] for sample in told] == ["fox", None]
+
+
+def test_labels_of_shards_that_are_not_here_are_not_read(tmp_path):
+    """Ls of remote shards needs their tables alone, and names no class."""
+    write_tar(tmp_path / "www" / "a.tar", {"x.cls": b"0", "y.txt": b"1", "z.cls": b"?"})
+    run_ok("index", "create", tmp_path / "www" / "a.tar", "-o", tmp_path / "www" / "i.json", "--members")
+    described = json.loads((tmp_path / "www" / "i.json").read_text())
+    write_json(tmp_path / "www" / "i.json", {**described, "info": {"classes": ["cat"]}})
+    with FileServer(tmp_path / "www") as server:
+        told = run_ok("ls", server.url + "/i.json", "--json", env={"WIDS_CACHE": str(tmp_path / "c")})
+        assert [json.loads(line)["class"] for line in told.splitlines()] == [None] * 3
+        assert not [path for path in server.requests if path.endswith(".tar")]
+    told = run_ok("ls", tmp_path / "www" / "i.json", "--json")
+    assert [json.loads(line)["class"] for line in told.splitlines()] == ["cat", None, None]
 
 
 def test_show_draws_on_a_terminal_with_colours(kinds):

@@ -298,6 +298,13 @@ class ShardList:
         # A compiled index has none.
         return [] if self._lists is None else [k for k, count in enumerate(self.nsamples) if count < 0]
 
+    @property
+    def class_names(self) -> list[str]:
+        """The names of classes by number, as `wids pack` puts them into the index's ``info``; empty: it has none."""
+        info = self.header.get("info")
+        names = info.get("classes") if isinstance(info, dict) else None
+        return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
     def find(self, url: str) -> Shard:
         """The first shard with this URL.
 

@@ -17,7 +17,7 @@ from wids.cli.options import INDEX_HELP, Index, Json, JsonLines, ReadFlags, with
 from wids.cli.plain_help import PlainCommand
 from wids.cli.progress import quiet
 
-_NUMBER = re.compile(r"-[0-9]+")
+_NUMBER = re.compile(r"-[0-9]+(:.*)?")
 
 
 class _LookCommand(PlainCommand):
@@ -58,7 +58,7 @@ def add_commands(app: typer.Typer) -> None:
     for name, run, examples in (
         ("info", show_info, ("wids info train.json", "wids info train.json val.json --json")),
         ("ls", list_samples, ("wids ls train.json --range 1000:1020", "wids ls train.json --shards | head")),
-        ("show", show_sample, ("wids show train.json 7", "wids show 'train-{0000..0099}.tar' n01440764_10026")),
+        ("show", show_samples, ("wids show train.json 7", "wids show train.json 3 17:20 n01440764_10026")),
         ("cat", print_field, ("wids cat train.json 7 .jpg > 7.jpg", "wids cat train.json 7 json | jq .label")),
         ("locate", locate_keys, ("wids locate train.json n01440764_10026 n01440764_10027",)),
         ("at", schedule.show_batch, ("wids at train.json --rank 3 --world-size 8 --step 120 --batch-size 32",)),
@@ -100,7 +100,8 @@ def list_samples(
 ) -> None:
     """List the samples: index, shard, row in the shard, key, and the size in bytes of each field.
 
-    Reads only member tables: of local shards, of cached shards, or from SHARD.widx beside a remote shard.
+    Reads only member tables: of local shards, of cached shards, or from SHARD.widx beside a remote shard. Where the
+    index has the names of classes, as `wids pack` gives them, labels of shards that are here are read and named, too.
     """
     if shard is not None and span:
         raise typer.BadParameter("--shard and --range both choose samples; give one of them")
@@ -115,25 +116,35 @@ def list_samples(
 
 
 @with_option_groups
-def show_sample(
+def show_samples(
     index: Index,
-    sample: _Sample,
+    samples: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SAMPLE",
+            help="Indices (7; -1 is the last sample), ranges of them (3:10 is 3 to 9) or keys, in any order. A number "
+            "without leading zeros is an index.",
+        ),
+    ],
     flags: ReadFlags,
     is_key: _IsKey = False,
     is_preview: Annotated[
         bool, typer.Option("--preview/--no-preview", help="Draw images, on a terminal with colours.")
     ] = True,
-    is_json: Json = False,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for programs; of several samples an object on each line.")
+    ] = False,
 ) -> None:
-    """Show a sample: each field's type and size, image sizes, array shapes, the beginning of texts, small images.
+    """Show samples: each field's type and size, image sizes, array shapes, the beginning of texts, small images.
 
-    No code from the sample runs: a pickle is listed and not opened. With a damaged field the exit code is 1.
+    Where the index has the names of classes, as `wids pack` gives them, a label has its own. No code from a sample
+    runs: a pickle is listed and not opened. With a damaged field the exit code is 1.
     """
     from wids.cli.look.listed import Listed
     from wids.cli.look.show import show
 
     listed = Listed(index, flags)
-    show(listed, sample, is_key=is_key, is_preview=is_preview, is_json=is_json)
+    show(listed, samples, is_key=is_key, is_preview=is_preview, is_json=is_json)
 
 
 @with_option_groups

@@ -173,23 +173,18 @@ def _classes(listed: Listed, numbers: list[int]) -> dict[str, Any] | None:
     looked = total.total()
     if looked < _FEWEST_LABELS:
         return None
-    names = (listed.shards.header.get("info") or {}).get("classes") if _has_info(listed) else None
     pairs = [a == b for own in runs for run in own for a, b in itertools.pairwise(run)]
     by_chance = sum((count / looked) ** 2 for count in total.values())
     expected = sum(1 - (1 - count / looked) ** own.total() for own in found for count in total.values())
     has_long_runs = sum(pairs) > (1 + by_chance) / 2 * len(pairs)
     return {
-        "count": max(len(total), len(names) if isinstance(names, list) else 0),
+        "count": max(len(total), len(listed.shards.class_names)),
         "per_shard": sum(map(len, found)) / len(found),
         "shards": len(found),
         "samples": looked,
         "is_sorted": len(total) > 1 and (has_long_runs or sum(map(len, found)) < expected / 2),
         "is_whole": looked == sum(listed.shards.lengths[k] for k in chosen),
     }
-
-
-def _has_info(listed: Listed) -> bool:
-    return isinstance(listed.shards.header.get("info"), dict)
 
 
 def _labels(listed: Listed, k: int, most: int) -> list[list[bytes]]:

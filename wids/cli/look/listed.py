@@ -57,6 +57,7 @@ class Listed:
         self._tables = PublishedTables(cache_dir=directory, storage_options=storage_options)
         self.collection = ShardCollection(self.shards, self._provider, capacity=1)
         self._fetches_left = len(self.shards) if flags.may_fetch else 1
+        self._begun: set[int] = set()
         self.has_bar = self._is_given_up = self._has_counted = False
         self._last: tuple[int, MemberTable] | None = None
 
@@ -188,10 +189,11 @@ class Listed:
         """
         with contextlib.ExitStack() as stack:
             if self.is_absent(k):
-                if self._published(k) is None:
+                if k not in self._begun and self._published(k) is None:
                     if not self._fetches_left:
                         self._refuse(k)
                     self._fetches_left -= 1
+                    self._begun.add(k)
                 stack.enter_context(Signals())  # a signal: its part file goes
                 stack.enter_context(self._arriving(k))
             reader = self._provider.open(self.shards[k])

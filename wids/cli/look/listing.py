@@ -6,19 +6,22 @@ ends the command. Column widths are known beforehand, so no line waits for the o
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import format_size, parse_range, printable, shown_url, to_json
 from wids.errors import SelectionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wids.cli.look.listed import Listed
 
 _LINES_AT_A_TIME = 512
+LABEL = ".cls"
+_WIDEST_CLASS = 24  # longer names stand out
 
 
 def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
@@ -33,13 +36,20 @@ def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) ->
         k = listed.check_shard(shard)
         lo, hi = listed.start_of(k), listed.ends[k]
     elif span:
-        lo, hi = _parse_span(span, hi, of=f"{listed.name}: there are no samples")
+        lo, hi = parse_span(span, listed, option="--range")
     widths = (len(f"{max(hi - 1, 0)}"), len(f"{len(listed.shards)}"), len(f"{max(listed.shards.nsamples, default=0)}"))
     _write((to_json(found) for found in _rows(listed, lo, hi)) if is_json else _lines(listed, lo, hi, widths))
 
 
+def name_of(label: Any, classes: Sequence[str]) -> str | None:
+    """The name of a label's class; None: it has none."""
+    return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else None
+
+
 def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> Iterator[str]:
     a, b, c = max(widths[0], 5), max(widths[1], 5), max(widths[2], 3)
+    classes = listed.shards.class_names
+    d = min(max([5, *map(len, map(printable, classes))]), _WIDEST_CLASS)
     shard, width = -1, 3
     for found in _rows(listed, lo, hi):
         if found["shard"] != shard:
@@ -49,23 +59,44 @@ def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> It
             rows = listed.collection.rows_of(found["shard"])[first : first + hi - found["index"]]
             width = max([width, *(ends[row + 1] - ends[row] for row in rows)])
             if shard < 0:
-                yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  fields=bytes"
+                head = f"{'class':{d}}  " if classes else ""
+                yield f"{'index':>{a}}  {'shard':>{b}}  {'row':>{c}}  {'key':{width}}  {head}fields=bytes"
             shard = found["shard"]
         fields = " ".join(f"{printable(name)}={size}" for name, size in found["fields"].items())
-        yield f"{found['index']:>{a}}  {shard:>{b}}  {found['row']:>{c}}  {printable(found['key']):{width}}  {fields}"
+        name = f"{printable(found['class'] or '-'):{d}}  " if classes else ""
+        where = f"{found['index']:>{a}}  {shard:>{b}}  {found['row']:>{c}}  {printable(found['key']):{width}}"
+        yield f"{where}  {name}{fields}"
 
 
 def _rows(listed: Listed, lo: int, hi: int) -> Iterator[dict[str, Any]]:
-    """Yield the samples ``lo .. hi``, each as a dict."""
+    """Yield the samples ``lo .. hi``, each as a dict; with its class, if the index has names of these."""
+    classes = listed.shards.class_names
     while lo < hi:
         k, _ = listed.locate(lo)
         table, url, start = listed.table(k), listed.shards.urls[k], listed.start_of(k)
         end, rows = min(hi, listed.ends[k]), listed.collection.rows_of(k)
-        for index in range(lo, end):
-            row = int(rows[index - start])
-            fields = {name: size for name, _, size in table.members(row)}
-            yield {"index": index, "key": table.key(row), "shard": k, "row": row, "url": url, "fields": fields}
+        chosen = [int(row) for row in rows[lo - start : end - start]]
+        names = _classes(listed, k, chosen, classes) if classes else repeat(None)
+        for index, row, name in zip(range(lo, end), chosen, names, strict=False):
+            fields = {extension: size for extension, _, size in table.members(row)}
+            found = {"index": index, "key": table.key(row), "shard": k, "row": row, "url": url, "fields": fields}
+            yield {**found, "class": name} if classes else found
         lo = end
+
+
+def _classes(listed: Listed, k: int, rows: Sequence[int], classes: Sequence[str]) -> Iterator[str | None]:
+    """Yield the name of each sample's class; None: it has no label, or one that no class has, or is not here."""
+    if listed.is_absent(k):
+        yield from repeat(None, len(rows))
+        return
+    with contextlib.closing(listed.open(k)) as reader:
+        for first in range(0, len(rows), _LINES_AT_A_TIME):
+            for sample in reader.read_rows(rows[first : first + _LINES_AT_A_TIME], (LABEL,)):
+                data = [value.getvalue() for name, value in sample.items() if name.startswith(".")]
+                label = None
+                with contextlib.suppress(ValueError, IndexError):
+                    label = int(data[0])
+                yield name_of(label, classes)
 
 
 def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:
@@ -79,7 +110,7 @@ def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) 
         first = listed.check_shard(shard)
         last = first + 1
     elif span:
-        lo, hi = _parse_span(span, len(listed), of=f"{listed.name}: there are no samples")
+        lo, hi = parse_span(span, listed, option="--range")
         first, last = listed.locate(lo)[0], listed.locate(hi - 1)[0] + 1
     _write(_shard_objects(listed, first, last) if is_json else _shard_lines(listed, first, last))
 
@@ -103,13 +134,13 @@ def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
         )
 
 
-def _parse_span(text: str, n: int, *, of: str) -> tuple[int, int]:
-    """``A:B``, ``A:``, ``:B`` of ``0 .. n``, half-open; negative numbers count from the end.
+def parse_span(text: str, listed: Listed, *, option: str = "SAMPLE") -> tuple[int, int]:
+    """``A:B``, ``A:``, ``:B`` of the samples, half-open; negative numbers count from the end.
 
     Raises:
         typer.BadParameter: it is not a range. SelectionError: the range is empty, or reaches outside.
     """
-    span = parse_range(text, "--range", "samples")
+    span, n, of = parse_range(text, option, "samples"), len(listed), f"{listed.name}: there are no samples"
     lo, hi = span.start or 0, n if span.stop is None else span.stop
     lo, hi = (lo + n if lo < 0 else lo), (hi + n if hi < 0 else hi)
     if not 0 <= lo < min(hi, n):

@@ -1,42 +1,108 @@
-"""``wids show`` and ``wids cat``: one sample, and the bytes of one field."""
+"""``wids show`` and ``wids cat``: samples, and the bytes of one field."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
-from wids.errors import DecodeError, OutputError, SelectionError
+import msgspec
+
+from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url, to_json
+from wids.cli.look.listing import LABEL, name_of, parse_span
+from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from wids.cli.look.describe import Field
     from wids.cli.look.listed import Listed
+    from wids.readers.base import Sample
+
+_RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
+_MAX_NAMED = 10  # damaged samples in a message
 
 
-def show(listed: Listed, sample: str, *, is_key: bool, is_preview: bool, is_json: bool) -> None:
-    """Print a sample's fields.
+def show(listed: Listed, samples: Sequence[str], *, is_key: bool, is_preview: bool, is_json: bool) -> None:
+    """Print the fields of samples, one sample after the other.
 
     Raises:
         WidsError: there is no such sample, its shard cannot be downloaded or read, or a field is damaged.
     """
     from wids.cli.look.describe import describe
 
-    index = _resolve(listed, sample, is_key=is_key)
-    k, row = listed.locate(index)
-    url = listed.shards.urls[k]
-    with contextlib.closing(listed.open(k)) as reader:
-        members = reader.read(row)
-    key = members.pop("__key__")
-    fields = [describe(name, stream.getvalue(), key=key, shard=url) for name, stream in members.items()]
-    place = {**listed.place(index), "key": key, "dataset": listed.shards.dataset_of(k)}
-    if is_json:
-        print_json({**place, "fields": [field.as_json() for field in fields]})
-    else:
-        _print(place, fields, is_preview=is_preview)
-    damaged = [field.name for field in fields if field.kind == "damaged"]
+    is_several = len(samples) > 1 or _is_range(samples[0], is_key=is_key)
+    damaged, classes = list[str](), listed.shards.class_names
+    for number, (index, members) in enumerate(_read(listed, _indices(listed, samples, is_key=is_key))):
+        k, _ = listed.locate(index)
+        key, url = members.pop("__key__"), listed.shards.urls[k]
+        found = [describe(name, stream.getvalue(), key=key, shard=url) for name, stream in members.items()]
+        fields = [_with_class(field, classes) for field in found]
+        place = {**listed.place(index), "key": key, "dataset": listed.shards.dataset_of(k)}
+        if is_json:
+            (_print_line if is_several else print_json)({**place, "fields": [field.as_json() for field in fields]})
+        else:
+            if number:
+                print()
+            _print(place, fields, is_preview=is_preview)
+        if bad := [field.name for field in fields if field.kind == "damaged"]:
+            damaged.append(f"sample {index} ({printable(key)!r}) in {url}: {', '.join(bad)} cannot be decoded")
     if damaged:
-        raise DecodeError(f"sample {index} ({printable(key)!r}) in {url}: {', '.join(damaged)} cannot be decoded")
+        more = f"; and {len(damaged) - _MAX_NAMED:,} more" if len(damaged) > _MAX_NAMED else ""
+        raise DecodeError("; ".join(damaged[:_MAX_NAMED]) + more)
+
+
+def _is_range(text: str, *, is_key: bool) -> bool:
+    return not is_key and _RANGE.fullmatch(text) is not None
+
+
+def _indices(listed: Listed, samples: Sequence[str], *, is_key: bool) -> Iterator[int]:
+    """The indices of what was written, in that order.
+
+    Raises:
+        SelectionError: there is no such sample or range.
+    """
+    are_ranges = [_is_range(text, is_key=is_key) for text in samples]
+    named = [text for text, is_range in zip(samples, are_ranges, strict=True) if not is_range]
+    found = iter(listed.resolve(named, is_key=is_key, is_first=True))
+    parts: list[Iterable[int]] = [
+        range(*parse_span(text, listed)) if is_range else next(found)
+        for text, is_range in zip(samples, are_ranges, strict=True)
+    ]
+    for part in parts:
+        yield from part
+
+
+def _read(listed: Listed, indices: Iterable[int]) -> Iterator[tuple[int, Sample]]:
+    """The samples; a shard that has several in turn is opened once."""
+    with contextlib.ExitStack() as held:
+        opened, reader = -1, None
+        for index in indices:
+            k, row = listed.locate(index)
+            members = None
+            if reader is not None and opened == k:
+                with contextlib.suppress(ClosedReaderError):  # from here on it is cheaper to download the shard
+                    members = reader.read(row)
+            if members is None:
+                held.close()
+                reader = held.enter_context(contextlib.closing(listed.open(k)))
+                opened, members = k, reader.read(row)
+            yield index, members
+
+
+def _with_class(field: Field, classes: Sequence[str]) -> Field:
+    """A label with the name of its class."""
+    if not classes or field.kind != "number" or field.name.casefold() != LABEL:
+        return field
+    name = name_of(field.facts["value"], classes)
+    words = f"none of the index's {count_of(len(classes), 'class', 'classes')}" if name is None else printable(name)
+    facts = {**field.facts, "class": name}
+    return msgspec.structs.replace(field, words=f"{field.words} ({words})", facts=facts)
+
+
+def _print_line(found: dict[str, Any]) -> None:
+    print(to_json(found))
 
 
 def write_field(listed: Listed, sample: str, field: str, *, is_key: bool, is_forced: bool) -> None:
@@ -46,7 +112,7 @@ def write_field(listed: Listed, sample: str, field: str, *, is_key: bool, is_for
         WidsError: there is no such sample or field, the shard cannot be downloaded or read, or stdout is a terminal and
             the bytes are not text.
     """
-    index = _resolve(listed, sample, is_key=is_key)
+    index = listed.resolve([sample], is_key=is_key, is_first=True)[0][0]
     k, row = listed.locate(index)
     name = field if field.startswith(".") else f".{field}"
     with contextlib.closing(listed.open(k)) as reader:
@@ -68,10 +134,6 @@ def write_field(listed: Listed, sample: str, field: str, *, is_key: bool, is_for
     if is_shown and data and not data.endswith(b"\n"):
         sys.stdout.buffer.write(b"\n")  # so that the prompt begins on a line of its own
     sys.stdout.buffer.flush()
-
-
-def _resolve(listed: Listed, sample: str, *, is_key: bool) -> int:
-    return listed.resolve([sample], is_key=is_key, is_first=True)[0][0]
 
 
 def _is_text(data: bytes) -> bool:
