@@ -143,8 +143,8 @@ for epoch in range(epochs):
 # | no `.decode()` | `transformations="raw"` |
 # | `.decode(only=["jpg"])`, `select_files=` | `fields=(".jpg",)`: no other member is read |
 # | extensions in lower case: `"jpg"` for `1.JPG` | extensions keep their dot and their case: `".JPG"`; `fields=(".jpg",)` finds both |
-# | `.map(f)`, `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict`, `.rename(image="jpg")` | one function of the sample, with `add_transform` |
-# | alternatives: `.to_tuple("jpg;png", "cls")` | in that function: `sample[".jpg"] if ".jpg" in sample else sample[".png"]` |
+# | `.map(f)`, `.to_tuple("jpg", "cls")`, `.map_tuple`, `.map_dict` | one function of the sample, with `add_transform` |
+# | `.to_tuple("jpg;png", "cls")`, `.rename(image="jpg;png", label="cls")` | `fields=("jpg;png", "cls")`: the first that a sample has; `fields={"image": "jpg;jpeg;png;webp", "label": "cls"}` also names them |
 # | `.batched(32, partial=False)` | `DataLoader(batch_size=32, drop_last=True)` |
 # | `.batched(32, collation_fn=f)`, `.listed(32)` | `DataLoader(batch_size=32, collate_fn=f)`; `collate_fn=list` |
 # | `WebLoader(dataset, batch_size=None)` | `DataLoader(dataset, batch_size=32, sampler=sampler)` of torch |
@@ -166,6 +166,8 @@ for how in ("PIL", "numpy", "torch", "raw"):
     decoded[how] = {field: describe(sample[field]) for field in (".jpg", ".cls")}
 only = wids.ShardListDataset(index, fields=(".cls",), access="range")[0]  # what map-style means: any sample, at once
 print("of sample", only["__key__"], "alone the field", [name for name in only if name.startswith(".")], "was read")
+named = wids.ShardListDataset(index, fields={"image": "jpg;jpeg;png;webp", "label": "cls"}, cache_dir=cache_dir)[0]
+print("named:", {name: describe(value) for name, value in named.items() if not name.startswith("__")})
 pd.DataFrame(decoded).T
 
 # %% [markdown]

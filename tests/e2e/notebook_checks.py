@@ -65,8 +65,8 @@ def coming_from_imagefolder(
 
 
 def coming_from_webdataset(
-    *, table, read_by, dataset, world_size, ours, passes, over, seen, decoded, low, plain, keys, train, test, labels,
-    even, substitute, clean, drawn, begun, rest, unbroken, batches, steps
+    *, table, read_by, dataset, world_size, ours, passes, over, seen, decoded, named, low, plain, keys, train, test,
+    labels, even, substitute, clean, drawn, begun, rest, unbroken, batches, steps
 ):  # fmt: skip
     """Ranks are equal and read everything; each call that is shown gives the samples that the table says."""
     assert len(set(table["samples", "wids"])) == 1, "every rank reads the same number of samples"
@@ -79,6 +79,7 @@ def coming_from_webdataset(
     assert seen == len(dataset), "one process reads each sample once in an epoch"
     assert batches == steps
     assert decoded["raw"][".jpg"].split() == ["bytes"]
+    assert {name for name in named if not name.startswith("__")} == {"image", "label"}
     assert "uint8" in decoded["numpy"][".jpg"]
     assert "torch.uint8" in decoded["torch"][".jpg"]
     assert {sample[".cls"] for sample in low} == set(range(5))
