@@ -98,11 +98,15 @@ def _in_log(path: str, collection: ShardCollection) -> npt.NDArray[np.bool_]:
 
 def _with_keys(keys: Keys, wanted: set[str], where: str) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(keys), np.bool_)
-    seen = set()
+    seen: set[str] = set()
+    repeated: set[str] = set()
     for index, key in enumerate(keys):
         if key in wanted:
             found[index] = True
-            seen.add(key)
+            (repeated if key in seen else seen).add(key)
+    if repeated:
+        words = "%s%d of %d keys are each of several samples, like %s: %d samples have one of the keys, and all count"
+        logger.warning(words, where, len(repeated), len(wanted), shown(min(repeated)), found.sum())
     if len(seen) < len(wanted):
         count, total, some = len(wanted) - len(seen), len(wanted), shown(min(wanted - seen))
         first = next(iter(keys), None)  # of which the form may be another one
@@ -179,7 +183,7 @@ class WithViews(WithIndex):
             samples: indices, in any order, negative ones from the end; or a slice of them; or a mask, one bool for each
                 sample; or keys; or the path of a file of them: ``.npy`` (indices or a mask), ``.jsonl`` (an
                 ``error_log``), or text with a key a line. By keys, the member tables of all shards are read, and a
-                warning counts those of no sample.
+                warning counts those of no sample, and those of several, which all are meant.
 
         Raises:
             InputError: they are none of these. IndexError: an index is out of range.

@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
 import struct
@@ -19,7 +20,7 @@ import pytest
 from tests.support import tars
 from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import cut_unannounced, instead, status, whole
-from tests.support.shards import write_json
+from tests.support.shards import write_json, write_tar
 from wids.cache import member_tables
 from wids.codecs.decode import SampleDecoder
 from wids.collection import load_shards
@@ -30,7 +31,7 @@ from wids.jobs import check, scan
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.problems import VerifySettings
 from wids.jobs.runner import RunOptions
-from wids.jobs.verify import open_journal, verify_shards
+from wids.jobs.verify import KeyCensus, open_journal, verify_shards
 from wids.osfiles import atomic
 
 
@@ -574,6 +575,74 @@ def test_report_of_a_sound_dataset(tmp_path):
     code, out, err = run("verify", tmp_path / "t-0.tar")
     assert (code, err) == (0, "")
     assert "does not say: size of 1 shard, number of samples of 1 shard, checksum of 1 shard" in out
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """An index of two shards that number their samples alike, and of one that has a key twice: 7 keys of 11 samples."""
+    for name, contents in (
+        ("a", {f"{k}.cls": b"a" for k in range(3)}),
+        ("b", {f"{k}.cls": b"b" for k in range(4)}),
+        ("c", [("x.cls", b"1"), ("y.cls", b"2"), ("x.txt", b"3"), ("z.cls", b"4")]),
+    ):
+        write_tar(tmp_path / f"{name}.tar", contents)
+    rows = [{"url": f"{name}.tar", "nsamples": count} for name, count in (("a", 3), ("b", 4), ("c", 4))]
+    return write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": rows})
+
+
+def test_keys_that_several_samples_have(numbered):
+    """They are counted, with an example, over all shards and within one; a fault only where that is asked for."""
+    out = run_ok("verify", numbered, "--jobs", "1")
+    assert "all is well" in out
+    assert "with a key that another sample has, too: 4 samples, such as '0' in b.tar and a.tar; a list of keys" in out
+    told = json.loads(run_ok("verify", numbered, "--json", "--jobs", "1"))
+    assert (told["repeated_keys"], told["repeated_key"], told["uncompared_keys"]) == (4, "0", 0)
+    code, _, err = run("verify", numbered, "--unique-keys")
+    assert code == 1
+    assert "not all keys are known to be unique: 4 samples with one of another, 0 samples not compared" in err
+    assert "with a key" not in run_ok("verify", numbered, "--unique-keys", "--shards", "1:2")
+    assert "1 sample, such as 'x' in c.tar; a list" in run_ok("verify", numbered, "--shards", "2:3")
+    assert run("verify", numbered, "--unique-keys", "--quick")[0] == 2
+
+
+def test_keys_that_are_not_compared(numbered, tmp_path):
+    """Beyond the limit, and those of shards that an earlier run had checked: counted, and not known to be unique."""
+    assert "keys not compared (--max-keys, or checked by an earlier run): 8 samples" in run_ok(
+        "verify", numbered, "--jobs", "1", "--max-keys", "3"
+    )
+    assert "keys not compared" not in run_ok("verify", numbered, "--max-keys", "0")
+    assert run("verify", numbered, "--max-keys", "0", "--unique-keys")[0] == 2
+    assert run("verify", numbered, "--max-keys", "3", "--unique-keys")[0] == 1
+    journal, told = str(tmp_path / "journal"), []
+
+    def stop(progress):
+        if progress.ended == 1:
+            raise KeyboardInterrupt
+
+    shards = list(enumerate(load_shards(numbered)[1]))
+    for show in (stop, lambda _: None):
+        with contextlib.closing(open_journal(journal)) as kept, contextlib.suppress(KeyboardInterrupt):
+            told.append(verify_shards(shards, max_keys=100, journal=kept, options=RunOptions(jobs=1), show=show))
+    (outcome,) = told
+    assert (outcome.known, outcome.keys.repeated, outcome.keys.left) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_census_of_keys(seed):
+    """It counts as a set does, in any order of the shards, and its example is right."""
+    draw = random.Random(seed)
+    shards = [[str(draw.randrange(60)) for _ in range(draw.randrange(12))] for _ in range(draw.randrange(1, 12))]
+    wanted = sum(map(len, shards)) - len({key for keys in shards for key in keys})
+    for order in (range(len(shards)), draw.sample(range(len(shards)), len(shards))):
+        census = KeyCensus(1000)
+        for number in order:
+            census.add(number, shards[number])
+        assert (census.repeated, census.left, census.example is None) == (wanted, 0, not wanted)
+        if census.example is not None:
+            key, one, other = census.example
+            assert key in shards[one]
+            assert key in shards[other]
+            assert one != other or shards[one].count(key) > 1
 
 
 def test_json(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import wids
-from tests.support.shards import serve, write_index, write_shards
+from tests.support.shards import serve, write_index, write_shards, write_tar
 from wids import indexes
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
 from wids.index.selection import Selection
@@ -170,6 +170,20 @@ def test_how_it_was_made(dataset, tmp_path):
         "exclude",
     ]
     assert [name for name in os.listdir(tmp_path) if name.endswith(".rows")] == [told["rows"]]
+
+
+def test_keys_that_several_samples_have(tmp_path, caplog):
+    """All samples with a key are meant, in whichever shard, and a warning counts them."""
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", {f"{k}.cls": b"7" for k in range(3)})
+    dataset = wids.ShardListDataset([(str(tmp_path / f"{name}.tar"), 3) for name in "ab"], transformations=[])
+    (tmp_path / "out.txt").write_text("1\n2\n")
+    assert keys(dataset.exclude(tmp_path / "out.txt")) == ["0", "0"]
+    said = "2 of 2 keys are each of several samples, like '1': 4 samples have one of the keys, and all count"
+    assert caplog.messages == [f"{tmp_path}/out.txt: {said}"]
+    caplog.clear()
+    assert len(dataset.select(range(3)).select(["1"])) == 1
+    assert not caplog.records
 
 
 def test_exclude_takes_files(dataset, tmp_path, caplog):

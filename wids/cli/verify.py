@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.jobs.journal import JobJournal
     from wids.jobs.problems import Finding, VerifySettings
-    from wids.jobs.verify import CheckedShard, VerifyOutcome
+    from wids.jobs.verify import CheckedShard, KeyCensus, VerifyOutcome
 
 JOURNAL_SUFFIX = ".verifying"
 # So many problems of one shard are printed one by one.
@@ -79,6 +79,18 @@ class VerifyFlags:
     ] = ""
     overwrite: Overwrite = False
     shards: Shards = ":"
+    unique_keys: Annotated[
+        bool, typer.Option("--unique-keys", help="Keys that several samples have are a fault, too: exit code 1.")
+    ] = False
+    max_keys: Annotated[
+        int,
+        typer.Option(
+            "--max-keys",
+            metavar="N",
+            min=0,
+            help="Compare the keys of so many samples, in 12 bytes of memory each, and count those left.",
+        ),
+    ] = 10_000_000
     rule: Annotated[_Rule, typer.Option("--key-rule", help="As the dataset has it.")] = _Rule.FIRST
     group: Annotated[_Group, typer.Option("--group", help="As the dataset has it.")] = _Group.ADJACENT
     journal: Annotated[
@@ -120,6 +132,8 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         raise typer.BadParameter("--quick reads no shards, and --decode all of them; give one of them")
     if flags.report and not flags.is_decoded:
         raise typer.BadParameter("--report is for --decode; give that, too")
+    if flags.unique_keys and (flags.is_quick or not flags.max_keys):
+        raise typer.BadParameter("--unique-keys compares keys, and --quick and --max-keys 0 read none; leave one out")
     if flags.is_quick and flags.journal is not None:
         raise typer.BadParameter(
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
@@ -154,6 +168,7 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
             settings,
             decode=_decoder(flags),
             selection=selection,
+            max_keys=flags.max_keys,
             options=options,
             journal=journal,
             show=show,
@@ -173,6 +188,11 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         words = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
         verb = "is" if len(outcome.wrong) == 1 else "are"
         raise JobError(f"{index}: {len(outcome.wrong):,} of {count_of(len(chosen), 'shard')} {verb} wrong ({words})")
+    if flags.unique_keys and outcome.keys is not None and (outcome.keys.repeated or outcome.keys.left):
+        repeated, left = count_of(outcome.keys.repeated, "sample"), count_of(outcome.keys.left, "sample")
+        raise JobError(
+            f"{index}: not all keys are known to be unique: {repeated} with one of another, {left} not compared"
+        )
 
 
 def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJournal[CheckedShard] | None]:
@@ -222,7 +242,7 @@ def _print_json(index: str, outcome: VerifyOutcome) -> None:
 
     from wids.cli.format import print_json
 
-    findings = outcome.findings
+    findings, example = outcome.findings, None if outcome.keys is None else outcome.keys.example
     print_json(
         {
             "index": index,
@@ -234,6 +254,9 @@ def _print_json(index: str, outcome: VerifyOutcome) -> None:
             "seconds": round(outcome.seconds, 3),
             "left_files": sum(finding.left_files for finding in findings),
             "undecoded": sum(finding.undecoded for finding in findings),
+            "repeated_keys": outcome.keys and outcome.keys.repeated,
+            "repeated_key": None if example is None else example[0],
+            "uncompared_keys": outcome.keys and outcome.keys.left,
             "unused_tables": sum(finding.has_unused_table for finding in findings),
             "problems": [
                 {"shard": finding.number, "url": finding.url, **msgspec.to_builtins(problem)}
@@ -272,8 +295,24 @@ def _print_report(index: str, outcome: VerifyOutcome, shards: Sequence[Shard], s
         )
     if left := sum(finding.left_files for finding in findings):
         print(f"in no sample, for their names have no extension, or a dot first: {count_of(left, 'file')}")
+    if outcome.keys is not None:
+        _print_keys(outcome.keys, {finding.number: finding.url for finding in findings})
     if undecoded := sum(finding.undecoded for finding in findings):
         print(f"not decoded, for that could run code (pickle): {count_of(undecoded, 'member')}")
+
+
+def _print_keys(keys: KeyCensus, places: dict[int, str]) -> None:
+    from wids.cli.format import count_of, printable, shown_url
+
+    if keys.example is not None:
+        key, *numbers = keys.example
+        shards = " and ".join(shown_url(urls.basename_of(places[number])) for number in dict.fromkeys(numbers))
+        print(
+            f"with a key that another sample has, too: {count_of(keys.repeated, 'sample')}, such as "
+            f"{printable(repr(key))} in {shards}; a list of keys (exclude, select) means all that have them"
+        )
+    if keys.left:
+        print(f"keys not compared (--max-keys, or checked by an earlier run): {count_of(keys.left, 'sample')}")
 
 
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:

@@ -183,6 +183,7 @@ def _look_into(
         problems=tuple(problem for problem in problems if problem.kind != UNUSED),
         left_files=facts.nleft,
         undecoded=undecoded,
+        keys=list(table.keys()) if settings.has_keys and table is not None else None,
         has_unused_table=any(problem.kind == UNUSED for problem in problems),
     )
 

@@ -48,6 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         version: tells the shard and the tables beside it from later ones; None where that was not asked for, or is not
             known.
         has_unused_table: its saved member table is right, but of another time than the file, so it is not used.
+        keys: of its samples, until they were compared with those of other shards; None: they were not asked for.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     undecoded: int = 0
     has_unused_table: bool = False
     version: str | None = None
+    keys: list[str] | None = None
 
 
 class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +68,14 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         is_quick: at existence and size only. has_digest: at checksums, where the index has them.
+        has_keys: at the keys of samples: which of them several have.
         rule, group: how members become samples; see `wids.index.table.build_table`.
         storage_options: for fsspec.
     """
 
     is_quick: bool = False
     has_digest: bool = True
+    has_keys: bool = False
     rule: Any = "first-dot"
     group: Any = "adjacent"
     storage_options: dict[str, Any] | None = None

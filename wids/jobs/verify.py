@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from wids.errors import CacheError, ClusterError, OutputError, WorkerError, without_secrets
 from wids.events import logger
@@ -23,6 +24,8 @@ from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
 
     from wids.index.selection import Selection
     from wids.jobs.decode import Decode
@@ -40,15 +43,70 @@ class VerifyOutcome(JobOutcome, kw_only=True):
     Attributes:
         findings: of each shard, by number.
         known: shards that an earlier run had checked, and that are as they were then.
+        keys: which several samples have, if that was asked for.
     """
 
     findings: list[Finding] = msgspec.field(default_factory=list)
     known: int = 0
+    keys: KeyCensus | None = None
 
     @property
     def wrong(self) -> list[Finding]:
         """Of the shards that something is wrong with."""
         return [finding for finding in self.findings if finding.problems]
+
+
+class KeyCensus:
+    """Which keys several samples have. Keys are known by hashes of 64 bits: 12 bytes of memory a sample.
+
+    Args:
+        limit: the keys of so many samples are compared.
+
+    Attributes:
+        repeated: samples whose key another sample has that was compared before; in whatever order, as many.
+        example: (key, number of the shard, number of the other one) of the first that was found; None: there is none.
+        left: samples whose keys are not compared, because they are beyond the limit, or because an earlier run had
+            checked their shard.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.repeated, self.left = limit, 0, 0
+        self.example: tuple[str, int, int] | None = None
+        self._compared = 0
+        # (hashes, ascending, each once; numbers of the shards that have them), each longer than the next.
+        self._runs: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
+
+    def add(self, number: int, keys: Sequence[str]) -> None:
+        """Compare the keys of a shard with each other and with those before."""
+        if not keys or self._compared + len(keys) > self.limit:
+            self.left += len(keys)
+            return
+        self._compared += len(keys)
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        distinct, firsts = np.unique(hashes, return_index=True)
+        owners = np.full(len(distinct), number, np.int32)
+        is_new = np.ones(len(distinct), np.bool_)
+        for known, numbers in self._runs:
+            at = np.minimum(np.searchsorted(known, distinct), len(known) - 1)
+            is_there = known[at] == distinct
+            owners[is_there], is_new[is_there] = numbers[at][is_there], False
+        repeated = len(keys) - int(is_new.sum())
+        if repeated and self.example is None:
+            is_first = np.zeros(len(keys), np.bool_)
+            is_first[firsts[is_new]] = True
+            row = int(np.argmin(is_first))
+            self.example = keys[row], number, int(owners[np.searchsorted(distinct, hashes[row])])
+        self.repeated += repeated
+        self._insert(distinct[is_new], owners[is_new])
+
+    def _insert(self, hashes: npt.NDArray[np.int64], owners: npt.NDArray[np.int32]) -> None:
+        while self._runs and len(self._runs[-1][0]) <= len(hashes):
+            known, numbers = self._runs.pop()
+            hashes, owners = np.concatenate([known, hashes]), np.concatenate([numbers, owners])
+            order = np.argsort(hashes, kind="stable")
+            hashes, owners = hashes[order], owners[order]
+        if len(hashes):
+            self._runs.append((hashes, owners))
 
 
 class CheckedShard(msgspec.Struct, kw_only=True, frozen=True):
@@ -82,6 +140,7 @@ def verify_shards(
     *,
     decode: Decode | None = None,
     selection: Selection | None = None,
+    max_keys: int = 0,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     journal: JobJournal[CheckedShard] | None = None,
     show: Callable[[JobProgress], None] = lambda _: None,
@@ -93,7 +152,8 @@ def verify_shards(
         settings: how closely.
         decode: what decodes a sample, to be pickled; None: nothing is decoded. Shards are then looked at in processes,
             for a decoder may crash: that costs its shard a problem.
-        selection: the samples of a view, which alone are decoded; None: all.
+        selection: the samples of a view, which alone are decoded, and whose keys alone are compared; None: all.
+        max_keys: the keys of so many samples are compared with each other, in 12 bytes of memory each; see `KeyCensus`.
         options: what runs it. Of remote shards there are never more on the disk than ``jobs``.
         journal: remembers the shards that were checked, for a run after one that was ended; it is removed when all are.
             Of decoders it knows the name alone. A quick look does without.
@@ -107,7 +167,8 @@ def verify_shards(
     jobs = DEFAULT_JOBS if decode is None else min(os.cpu_count() or 1, _MAX_PROCESSES)
     options = options.resolve("threads" if decode is None else "processes", _RAY_JOBS if options.is_ray else jobs)
     journal = None if settings.is_quick else journal
-    verifying = _Verifying(shards, settings, decode, selection, options, journal, show)
+    settings = msgspec.structs.replace(settings, has_keys=max_keys > 0 and not settings.is_quick)
+    verifying = _Verifying(shards, settings, decode, selection, max_keys, options, journal, show)
     verifying.look(shards, decode)
     if verifying.crashed:  # they may have other faults
         verifying.look([task for task in shards if task[0] in verifying.crashed], None)
@@ -135,13 +196,15 @@ class _Verifying:
         settings: VerifySettings,
         decode: Decode | None,
         selection: Selection | None,
+        max_keys: int,
         options: RunOptions,
         journal: JobJournal[CheckedShard] | None,
         show: Callable[[JobProgress], None],
     ) -> None:
         self.outcome, self.crashed = VerifyOutcome(shards=len(shards)), dict[int, Problem]()
         self._settings, self._options, self._journal, self._show = settings, options, journal, show
-        self._selection = None if decode is None else selection
+        self.outcome.keys = KeyCensus(max_keys) if settings.has_keys else None
+        self._selection, self._chosen = None if decode is None else selection, selection
         self._progress = JobProgress(shards=len(shards))
         # By what the index says: a shard that is missing is done with, too.
         sizes = [shard.filesize for _, shard in shards if not settings.is_quick]
@@ -181,6 +244,7 @@ class _Verifying:
 
     def _take(self, task: CheckTask, finding: Finding) -> None:
         progress = self._progress
+        finding = self._compare_keys(finding)
         self.outcome.findings.append(finding)
         if finding == task.known:
             self.outcome.known += 1
@@ -190,6 +254,18 @@ class _Verifying:
         progress.ended += 1
         progress.failed += bool(finding.problems)
         progress.done += task.shard.filesize or 0
+
+    def _compare_keys(self, finding: Finding) -> Finding:
+        """The finding, its keys left behind."""
+        census, keys = self.outcome.keys, finding.keys
+        if census is None:
+            return finding
+        if keys is None:
+            census.left += finding.nsamples or 0
+        else:
+            rows = None if self._chosen is None else self._chosen.rows_of(finding.number)
+            census.add(finding.number, keys if rows is None else [keys[row] for row in rows if row < len(keys)])
+        return msgspec.structs.replace(finding, keys=None)
 
     def _remember(self, shard: Shard, finding: Finding) -> None:
         is_lasting = _LASTING.issuperset(problem.kind for problem in finding.problems)
