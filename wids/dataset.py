@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import multiprocessing.context
 import os
 from collections.abc import Sequence
@@ -24,11 +25,13 @@ from wids import arguments
 from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
+from wids.codecs.html import show_dataset
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
-from wids.events import logger
+from wids.errors import ClosedReaderError, InputError, ShardReadError, WidsError, note_sample, shown
+from wids.events import format_size, logger
+from wids.index import urls
 from wids.index.fields import Alternatives, parse_fields
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -329,6 +332,43 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def __repr__(self) -> str:
         return f"<ShardListDataset {self.dataset_name!r}: {len(self)} samples in {len(self._collection.shards)} shards>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""
+        samples = self.preview(_PREVIEWS)
+        shards = self._collection.shards
+        facts = [f"{len(self):,} samples in {len(shards):,} shards"]
+        size = sum(shards.filesizes) if min(shards.filesizes, default=-1) >= 0 else None
+        facts += [] if size is None or shards.selection is not None else [format_size(size)]
+        classes = shards.class_names
+        facts += [f"{len(classes):,} classes"] if classes else []
+        note = "" if samples or not len(self) else "No shard is on this machine's disk yet; dataset[0] fetches one."
+        return show_dataset(f"ShardListDataset {self.dataset_name}", facts, samples, note)
+
+    def preview(self, count: int) -> list[dict[str, Any] | Exception]:
+        """The first samples whose shards are on this machine's disk, for a picture of the dataset: nothing is fetched.
+
+        Args:
+            count: of samples, at most.
+
+        Returns:
+            Undecoded samples (``".jpg"`` -> ``io.BytesIO``), with the index's list of classes in ``"__classes__"``; the
+            error of one that cannot be read.
+        """
+        found: list[dict[str, Any] | Exception] = []
+        collection, classes = self._collection, self._collection.shards.class_names
+        for k in itertools.islice(range(len(collection.shards)), _PREVIEW_SHARDS):
+            url = collection.shards.urls[k]
+            if urls.is_local(url) or collection.provider.cache.has(url):
+                first = collection.ends[k - 1] if k else 0
+                for index in range(first, min(collection.ends[k], first + count - len(found))):
+                    try:
+                        found.append({**read_sample(collection, index, self.fields), "__classes__": classes})
+                    except WidsError as error:
+                        found.append(error)
+            if len(found) >= count:
+                break
+        return found
+
     # --- parts of it
 
     def where(self, predicate: str) -> Self:
@@ -545,5 +585,7 @@ class _NotInitialized:
     __getattr__ = __setattr__ = __iter__ = __len__ = __index__ = __neg__ = __bool__ = __reduce__ = _fail
 
 
+# Samples that a notebook shows, and shards that are looked for on the disk for them.
+_PREVIEWS, _PREVIEW_SHARDS = 8, 1000
 # The attributes that every use of a dataset touches first.
 _PARTS = ("_collection", "_index", "_transformations", "_decoding", "_tally", "cache")

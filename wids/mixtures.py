@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import ConcatDataset
 from typing_extensions import Self
 
+from wids.codecs.html import show_dataset
 from wids.collection import to_int
 from wids.errors import note_sample
 from wids.order.layout import contents, fingerprint
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.stats import Stats
+
+# Samples of each source that a notebook shows.
+_PREVIEWS = 3
 
 
 def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
@@ -138,6 +142,14 @@ class Mixture(ConcatDataset[Any]):
         total = sum(self.weights.values())
         shares = ", ".join(f"{name} {weight / total:.1%}" for name, weight in self.weights.items())
         return f"<Mixture of {len(self)} samples: {shares}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the shares, and the first samples of each source that are on this machine's disk."""
+        samples: list[Any] = []
+        for dataset in self.datasets:
+            preview = getattr(dataset, "preview", None)
+            samples += preview(_PREVIEWS) if callable(preview) else []
+        return show_dataset("Mixture", [repr(self).strip("<>")], samples, "")
 
     def _locate(self, index: Any) -> tuple[int, int]:
         """The number of the source that holds an index, and its own index there; marks stay (``tail="mask"``)."""

@@ -1481,3 +1481,24 @@ def test_a_sampler_of_a_dataset_that_has_shrunk(index):
             with pytest.raises(InputError, match=r"made for samples up to [89], and the dataset has 3;.*anew"):
                 ask(sampler)
     assert sorted(lasting) == [0, 1, 2]
+
+
+def test_a_notebook_shows_samples_that_are_here(tmp_path, web):
+    """Of a local dataset its first ones; of a remote one those of shards in the cache: nothing is fetched for it."""
+    local = wids.ShardListDataset(tmp_path / "data" / "index.json", transformations="raw")
+    html = local._repr_html_()
+    assert "9 samples in 3 shards" in html
+    assert html.count("display:inline-block") == 8
+    view = local.select([4, 8])
+    assert "2 samples in 3 shards" in view._repr_html_()
+    assert [sample["__index__"] for sample in view.preview(9)] == [0, 1]
+    assert "a 50.0%" in wids.mix({"a": (local, 1), "b": (view, 1)})._repr_html_()
+    far = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "cache", prefetch=False)
+    asked = len(web.requests)
+    assert far.preview(3) == []
+    assert "No shard is on this machine" in far._repr_html_()
+    assert len(web.requests) == asked
+    far[3]
+    asked = len(web.requests)
+    assert [sample["__index__"] for sample in far.preview(9)] == [3, 4, 5, 6]
+    assert len(web.requests) == asked

@@ -1,0 +1,90 @@
+"""Samples as HTML, for notebooks: a row of thumbnails with their keys, and what the other fields hold.
+
+Every text is escaped, nothing is loaded from elsewhere, and the whole is small: pictures are thumbnails in JPEG, texts
+are their beginnings.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from wids.codecs.decode import SampleDecoder
+from wids.errors import DecodeError, UnsafeFormatError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_PIXELS, _QUALITY, _LETTERS, _FIELDS = 128, 70, 80, 8
+_FIGURE = "display:inline-block;vertical-align:top;width:150px;margin:4px;font-size:12px;overflow-wrap:anywhere"
+_ERROR = "color:#b00020"
+
+
+def show_dataset(title: str, facts: Iterable[str], samples: Iterable[Mapping[str, Any] | Exception], note: str) -> str:
+    """A dataset: a title, a line of facts, a row of samples, a note where there are none.
+
+    Args:
+        title: of the dataset.
+        facts: about it, in words.
+        samples: undecoded, with ``"__classes__"`` where the index names classes; or why one cannot be read.
+        note: said below.
+    """
+    row = "".join(f'<div style="{_FIGURE}">{_show(sample)}</div>' for sample in samples)
+    line = escape("; ".join(facts))
+    below = f"<div><i>{escape(note)}</i></div>" if note else ""
+    return f"<div><b>{escape(title)}</b><br>{line}<div>{row}</div>{below}</div>"
+
+
+def _show(sample: Mapping[str, Any] | Exception) -> str:
+    if isinstance(sample, Exception):
+        return f'<span style="{_ERROR}">{escape(shorten(str(sample), most=3 * _LETTERS))}</span>'
+    fields = {name: value for name, value in sample.items() if name.startswith(".")}
+    shown = [_show_field(name, sample) for name in list(fields)[:_FIELDS]]
+    more = [f"and {len(fields) - _FIELDS} more fields"] if len(fields) > _FIELDS else []
+    source = f"{escape(shorten(str(sample['__dataset__']), most=_LETTERS))} " if sample.get("__dataset__") else ""
+    head = f"{source}{sample['__index__']}: <b>{escape(shorten(str(sample['__key__']), most=_LETTERS))}</b>"
+    return "<br>".join([*sorted(shown, key=lambda text: not text.startswith("<img")), head, *more])
+
+
+def _show_field(name: str, sample: Mapping[str, Any]) -> str:
+    """A field of a sample: a thumbnail, or its name and the beginning of what it holds."""
+    try:
+        own = {name: sample[name], "__key__": sample["__key__"], "__shard__": sample["__shard__"]}
+        value = SampleDecoder("PIL")(own)[name]
+        if hasattr(value, "getbands"):
+            return _show_picture(value, name)
+    except UnsafeFormatError:
+        return f"{escape(name)}: not opened, since it may hold code"
+    except (DecodeError, OSError, ValueError) as error:
+        return f'<span style="{_ERROR}">{escape(name)}: {escape(shorten(str(error), most=_LETTERS))}</span>'
+    return f"{escape(name)}: {escape(_words(name, value, sample.get('__classes__')))}"
+
+
+def _words(name: str, value: Any, classes: Sequence[Any] | None) -> str:
+    if (found := class_name(name, value, classes)) is not None:
+        return f"{value} ({shorten(found, most=_LETTERS)})"
+    if hasattr(value, "getvalue") or isinstance(value, bytes):
+        return f"{len(value if isinstance(value, bytes) else value.getvalue()):,} bytes"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{tuple(value.shape)} {value.dtype}"
+    return shorten(value if isinstance(value, str) else repr(value), most=_LETTERS)
+
+
+def class_name(name: str, value: Any, classes: Sequence[Any] | None) -> str | None:
+    """The class of a label in a field ``.cls`` by the index's list of classes; None: there is none."""
+    is_label = name.rpartition(".")[2].lower() == "cls" and type(value) is int
+    return str(classes[value]) if is_label and classes is not None and 0 <= value < len(classes) else None
+
+
+def _show_picture(image: Any, name: str) -> str:
+    size = f"{image.width} x {image.height} {image.mode}"
+    data = io.BytesIO()
+    if image.mode != "RGB":  # by way of a mode that has transparency, or grey of a wider range
+        by = {"P": "RGBA", "LA": "RGBA", "PA": "RGBA"}.get(image.mode, "F" if image.mode.startswith("I") else "RGB")
+        image = image.convert(by).convert("RGB" if by == "RGBA" else "L" if by == "F" else "RGB")
+    image.thumbnail((_PIXELS, _PIXELS))
+    image.save(data, "JPEG", quality=_QUALITY)
+    source = base64.b64encode(data.getvalue()).decode()
+    return f'<img src="data:image/jpeg;base64,{source}" title="{escape(f"{name} {size}")}">'
