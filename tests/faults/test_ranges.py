@@ -4,6 +4,7 @@ import asyncio
 import copy
 import gc
 import io
+import itertools
 import os
 import tarfile
 import threading
@@ -303,6 +304,24 @@ def test_an_entity_tag_that_turns_weak(web, far):
     dataset = open_dataset(url, rows=4)
     assert all(is_of_one_version(dataset[k]) for k in (0, 1, 2, 3, 0))
     assert dataset.stats().range_requests == len([path for path in web.requests if path == "/a.tar"]) - 1
+
+
+@pytest.mark.parametrize("has_table", [True, False], ids=["table", "headers"])
+def test_servers_that_give_one_file_different_tags(web, far, has_table, tmp_path):
+    """By ranges nothing tells that from a file that is replaced: the error says both. A download is of one answer."""
+    body, tags = two_members(b"o"), itertools.cycle(['"a"', '"b"'])
+    url = web.add("/a.tar", body, *(said(whole, ETag=tag) for tag in itertools.islice(tags, 1000)))
+    if has_table:
+        publish(web, "/a.tar")
+    for access in ("range", "auto") if has_table else ("range",):
+        dataset = open_dataset(url, access, rows=4, cache_dir=tmp_path / access)
+        with pytest.raises(ChangedShardError, match=r"written anew, .*several servers .* access='fetch'") as raised:
+            [dataset[k] for k in range(4)]
+        assert {raised.value.expected, raised.value.found} == {'"a"', '"b"'}
+        dataset.close()
+    dataset = open_dataset(url, "fetch", rows=4, cache_dir=tmp_path / "fetch")
+    assert all(is_of_one_version(dataset[k]) for k in range(4))
+    assert dataset.stats().fetches == 1
 
 
 # --- servers

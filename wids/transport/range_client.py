@@ -234,9 +234,18 @@ class ShardBytes:
     def _learn(self, stat: Stat) -> None:
         """The store has said size and version: see that they are what they were."""
         if stat.size is not None and self._size not in (None, stat.size):
-            raise self._changed(self._size, stat.size)
+            what = f"it has {stat.size:,} bytes, and had {self._size:,} (in the index, or when it was opened)"
+            advice = "open the dataset again, and update the index if the shard was written anew"
+            raise self._changed(f"{what}; {advice}", self._size, stat.size)
         if self._stat is not None and stat.version != self._stat.version:
-            raise self._changed(self._stat.version, stat.version)
+            before, now = self._stat.version, stat.version
+            what = f"its version (ETag, generation) was {before!s:.80}, and is {now!s:.80} now"
+            advice = (
+                "if it was written anew, open the dataset again, and update the index; if several servers answer at "
+                "this URL and give the same file different ETags, let them agree (Apache: FileETag MTime Size), or use "
+                "access='fetch', which brings each shard in one request"
+            )
+            raise self._changed(f"{what}: {advice}", before, now)
         self._size = self._size if stat.size is None else stat.size
         self._stat = stat._replace(is_strong=stat.is_strong and (self._stat is None or self._stat.is_strong))
 
@@ -254,11 +263,5 @@ class ShardBytes:
             f"{self.url}: the server gives no byte ranges; the shard can only be fetched as a whole", url=self.url
         )
 
-    def _changed(self, expected: Any, found: Any) -> ChangedShardError:
-        return ChangedShardError(
-            f"{self.url}: it was {expected}, and is {found} now; open the dataset again, and update the index if the "
-            "shard was written anew",
-            shard=self.url,
-            expected=expected,
-            found=found,
-        )
+    def _changed(self, what: str, expected: Any, found: Any) -> ChangedShardError:
+        return ChangedShardError(f"{self.url}: {what}", shard=self.url, expected=expected, found=found)
