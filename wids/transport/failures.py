@@ -58,7 +58,8 @@ _FINAL = (
 )
 # Not all errors of these clients are OSErrors: aiohttp's for a payload cut short, asyncio's time-out in Python 3.10.
 _CLIENTS = frozenset({"aiohttp", "botocore", "aiobotocore", "gcsfs", "google", "http", "asyncio"})
-_FINAL_NAMES = frozenset({"TooManyRedirects", "DefaultCredentialsError"})  # aiohttp's, Google's
+_NOT_HTTP = "NonHttpUrlRedirectClientError"
+_FINAL_NAMES = frozenset({"TooManyRedirects", _NOT_HTTP, "DefaultCredentialsError"})  # aiohttp's, Google's
 # The package for a scheme, as pip takes it.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'wids[s3]'"),
@@ -137,6 +138,8 @@ def is_transient(error: Exception, path: str | None) -> bool:
         return True
     if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES or _is_of_target(error, path):
         return False
+    if (refused := _refusal_of_bucket(error)) is not None:
+        return refused in _TRANSIENT_STATUS
     if isinstance(error, OSError):
         return error.errno not in _LOCAL_TROUBLE
     return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
@@ -169,6 +172,20 @@ def explain(error: Exception, url: str, path: str | None, *, tries: int) -> Wids
         return UnreachableError(f"{url}: {reason} ({cause}; tries: {tries})", url=url)
     if isinstance(error, ValueError) or (isinstance(error, TypeError) and "argument" in cause):
         return FetchError(f"{url}: {cause}; check the URL's scheme and storage_options", url=url)
+    if type(error).__name__ == _NOT_HTTP:
+        return FetchError(f"{url}: the server leads to {cause}, and only http(s) URLs are followed", url=url)
+    if _is_too_late(error):
+        return FetchError(
+            f"{url}: cannot be fetched, the interpreter is ending ({cause}); let the main thread wait for the threads "
+            "that read (join), and read nothing in atexit functions",
+            url=url,
+        )
+    if (refused := _refusal_of_bucket(error)) is not None:
+        return FetchError(
+            f"{url}: cannot be fetched (status {refused}: {cause}; tries: {tries}); check the bucket's region and "
+            "endpoint, credentials and storage_options",
+            url=url,
+        )
     return FetchError(f"{url}: cannot be fetched ({type(error).__name__}: {cause}; tries: {tries})", url=url)
 
 
@@ -195,6 +212,23 @@ def _status_of(error: BaseException) -> int | None:
     if type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: "):
         return 403
     return None
+
+
+def _refusal_of_bucket(error: BaseException) -> int | None:
+    """The status behind an error of botocore, of which s3fs makes an OSError, where it is the request's fault.
+
+    Not 416, of an object that became shorter since it was asked for its size: the next look says so.
+    """
+    response = getattr(error.__cause__ if isinstance(error, OSError) else error, "response", None)
+    facts = response.get("ResponseMetadata") if isinstance(response, dict) else None
+    status = facts.get("HTTPStatusCode") if isinstance(facts, dict) else None
+    is_refusal = isinstance(status, int) and 300 <= status < 500 and status != 416
+    return status if is_refusal and not isinstance(error, TimeoutError) else None  # "RequestTimeout" is a 400
+
+
+def _is_too_late(error: BaseException) -> bool:
+    """Whether Python gives no threads any more, as after the end of the main thread: clients look up hosts in some."""
+    return isinstance(error, RuntimeError) and "shutdown" in str(error)
 
 
 def _is_of_target(error: BaseException, path: str | None) -> bool:

@@ -603,6 +603,17 @@ def test_a_server_that_is_busy(nginx, load):
     assert dataset.stats().retries == 5
 
 
+@pytest.mark.parametrize("access", ["fetch", "range"])
+def test_a_request_that_a_bucket_refuses(s3, load, access):
+    """Status 400, as of a wrong region or version, is final at once, also where the bucket has answered before."""
+    place = s3.place()
+    index = place.add_index([{"url": f"{place.add('a.tar', shard())}?versionId=none", "nsamples": 3}])
+    dataset = load(place, index, access=access)
+    with pytest.raises(FetchError, match=r"status 400.*tries: 1\); check the bucket's region"):
+        _ = dataset[0]
+    assert dataset.stats().retries == 0
+
+
 def test_a_server_that_is_started_again(tmp_path, load, monkeypatch):
     """It ends in the middle of a transfer, which goes on with its successor: what had come is not asked for again."""
     data = pack([("a.txt", b"a"), ("a.bin", random.Random(0).randbytes(3 << 20))])

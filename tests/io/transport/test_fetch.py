@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import aiohttp
@@ -175,6 +176,28 @@ def test_what_no_url_may_hold_is_quoted(server, target):
     server.files["/a%20b/%C3%A4.tar"] = BODY
     assert fetch_body(server.url + "/a b/ä.tar?q=ü|", target) == BODY
     assert server.requests == ["/a%20b/%C3%A4.tar?q=%C3%BC%7C"]
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "s3://bucket/a.tar", "ftp://127.0.0.1/a.tar"])
+def test_a_redirect_that_is_not_followed_is_final(server, target, events, place):
+    """A redirect to what is no http(s) URL is an error at once, which says where it leads."""
+    retrying.note_answered([server.url])
+    url = server.add("/a.tar", b"", redirect(place))
+    with pytest.raises(FetchError, match=f"the server leads to {place}, and only http") as caught:
+        fetch_body(url, target, hooks=[events])
+    assert (caught.value.url, events, server.requests) == (url, [], ["/a.tar"])
+
+
+def test_a_fetch_after_the_end_of_the_main_thread(server, target):
+    """Where Python gives no threads any more the error says why, and what to do; nothing is tried again."""
+    ended = ThreadPoolExecutor()
+    ended.shutdown()
+    filesystems.loop().set_default_executor(ended)
+    try:
+        with pytest.raises(FetchError, match=r"the interpreter is ending .*let the main thread wait"):
+            fetch_body(server.add("/a.tar", BODY).replace("127.0.0.1", "localhost"), target)
+    finally:
+        filesystems.loop().set_default_executor(ThreadPoolExecutor())
 
 
 def test_redirects_are_followed_letter_for_letter(server, target):
