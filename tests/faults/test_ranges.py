@@ -1,6 +1,7 @@
 """Reading by byte ranges under faults: servers that lie or change, hostile tables, threads, forks, bounds."""
 
 import asyncio
+import contextlib
 import copy
 import gc
 import io
@@ -210,6 +211,42 @@ def test_a_table_of_before_samples_had_one_more_member(web, far, rows):
     publish(web, "/a.tar", before)
     with pytest.raises(ChangedShardError, match="of another version"):
         open_dataset(url, rows=2).__getitems__(rows)
+
+
+@pytest.mark.parametrize("headers", [{}, WEAK["none"]], ids=["strong", "weak"])
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT], ids=["ustar", "pax"])
+@pytest.mark.parametrize(
+    ("new", "row"),
+    [("0.txt", 0), ("1.bin", 1), ("1.cls", 1), ("2.cls", 2), ("3.txt", 3)],
+    ids=["first", "middle", "before", "behind", "last"],
+)
+def test_a_table_that_lacks_a_member(web, far, headers, form, new, row):
+    """Of a version that had members of no sample in the place of some: no sample comes without them."""
+    names = ["0.txt", "0.cls", "dir", "1.txt", "1.bin", "1.cls", "2.txt", "2.cls", "3.txt"]
+    tail = "" if form == tarfile.USTAR_FORMAT else "n" * 120
+    body = pack([f"{tail}{name}" for name in names], form, b"x" * 700)
+    before = pack([f"{tail}{'none!' if name == new else name}" for name in names], form, b"x" * 700)
+    assert len(body) == len(before)
+    url = web.add("/a.tar", body, said(whole, **headers))
+    publish(web, "/a.tar")
+    good = [sorted(sample) for sample in open_dataset(url, rows=4)]
+    publish(web, "/a.tar", before)
+    dataset = open_dataset(url, rows=table_of(before).nsamples)
+    for index in range(len(dataset)):
+        with contextlib.suppress(ChangedShardError):
+            assert sorted(dataset[index]) == good[index]
+    with pytest.raises(ChangedShardError, match=r"is not in its member table|not where its member table says"):
+        dataset[min(row, len(dataset) - 1)]
+
+
+def test_what_is_of_no_sample_costs_no_second_look(web, far):
+    """Directories and files of no sample between members are known from one read."""
+    names = [name for k in range(6) for name in (f"README{k}", f"{k}.txt", "x", f"{k}.cls")]
+    url = web.add("/a.tar", pack(names, tarfile.PAX_FORMAT))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url, rows=6)
+    assert sorted(dataset[3]) == sorted(dataset[0])
+    assert web.requests.count("/a.tar") == 3  # what it is, and a read each
 
 
 @pytest.mark.parametrize("offset", [0, 511])

@@ -1,11 +1,11 @@
 """Reading samples of a remote shard member by member, nothing downloaded.
 
 Rules: each member is read together with its header, which must say what the member table says, and each whole sample
-with the header behind it, which must not be of one more member; a table that is stale is found out before it gives a
-wrong byte. Where extended headers say it (long names, names beyond ASCII, huge members), they are read too, and where
-that does not decide it either, or there are hard links, all headers are. What a call asks for is read in as few
-requests as pay, all at the same time; from a store without strong versions, each sample in one, from its first byte to
-its last, so that it is of one version.
+with the header behind it, which must not be of one more member, and what lies between members, where none may be that
+the table does not know; a table that is stale is found out before it gives a wrong byte. Where extended headers say it
+(long names, names beyond ASCII, huge members), they are read too, and where that does not decide it either, or there
+are hard links, all headers are. What a call asks for is read in as few requests as pay, all at the same time; from a
+store without strong versions, each sample in one, from its first byte to its last, so that it is of one version.
 Before each read it asks whether the shard is still to be read in this way; where it is not, the reader closes, and the
 shard is opened in another way the next time.
 """
@@ -29,7 +29,7 @@ from wids.readers.base import Reader
 from wids.transport.failures import CancelledTransferError, forget_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from wids.events import Hook
     from wids.index.keys import Split
@@ -42,6 +42,8 @@ _REGULAR = frozenset(b"0\x007")
 _MEMBERS = _REGULAR | {ord("1")}
 # Extended headers of one member are a few blocks; a longer gap has other members in it.
 _EXTENDED_BYTES = 64 << 10
+# As much of what lies behind the last member as tells whether there is one more, of a long name too.
+_END_BYTES = 4 << 10
 
 
 class RangeReader(Reader):
@@ -151,15 +153,19 @@ class RangeReader(Reader):
         before = source.requests, source.read_bytes
         is_strong = source.is_strong
         # With the header behind a sample, where the table may be of another version, in which it ended earlier.
+        # So it is with what lies between members, which is of no sample as far as the table says.
         is_sure = (self._is_proven and is_strong) or fields is not None
         last = set() if is_sure else {mine[-1] for mine in members}
+        holes = [[] if is_sure else self._holes(mine) for mine in members]
         ends = [offsets[m] + (_padded(sizes[m]) + headers.BLOCK if m in last else sizes[m]) for m in flat]
         spans = {m: (offsets[m] - headers.BLOCK, end) for m, end in zip(flat, ends, strict=True)}
         extended = None
         if is_strong:
-            pieces = dict(zip(flat, source.read_many([spans[m] for m in flat]), strict=True))
+            wanted = [*(spans[m] for m in flat), *itertools.chain.from_iterable(holes)]
+            data = source.read_many(wanted)
+            pieces, between = dict(zip(flat, data, strict=False)), data[len(flat) :]
         else:
-            pieces, extended = self._read_in_one([mine for mine in members if mine], spans)
+            pieces, extended, between = self._read_in_one(members, spans, holes)
         event = RangesRead(
             url=self.url,
             requests=source.requests - before[0],
@@ -170,7 +176,9 @@ class RangeReader(Reader):
         if is_strong and not source.is_strong:  # not any more: these may be of several versions
             return self._read_rows(rows, fields)
         names = {m: (table.key(row), extension) for row in rows for m, extension in self._members(row) if m in pieces}
-        self._check(pieces, names, last, extended)
+        found = zip(itertools.chain.from_iterable(holes), between, strict=True)
+        missed = [lo for (lo, _), data in found if self._has_member(lo, data)]
+        self._check(pieces, names, last, extended, missed)
         samples = []
         for row, mine in zip(rows, members, strict=True):
             sample: Sample = {names[m][1]: BytesIO(pieces[m][headers.BLOCK : headers.BLOCK + sizes[m]]) for m in mine}
@@ -179,22 +187,53 @@ class RangeReader(Reader):
         return samples
 
     def _read_in_one(
-        self, members: Sequence[Sequence[int]], spans: dict[int, tuple[int, int]]
-    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """The bytes of members, each sample in one request, and those before their headers that may be extended ones.
+        self,
+        members: Sequence[Sequence[int]],
+        spans: dict[int, tuple[int, int]],
+        holes: Sequence[Sequence[tuple[int, int]]],
+    ) -> tuple[dict[int, bytes], dict[int, bytes], list[bytes]]:
+        """The bytes of members, each sample in one request; those before their headers, which may be extended ones.
 
         Args:
-            members: those wanted of each sample.
+            members: those wanted of each sample; of one that has none, nothing is read.
             spans: of each member.
+            holes: of each sample; their bytes come third.
         """
         starts = self._starts_before([m for mine in members for m in mine])
-        samples = [(min(starts[m] for m in mine), max(spans[m][1] for m in mine)) for mine in members]
-        pieces, extended = {}, {}
-        for mine, (lo, _), data in zip(members, samples, self._source.read_many(samples), strict=True):
+        wanted = [[(starts[m], spans[m][1]) for m in mine] + [*hole] for mine, hole in zip(members, holes, strict=True)]
+        samples = [(min(lo for lo, _ in some), max(hi for _, hi in some)) if some else (0, 0) for some in wanted]
+        pieces, extended, between = {}, {}, []
+        for mine, hole, (lo, _), data in zip(members, holes, samples, self._source.read_many(samples), strict=True):
             for m in mine:
                 begin, end = spans[m]
                 pieces[m], extended[m] = data[begin - lo : end - lo], data[starts[m] - lo : begin + headers.BLOCK - lo]
-        return pieces, extended
+            between += [data[begin - lo : end - lo] for begin, end in hole]
+        return pieces, extended, between
+
+    def _holes(self, members: Sequence[int]) -> list[tuple[int, int]]:
+        """(lo, hi) of what lies before, between and behind a sample's members, of no member that the table knows.
+
+        Of what is longer than extended headers are, only the first header; behind the shard's last member some blocks.
+        """
+        table, holes = self.table, []
+        for m in (*members, members[-1] + 1):
+            lo = table.offsets[m - 1] + _padded(table.sizes[m - 1]) if m else 0
+            is_end = m == len(table.offsets)
+            hi = lo + _END_BYTES if is_end else table.links.get(m, table.offsets[m] - headers.BLOCK)
+            if lo < hi:
+                holes.append((lo, hi if hi - lo <= _EXTENDED_BYTES else lo + headers.BLOCK))
+        return holes
+
+    def _has_member(self, begin: int, data: bytes) -> bool:
+        """Whether what lies in a hole, from ``begin`` on, is a member of a sample."""
+        try:
+            return any(self._find_parts(name) is not None for name, *_ in self._scan_part(begin, data))
+        except TarError:  # they go on elsewhere
+            return False
+
+    def _scan_part(self, begin: int, data: bytes) -> Iterator[tar.Member]:
+        size = self.table.identity.size - begin
+        return tar.scan(lambda offset, count: data[offset : offset + count], size, shard=self.url)
 
     def _members(self, row: int) -> list[tuple[int, str]]:
         """(number, extension) of each member of a sample."""
@@ -208,6 +247,7 @@ class RangeReader(Reader):
         names: dict[int, tuple[str, str]],
         last: Collection[int],
         extended: dict[int, bytes] | None,
+        missed: Sequence[int],
     ) -> None:
         """See that the headers of members say what the table says.
 
@@ -216,6 +256,7 @@ class RangeReader(Reader):
             names: key and extension of each.
             last: those that have the next header with them.
             extended: bytes before the headers, read with them; None: that can be read now, it is of the same version.
+            missed: where members of samples lie that the table does not know.
 
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
@@ -227,7 +268,7 @@ class RangeReader(Reader):
             header = piece[: headers.BLOCK]
             size = self.table.sizes[m]
             if len(piece) < headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
-                raise self._changed(names[m])
+                raise self._moved(names[m])
             found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
             if headers.parse_size(header) != size or not (m in links or self._is_named(found, names[m])):
                 doubtful.append(m)
@@ -239,11 +280,13 @@ class RangeReader(Reader):
             )
         longer = unproven + [m for m in last if self._is_followed(m, pieces[m], names[m][0])]
         is_sure = not doubtful or self._are_extended(doubtful, names, extended)
-        if is_sure and not longer:
+        if is_sure and not longer and not missed:
             return
         # The headers that are read now may be of another version than the earlier bytes.
         if (extended is not None and not is_sure) or not are_same(self._rescan(), self.table):
-            raise self._changed(names[(longer or doubtful)[0]])
+            if missed and not (longer or doubtful):
+                raise self._changed(f"the member at byte {missed[0]} is not in its member table")
+            raise self._moved(names[(longer or doubtful)[0]])
         self._is_proven = True
 
     def _is_followed(self, member: int, piece: bytes, key: str) -> bool:
@@ -251,18 +294,20 @@ class RangeReader(Reader):
         header = piece[headers.BLOCK + _padded(self.table.sizes[member]) :]
         if len(header) < headers.BLOCK or header[156] not in _MEMBERS or not headers.is_sum_right(header):
             return False
-        parts = self._split(headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header))
+        parts = self._find_parts(headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header))
         return parts is not None and parts[0] == encode_name(key)
 
     def _is_named(self, found: bytes, name: tuple[str, str]) -> bool:
         """Whether this is the name of the member with this key and extension."""
         key, extension = map(encode_name, name)
-        if found == key + extension:
-            return True
+        return found == key + extension or self._find_parts(found) == (key, extension)
+
+    def _find_parts(self, name: bytes) -> tuple[bytes, bytes] | None:
+        """(key, extension) of a name; None: it is of no sample."""
         try:
-            return self._split(found) == (key, extension)
+            return self._split(name)
         except Exception:  # noqa: BLE001 - the caller's rule, on what fits a header of a name: anything may come
-            return False
+            return None
 
     def _are_extended(
         self, members: list[int], names: dict[int, tuple[str, str]], extended: dict[int, bytes] | None
@@ -290,20 +335,20 @@ class RangeReader(Reader):
 
     def _is_extended(self, member: int, begin: int, data: bytes, name: tuple[str, str]) -> bool:
         """Whether headers that begin at ``begin`` in the shard end with one of this member."""
-        scanned = tar.scan(
-            lambda offset, size: data[offset : offset + size], self.table.identity.size - begin, shard=self.url
-        )
         try:
-            for found, _, offset, size in scanned:
+            for found, _, offset, size in self._scan_part(begin, data):
                 if begin + offset == self.table.offsets[member]:
                     return size == self.table.sizes[member] and self._is_named(found, name)
         except TarError:  # the headers go on elsewhere: reading them all decides
             return False
         return False
 
-    def _changed(self, name: tuple[str, str]) -> ChangedShardError:
+    def _moved(self, name: tuple[str, str]) -> ChangedShardError:
+        return self._changed(f"{''.join(name)} is not where its member table says")
+
+    def _changed(self, what: str) -> ChangedShardError:
         return ChangedShardError(
-            f"{self.url}: {''.join(name)} is not where its member table says; the table beside the shard, or in the "
+            f"{self.url}: {what}; the table beside the shard, or in the "
             "pack that its index names, is of another version of it: make it anew (wids index create --members, then "
             f"wids index tables), or delete {self.url}{tables.SUFFIX}",
             shard=self.url,

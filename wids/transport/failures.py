@@ -138,10 +138,8 @@ def is_transient(error: Exception, path: str | None) -> bool:
         return True
     if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES or _is_of_target(error, path):
         return False
-    if (refused := _refusal_of_bucket(error)) is not None:
-        return refused in _TRANSIENT_STATUS
     if isinstance(error, OSError):
-        return error.errno not in _LOCAL_TROUBLE
+        return error.errno not in _LOCAL_TROUBLE and _refusal_of_bucket(error) in {None, *_TRANSIENT_STATUS}
     return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
 
 
