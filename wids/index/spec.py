@@ -30,7 +30,7 @@ from wids.index import checks, urls
 from wids.index.shardlist import KNOWN_KEYS, MAX_SHARDS, Row, Shard, ShardList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     Load = Callable[[str], bytes]
 
@@ -53,7 +53,7 @@ _MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum",
 # Sub-datasets within sub-datasets; more is a loop of files that name each other, or an attack on the stack.
 _MAX_DEPTH = 8
 _HEAD = 200  # bytes that tell a web page
-# Longer texts, which a machine wrote, are not parsed once more to find keys that stand twice.
+# Longer texts are parsed once more, to find keys that stand twice, only if a count of the keys of shards says so.
 _MAX_CHECKED = 2_000_000
 # Files of a few lines that name each other again and again make a million of themselves.
 _MAX_SOURCES = 10_000
@@ -230,9 +230,28 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
         ) from error
     if not isinstance(raw, dict):
         checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object")
-    if len(data) <= _MAX_CHECKED:
+    if len(data) <= _MAX_CHECKED or _may_repeat(data, raw):
         _check_unique(data, place)
     return raw
+
+
+def _may_repeat(data: bytes | str, raw: dict[str, Any]) -> bool:
+    """Whether a text has keys of shards more often than its shards have; it may have them elsewhere, too."""
+    rows = [row for rows in _row_lists(raw) for row in rows if isinstance(row, dict)]
+    for key in Row.__struct_fields__:
+        found = data.count(f'"{key}"') if isinstance(data, str) else data.count(f'"{key}"'.encode())
+        if found != sum(key in row for row in rows):
+            return True
+    return False
+
+
+def _row_lists(raw: Any) -> Iterator[list[Any]]:
+    """The lists of shards of an index, and of the sub-datasets in it."""
+    if isinstance(raw, dict):
+        if isinstance(rows := raw.get("shardlist"), list):
+            yield rows
+        for part in raw["datasets"] if isinstance(raw.get("datasets"), list) else ():
+            yield from _row_lists(part)
 
 
 def _check_unique(data: bytes | str, place: str | None) -> None:

@@ -483,7 +483,8 @@ def crowd():
 
     def text(name, value):
         changed = rows.copy()
-        changed[77_777] = f"{rows[77_777][:-1]}, {json.dumps(name)}: {value}}}"
+        kept = {key: was for key, was in json.loads(rows[77_777]).items() if key != name}
+        changed[77_777] = f"{json.dumps(kept)[:-1]}, {json.dumps(name)}: {value}}}"
         return f'{{"wids_version": 1, "shardlist": [{", ".join(changed)}]}}'
 
     return text
@@ -982,3 +983,25 @@ def test_a_key_that_stands_twice(text, what, encode):
     """JSON lets the last one win, which of two counts may be the wrong one."""
     with pytest.raises(SpecError, match=what):
         parse_index(encode(text), place=None, load=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"shardlist": [{"url": "a.tar", "nsamples": 1, "nsamples": 2}]}', "nsamples stands twice .* shard 'a.tar'"),
+        ('{"datasets": [{"shardlist": [{"url": "b.tar", "crc32": "", "crc32": ""}]}]}', "crc32 stands twice"),
+        ('{"a": {"url": 1}, "shardlist": [{"url": "a.tar", "x": 1, "x": 2}]}', "x stands twice"),
+    ],
+)
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_a_key_that_stands_twice_in_a_long_text(text, what, encode, monkeypatch):
+    """It is looked for where keys of shards are more than shards have; a text without it is parsed once."""
+    monkeypatch.setattr(spec, "_MAX_CHECKED", 0)
+    with pytest.raises(SpecError, match=what):
+        parse_index(encode(text), place=None, load=None)
+    looked = []
+    monkeypatch.setattr(spec, "_check_unique", lambda *_: looked.append(1))
+    rows = [{"url": f"{k}.tar", "nsamples": 1, "md5sum": "0" * 32} for k in range(3)]
+    index = {"wids_version": 1, "shardlist": rows, "datasets": [{"shardlist": rows[:2], "datasets": []}]}
+    assert len(parse_index(encode(json.dumps(index)), place=None, load=None)) == 5
+    assert not looked
