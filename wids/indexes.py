@@ -380,8 +380,8 @@ def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None,
         return
     then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
     what = (
-        "the same names and counts of shards, but other checksums: the shards were written anew, and the rows of the "
-        "view may be other samples now"
+        "the same names and counts of shards, but other checksums or sizes: the shards were written anew, and the rows "
+        "of the view may be other samples now"
         if is_same
         else "the same numbers of shards and samples, but other names or other counts of shards"
         if then == now

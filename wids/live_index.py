@@ -219,7 +219,7 @@ class WithIndex:
 
     @property
     def contents(self) -> dict[str, str]:
-        """Digests of the shards' checksums, by kind (``"crc32"``, ``"md5"``), of the kinds that all shards have.
+        """Digests of the shards' checksums and sizes, by kind (crc32, md5, filesize), of the kinds that all have.
 
         Sampler states and saved views are of these contents: they are refused where the shards were written anew.
         """

@@ -75,6 +75,23 @@ def test_a_state(tmp_path, before, now, is_noticed, make):
     again.load_state_dict(state)
 
 
+def test_shards_of_other_sizes(tmp_path):
+    """An index without checksums, as of remote shards, has their sizes, and these tell as well."""
+    shards = [{"url": f"s{k}.tar", "nsamples": n, "filesize": 10240} for k, n in enumerate(COUNTS)]
+    (tmp_path / "i.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+    dataset = open_it(str(tmp_path / "i.json"))
+    state = sampler_of(dataset).state_dict()
+    assert list(state["order"]["contents"]) == ["filesize"]
+    assert len(json.dumps(state)) < 1000
+    dataset.select([1, 5]).save(tmp_path / "view.json")
+    shards[1]["filesize"] = 20480
+    (tmp_path / "i.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+    with pytest.raises(StateError, match="other checksums or sizes"):
+        sampler_of(open_it(str(tmp_path / "i.json"))).load_state_dict(state)
+    with pytest.raises(SpecError, match="other checksums or sizes"):
+        open_it(str(tmp_path / "view.json"))
+
+
 def test_a_state_of_a_join_and_of_a_part(tmp_path):
     """Torch's ConcatDataset and Subset hand the contents on; those of a view are its dataset's."""
     from torch.utils.data import ConcatDataset, Subset
@@ -167,6 +184,11 @@ def test_columns(tmp_path):
     index = pack(tmp_path / "d")
     made.make_columns(index)
     assert len(open_it(index).where("label >= 0")) > 0
-    pack(tmp_path / "d", payload=9)
+    raw = json.loads(Path(index).read_text())
+    raw["shardlist"][1]["crc32"] = "00000001"  # of the same size
+    Path(index).write_text(json.dumps(raw))
     with pytest.raises(ColumnsError, match="other checksums"):
+        open_it(index).where("label = 3")
+    pack(tmp_path / "d", payload=9)
+    with pytest.raises(ColumnsError, match="1 of 2 shards have another size"):
         open_it(index).where("label = 3")

@@ -250,11 +250,20 @@ def check_of_index(table: TableFile, shards: ShardList, fingerprint: str) -> Non
         what = f"has {facts.samples:,} rows, and the index {total:,} samples"
     elif facts.fingerprint != fingerprint:
         what = "is of an index with other shards, or other counts"
-    elif have_changed(facts.contents, contents(shards)):
-        what = "is of shards of the same names and counts, but other checksums: they were written anew since"
     else:
         return
     raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path, expected=total, found=facts.samples)
+
+
+def check_contents(table: TableFile, shards: ShardList) -> None:
+    """See that a table is of the shards that the index lists, by what it said and says of their bytes.
+
+    Raises:
+        ColumnsError: they were written anew.
+    """
+    if have_changed(table.facts.contents, contents(shards)):
+        what = "is of shards of the same names and counts, but other checksums or sizes: they were written anew since"
+        raise ColumnsError(f"{table.path}: {what}; {CREATE}", path=table.path)
 
 
 def fetch_table(

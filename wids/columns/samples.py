@@ -15,7 +15,7 @@ import msgspec
 
 from wids.collection import lists_shards
 from wids.columns import join, sql
-from wids.columns.file import check_of_index, fetch_table, open_table, place_beside
+from wids.columns.file import check_contents, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
@@ -116,6 +116,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             if table.facts.state not in self.checked:
                 check_versions(table, collection.shards)
                 self.checked.add(table.facts.state)
+            check_contents(table, collection.shards)  # after what names the shards
         finally:
             table.close()
         return path

@@ -33,24 +33,27 @@ def fingerprint(shards: ShardList) -> str:
 
 
 def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict[str, str]:
-    """Digests of the checksums of the shards ``first .. last``, by kind (``"crc32"``, ``"md5"``), in order.
+    """Digests of checksums and sizes of the shards ``first .. last``, by kind (crc32, md5, filesize), in order.
 
-    A kind is there if each shard has such a checksum. Data that are packed again under the same names, and with the
+    A kind is there if the index says it of each shard. Data that are packed again under the same names, and with the
     same counts, have the same `fingerprint` and other contents.
     """
     is_whole = first == 0 and last in (None, len(shards))
     if is_whole and shards.facts is not None:
         return shards.facts.contents or {}
-    return contents_of(shards.crc32s[first:last], shards.md5sums[first:last])
+    return contents_of(shards.crc32s[first:last], shards.md5sums[first:last], shards.filesizes[first:last])
 
 
-def contents_of(crc32s: Sequence[str], md5sums: Sequence[str]) -> dict[str, str]:
-    """See `contents`; of the shards with these checksums, "" where one is unknown."""
+def contents_of(crc32s: Sequence[str], md5sums: Sequence[str], filesizes: Sequence[int]) -> dict[str, str]:
+    """See `contents`; of the shards with these checksums and sizes, "" or -1 where one is unknown."""
     found = {}
     for kind, checksums in (("crc32", crc32s), ("md5", md5sums)):
         known = list(checksums)
         if known and all(known):
             found[kind] = hashlib.blake2b("".join(known).lower().encode(), digest_size=8).hexdigest()
+    sizes = np.asarray(filesizes, "<i8")
+    if len(sizes) and sizes.min() >= 0:
+        found["filesize"] = hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()
     return found
 
 

@@ -92,9 +92,10 @@ def check_order(there: dict[str, Any], here: dict[str, Any], *, advice: str = ""
         listed = "; ".join(f"{name}: {_show(there, name)} there, {_show(here, name)} here" for name in differing)
         if all(map(_is_content, differing)):
             raise StateError(
-                f"the state belongs to other data: shards of the same names and counts had other checksums ({listed}), "
-                "so they were written anew, and positions may stand for other samples. Train on the shards of before, "
-                f"or begin an epoch. If the order of their samples is the same, delete {CONTENTS!r} from state['order']"
+                "the state belongs to other data: shards of the same names and counts had other checksums or sizes "
+                f"({listed}), so they were written anew, and positions may stand for other samples. Train on the "
+                "shards of before, or begin an epoch. If the order of their samples is the same, delete "
+                f"{CONTENTS!r} from state['order']"
             )
         raise StateError(
             f"the state belongs to another order ({listed}). Make the dataset and the sampler as they were when it "
