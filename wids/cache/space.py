@@ -77,7 +77,7 @@ class Space:
         self._contents = Contents(self.directory)
         self._pid, self._turn = os.getpid(), threading.RLock()
         self._has_warned = self._has_swept = False
-        self._denied_bytes = 0
+        self._denied_bytes = self._kept_bytes = 0
         self._has_told_of: set[str] = set()
         self._bytes_per_second = prefetching.FIRST_BYTES_PER_SECOND
 
@@ -261,10 +261,11 @@ class Space:
                 grace = prefetching.grace(total / self._bytes_per_second)
                 with contextlib.closing(_DirectorySnapshot(self, self._contents, found)) as snapshot:
                     decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
-                self._denied_bytes = snapshot.denied_bytes
-                if isinstance(decision, MustWait) and not decision.is_blocked and snapshot.denied_bytes:
+                self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
+                is_held = snapshot.denied_bytes or (snapshot.kept_bytes and snapshot.free - snapshot.promised >= wanted)
+                if isinstance(decision, MustWait) and not decision.is_blocked and is_held:
                     others = found.used_bytes - sum(os.fstat(fd).st_size for fd, _ in sizes)
-                    if others <= 0:  # nor can a download end: the rest is other users', and no wait frees it
+                    if others <= 0:  # nor can a download end: the rest is kept, or other users', and no wait frees it
                         return Refuse(decision.missing, is_blocked=False)
                 if isinstance(decision, Grant):
                     if decision.is_over_limit:
@@ -312,6 +313,8 @@ class Space:
         advice = "Raise cache_size, free space, or let fewer processes share the directory"
         if is_sticky:
             advice += "; its sticky bit keeps users from evicting each other's shards: chmod -t it"
+        if self._kept_bytes:
+            advice += f"; {self._kept_bytes} bytes are marked by keep=True (wids cache clean --unkeep removes marks)"
         others = f", or other users' ({self._denied_bytes} bytes)" if self._denied_bytes else ""
         raise CacheFull(
             f"{path}: {missing} bytes too few for {url}, which needs {wanted}: the cache {bound} and has "
@@ -335,7 +338,7 @@ class _DirectorySnapshot:
         self.promised = found.promised_bytes
         self._space, self._contents, self._found = space, contents, found
         self._open: list[Generator[Entry, None, None]] = []
-        self.denied_bytes = 0
+        self.denied_bytes = self.kept_bytes = 0
 
     @functools.cached_property
     def used(self) -> int:
@@ -358,8 +361,9 @@ class _DirectorySnapshot:
         _ = self.used
         self.close()
         self._open.append(self._contents.oldest_first())
-        may_delete, self.denied_bytes = self._space.directory.deletable(), 0
+        may_delete, self.denied_bytes, self.kept_bytes = self._space.directory.deletable(), 0, 0
         for entry in self._open[-1]:
+            self.kept_bytes += entry.size_bytes if entry.is_kept else 0
             if entry.is_kept or may_delete(entry.name):
                 yield entry
             else:

@@ -334,9 +334,21 @@ def test_what_is_kept_stays(home, clock):
     space = Space(home, limit=20)
     reserve(space, 10)
     assert left(home) == "b"
-    with pytest.raises(CacheFull):
+    with pytest.raises(CacheFull, match=r"10 bytes are marked by keep=True"):
         reserve(space, 11)
     assert (left(home), space.directory.release_request_time()) == ("b", 0)
+    assert clock.sleeps == 0  # nor does a wait help
+
+
+def test_what_is_kept_is_not_waited_for_but_downloads_are(home, clock):
+    """A download that another process has under way may become a shard that can be evicted."""
+    put_shard(home, "b.tar", 10, used=5, is_kept=True)
+    space = Space(home, limit=30)
+    with atomic.part_file(staging_of(f"{home}/l.tar")) as (_, fd):
+        os.truncate(fd, 10)
+        with pytest.raises(CacheFull):
+            reserve(space, 21)
+    assert clock.sleeps > 0
 
 
 def test_what_jobs_are_coming_to_goes_last(home):
