@@ -4,8 +4,9 @@ Rules: a query can read these columns and nothing else. Of statements only a sin
 network, extensions, other databases and the program's variables are out of reach, and no setting can be changed
 (``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
 a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
-directory while the query runs. Time is not limited: DuckDB works in a thread, so that Ctrl-C reaches the one that asks,
-who then stops it.
+directory while the query runs. DuckDB does not look at the checksums of pages: the columns that a statement names are
+read by pyarrow before, once for each version of the file in a process. Time is not limited: DuckDB works in a thread,
+so that Ctrl-C reaches the one that asks, who then stops it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from wids.columns.file import check_pages
+from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
 from wids.errors import QueryError
 from wids.osfiles import tempdirs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -43,6 +44,14 @@ _SOME = 5
 # How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
 _SIGNAL_SECONDS = 0.5
+
+
+# The parts of a statement from whose names it is known which columns it reads; of any other part, it is all.
+_PLAIN_PARTS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "BASE_TABLE", "JOIN", "SUBQUERY", "EMPTY"})
+_MODIFIERS = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "DISTINCT_MODIFIER"})
+_ORDERS = frozenset({"ASCENDING", "DESCENDING", "ORDER_DEFAULT"})
+_PLAIN = _PLAIN_PARTS | _MODIFIERS | _ORDERS
+_WHOLE_ROWS = frozenset({"STAR", "POSITIONAL_REFERENCE"})
 
 
 class _RefusedError(Exception):
@@ -94,7 +103,7 @@ def find_rows(
 
     Raises:
         QueryError: it is no such expression, names a column that is not there, or needs too much.
-        ColumnsError: the table is damaged.
+        ColumnsError: a column that it names is damaged in the file.
         DependencyError: duckdb or pyarrow is not installed.
     """
     _check_text(predicate, "a predicate: write one as text, like 'width >= 512'")
@@ -104,7 +113,7 @@ def find_rows(
         reader = _reader_of(connection.sql(_FIND + predicate))
         return [_indices_of(table, batch.column(0)) for batch in reader]
 
-    parts = _ask(table, predicate, find, memory_bytes)
+    parts = _ask(table, predicate, find, memory_bytes, statement=_FIND + predicate)
     found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate([np.zeros(0, np.int64), *parts])
     return np.unique(found) if (found[1:] <= found[:-1]).any() else found
 
@@ -117,7 +126,7 @@ def count_nulls(table: SampleTable, predicate: str, *, memory_bytes: int = DEFAU
         found = connection.sql(f"SELECT count(*) FROM samples WHERE (\n{predicate}\n) IS NULL").fetchall()  # noqa: S608
         return int(found[0][0])
 
-    return _ask(table, predicate, count, memory_bytes)
+    return _ask(table, predicate, count, memory_bytes, statement=_FIND + predicate)
 
 
 def _indices_of(table: SampleTable, column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -143,6 +152,7 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
 
     Raises:
         QueryError: it is no such statement, has an unknown name, or needs too much.
+        ColumnsError: a column that it reads is damaged in the file.
         DependencyError: duckdb or pyarrow is not installed.
     """
     _check_text(sql, "SQL: write a SELECT statement as text")
@@ -154,7 +164,7 @@ def run_query(table: SampleTable, sql: str, *, memory_bytes: int = DEFAULT_MEMOR
             raise _RefusedError(f"one SELECT statement is run, and this is {words}")
         return _reader_of(connection.sql(sql)).read_all()
 
-    return _ask(table, sql, read, memory_bytes)
+    return _ask(table, sql, read, memory_bytes, statement=sql)
 
 
 def _check_text(sql: Any, what: str) -> None:
@@ -210,6 +220,51 @@ def _find_names(tree: Any) -> Iterator[str]:
             yield from _find_names(value)
 
 
+def _columns_read(connection: Any, statement: str, names: Sequence[str]) -> Collection[str]:
+    """Which of the columns ``names`` a statement may read: those that stand in it, or all where that is not certain."""
+    tree = _parse(connection, statement)
+    if tree["error"]:
+        return names
+    own = {name.casefold(): name for name in names}
+    parts = list(_parts_of(tree["statements"]))
+    expressions = [part for part in parts if isinstance(part, dict) and "class" in part]
+    known = own.keys() | {expression.get("alias", "").casefold() for expression in expressions} - {""}
+    is_certain = all(_is_plain(part, known) for part in parts)
+    words = {part.casefold() for part in parts if isinstance(part, str)}
+    return [own[word] for word in words & own.keys()] if is_certain else names
+
+
+def _parts_of(tree: Any) -> Iterator[Any]:
+    """A parsed statement, and all that is in it: dicts, texts, numbers."""
+    if isinstance(tree, list):
+        for value in tree:
+            yield from _parts_of(value)
+        return
+    yield tree
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from _parts_of(value)
+
+
+def _is_plain(part: Any, known: Collection[str]) -> bool:
+    """Whether a part of a statement reads no columns but those that it names.
+
+    Args:
+        part: see `_parts_of`.
+        known: names of columns and of expressions, in lower case; any other may be a table's, which is a whole row.
+    """
+    if not isinstance(part, dict):
+        return True
+    if "class" in part:
+        is_row = part["class"] == "COLUMN_REF" and not any(name.casefold() in known for name in part["column_names"])
+        return not is_row and part["class"] not in _WHOLE_ROWS
+    kind = part.get("type")
+    if isinstance(kind, str) and kind not in _PLAIN:
+        return False
+    renames = part.get("alias", "").casefold() in known or part.get("column_name_alias")
+    return not renames and part.get("ref_type") != "NATURAL"
+
+
 class KeyJoin(NamedTuple):
     """A table joined to samples by their keys.
 
@@ -255,7 +310,7 @@ def run_join(table: SampleTable, given: Any, own: Any = None, *, memory_bytes: i
                 rows[_indices_of(source, batch.column(0))] = batch.column(1).to_numpy()
         return KeyJoin(rows, in_table, in_samples)
 
-    return _ask(source, "a join by key", join, memory_bytes, given=numbered)
+    return _ask(source, "a join by key", join, memory_bytes, given=numbered, statement="SELECT key FROM samples")
 
 
 def _reader_of(relation: Any) -> Any:
@@ -271,18 +326,30 @@ def _ask(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     *,
     given: Any = None,
+    statement: str = "",
 ) -> T:
     """What ``work`` gives for a connection to nothing but the view ``samples``; errors of DuckDB become ours.
 
+    Args:
+        table: the columns.
+        sql: for errors.
+        work: what to do.
+        memory_bytes: see `find_rows`.
+        given: another Arrow table that there is, ``given``.
+        statement: what reads the columns that ``work`` reads; "": it reads none.
+
     Raises:
-        QueryError: see above.
+        QueryError, ColumnsError: see above.
     """
     duckdb, pa = import_duckdb(), import_arrow()
-    if table.path is not None:
-        check_pages(table.path, sql)
     names: list[str] = []
     with tempdirs.directory("sql") as scratch:
         connection = duckdb.connect(":memory:", config=_settings(memory_bytes, scratch))
+        is_stopped = threading.Event()
+
+        def stop() -> None:
+            is_stopped.set()
+            connection.interrupt()
 
         def ask() -> T:
             with contextlib.closing(connection):
@@ -290,10 +357,12 @@ def _ask(
                     connection.register("given", given)
                 _make_view(connection, table, scratch)
                 names.extend(_describe(connection))
+                if statement and table.path is not None:
+                    check_values(table.path, _columns_read(connection, statement, names), is_stopped.is_set)
                 return work(connection)
 
         try:
-            return _run_apart(ask, connection.interrupt)
+            return _run_apart(ask, stop)
         except (duckdb.Error, pa.ArrowException, _RefusedError, RecursionError) as error:
             story = " ".join(str(error).split("\n\n")[0].split())[:_MAX_LETTERS]
             asked = sql if len(sql) <= _MAX_LETTERS else f"{sql[:_MAX_LETTERS]} ..."

@@ -1,10 +1,12 @@
 """SQL over columns, against lists of Python; and what SQL cannot do."""
 
+import itertools
 import os
 import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -344,6 +346,65 @@ def test_without_duckdb(dataset, monkeypatch):
     monkeypatch.setattr("wids.columns.packages.importlib.import_module", import_module)
     with pytest.raises(DependencyError, match=r"SQL takes duckdb; install it: pip install 'wids\[views\]'"):
         dataset.find_rows("true")
+
+
+@pytest.mark.parametrize("where", ["pages", "footer"])
+def test_damaged_values(index, tmp_path, where):
+    """A bit that the disk has changed, of values or of what the footer says of them, is an error or changes nothing."""
+    sound, path = Path(index.replace(".json", ".columns.parquet")).read_bytes(), tmp_path / "damaged.parquet"
+    path.write_bytes(sound)
+    chunk = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("label"))
+    begin, bits = chunk.dictionary_page_offset, (8,)
+    places = range(begin, begin + chunk.total_compressed_size)
+    if where == "footer":  # the largest and the smallest label as eight bytes each, after the same in an older form
+        footer, bits = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little"), (1, 2)
+        limits = b"\x08" + (4).to_bytes(8, "little") + b"\x18\x08" + (0).to_bytes(8, "little")
+        at = sound.index(limits, sound.index(limits, footer) + 1)
+        places = range(at + 1, at + len(limits))
+    noticed = 0
+    for number, (at, bit) in enumerate(itertools.product(places, bits), 1):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ bit]) + sound[at + 1 :])
+        os.utime(path, ns=(number, number))
+        try:
+            found = find_rows(SampleTable(samples=len(ROWS), path=os.fspath(path)), "label = 4")
+            (largest,) = run_query(
+                SampleTable(samples=len(ROWS), path=os.fspath(path)), "select max(label) from samples"
+            )
+        except (ColumnsError, QueryError):
+            noticed += 1
+        else:
+            assert found.tolist() == [row["index"] for row in ROWS if row["label"] == 4], (at, bit)
+            assert largest.to_pylist() == [4], (at, bit)
+    assert noticed > len(places) // 2
+
+
+def test_columns_that_are_not_read(index, tmp_path):
+    """Are not verified: a damaged one does not keep others from being asked, and is found where all are read."""
+    path = tmp_path / "damaged.parquet"
+    shutil.copy(index.replace(".json", ".columns.parquet"), path)
+    chunk = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("caption"))
+    with open(path, "r+b") as file:
+        file.seek(chunk.dictionary_page_offset)
+        file.write(bytes(chunk.total_compressed_size))
+    table = SampleTable(samples=len(ROWS), path=os.fspath(path))
+    assert find_rows(table, "Label = 4 and index >= 0").tolist() == [r["index"] for r in ROWS if r["label"] == 4]
+    ask = "select label as l, count(*) n from samples s group by l order by n desc, s.label limit 1"
+    assert run_query(table, ask).to_pylist() == [{"l": 0, "n": 9}]
+    for sql in (
+        *("from samples", "select s from samples s", "select columns('c.*') from samples", "select #8 from samples"),
+        *(
+            "select count(*) from samples natural join samples b",
+            "select label from samples s(a, b, c, d, e, f, g, label)",
+        ),
+        *(
+            "unpivot (select * from samples) on label",
+            "select max(caption) from samples",
+            'select "Caption" from samples',
+        ),
+        "select label from samples where exists (from samples b where b.caption = samples.key)",
+    ):
+        with pytest.raises(ColumnsError, match="is damaged"):
+            run_query(table, sql)
 
 
 def test_duckdb_runs_what_it_is_given():

@@ -145,7 +145,7 @@ def _open(place: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]
         else:
             data = read_bytes(place, storage_options=storage_options)
             source, mark = io.BytesIO(data), hashlib.sha256(data).hexdigest()
-        file = pq.ParquetFile(source)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
     except pa.ArrowException as error:
         raise InputError(f"{place}: is no Parquet that can be read ({error})", url=place) from error
     except OSError as error:
