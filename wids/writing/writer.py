@@ -158,7 +158,7 @@ class ShardWriter:
         self._shard: ShardFile | None = None
         size = parse_size(size) if isinstance(size, str) else size
         for bound, what in ((samples, "samples"), (size, "size")):
-            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+            if bound is not None and (isinstance(bound, bool) or not hasattr(bound, "__index__")):
                 more = ", or a text like '2GB'" if what == "size" else ""
                 raise TypeError(f"{what} is {bound!r}; it must be a whole number{more}")
             if bound is not None and bound < 1:

@@ -722,3 +722,11 @@ def test_bounds_that_are_no_numbers(tmp_path, options, words):
     with pytest.raises(TypeError, match=words):
         wids.ShardWriter(str(tmp_path / "a-%d.tar"), **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bounds_of_numpy(tmp_path):
+    """Whole numbers of other libraries are numbers, too."""
+    with wids.ShardWriter(str(tmp_path / "a-%d.tar"), samples=np.int64(2), size=np.int32(1 << 20)) as writer:
+        for k in range(3):
+            writer.write({"__key__": f"k{k}", "txt": "a"})
+    assert [shard["nsamples"] for shard in writer.shards] == [2, 1]
