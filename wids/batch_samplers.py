@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import Sampler
 
 from wids.order.mixture import mixed_parts
-from wids.order.validation import parse_int
+from wids.order.validation import parse_int, suggest_names
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:
@@ -55,10 +55,12 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """Choose the nominal epoch of the next iteration."""
         self.sampler.set_epoch(epoch)
 
+    @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
         """Change the weights of sources; see `wids.DistributedChunkedSampler.reweight`. ``at`` counts samples."""
         return self.sampler.reweight(weights, at=at)
 
+    @suggest_names
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position to resume at; see `wids.DistributedChunkedSampler.state_dict`.
 
@@ -67,6 +69,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """
         return self.sampler.state_dict(None if batches is None else batches * self.batch_size)
 
+    @suggest_names
     def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
         """Resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
 

@@ -371,6 +371,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     # --- parts of it
 
+    @suggest_names
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
 

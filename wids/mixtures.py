@@ -20,6 +20,7 @@ from wids.errors import note_sample
 from wids.order.layout import contents, fingerprint
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights
+from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _PREVIEWS = 3
 
 
+@suggest_names
 def mix(sources: Mapping[str, Any] | Iterable[Any]) -> Mixture:
     """Mix datasets: a dataset of all their samples, which samplers read in stated shares.
 
@@ -72,6 +74,7 @@ class Mixture(ConcatDataset[Any]):
 
     takes_marked_indices = True
 
+    @suggest_names
     def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         for name, dataset in datasets.items():
             is_none = isinstance(dataset, (str, bytes, tuple, Mapping))  # which have len() and [i], too

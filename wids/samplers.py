@@ -231,6 +231,7 @@ class _EpochSampler(Sampler[int]):
 
     # --- state
 
+    @suggest_names
     def state_dict(self, consumed: int | None = None, *, yielded: int | None = None) -> dict[str, Any]:
         """Return the position to resume at, as a small dict of JSON values, the same on every rank.
 
@@ -261,6 +262,7 @@ class _EpochSampler(Sampler[int]):
         count = run.count_received(consumed, yielded, is_over=is_over)
         return self._state(run.config, run.place_after(count))
 
+    @suggest_names
     def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
         """Let the next iteration resume at ``state``, with any number of ranks and workers, and any batch size.
 
@@ -282,6 +284,7 @@ class _EpochSampler(Sampler[int]):
         if node is not None:
             node.epoch = cursor.next_place(self._cursor, self._config()).epoch
 
+    @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
         """Change the weights of a mixture's sources, on all ranks alike.
 

@@ -34,6 +34,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
+from wids.order.validation import suggest_names
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator, Mapping
@@ -77,6 +79,7 @@ class Server:
         closing: set when the server closes.
     """
 
+    @suggest_names
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,

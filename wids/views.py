@@ -16,6 +16,7 @@ from wids.index.fingerprint import portable_names
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
 from wids.live_index import LiveIndex, WithIndex
 from wids.order.permutation import SPLIT, random_words
+from wids.order.validation import suggest_names
 from wids.osfiles.index_paths import public_place
 from wids.osfiles.shared_selection import SharedSelection
 from wids.view_saving import save
@@ -172,6 +173,7 @@ class WithViews(WithIndex):
     _lists: tuple[str, ...] = ()  # the files that named samples, absolute
     _transformations: list[Any]
 
+    @suggest_names
     def select(self, samples: Any) -> Self:
         """A view of some samples: a dataset of them, in this one's order, each once.
 
@@ -191,6 +193,7 @@ class WithViews(WithIndex):
         total, indices = len(self._collection), find_samples(samples, self.keys, self._collection)
         return self._view(indices, f"select{_of_file(samples)}: {len(indices):,} of {total:,}", samples)
 
+    @suggest_names
     def exclude(self, samples: Any) -> Self:
         """A view of all samples but these; see `select`.
 
@@ -205,6 +208,7 @@ class WithViews(WithIndex):
         kept[gone] = False
         return self._view(np.flatnonzero(kept), f"exclude{_of_file(samples)}: {len(gone):,} of {total:,}", samples)
 
+    @suggest_names
     def split(self, *shares: float, by: SplitBy = "key", seed: int = 0) -> list[Self]:
         """Views of parts that have no sample in common, and all of them together; see `select`.
 
@@ -223,6 +227,7 @@ class WithViews(WithIndex):
         whole = f"{len(self._collection):,}"
         return [self._view(part, f"{PART}{k} {how}: {len(part):,} of {whole}") for k, part in enumerate(parts)]
 
+    @suggest_names
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write this dataset as an index: which samples of which shards, and no data.
 

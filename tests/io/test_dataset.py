@@ -1431,6 +1431,38 @@ def test_an_argument_that_is_misspelt(index, make, name, words):
     assert len(inspect.signature(make.__init__).parameters) > 4
 
 
+def test_misspelt_arguments_of_all_that_is_public(index):
+    """Whatever takes more than one argument suggests the one that is meant, methods too, before it does anything."""
+    dataset = wids.ShardListDataset(index)
+    mixture = wids.mix([dataset])
+    owners = [dataset, mixture, wids.MixtureBatchSampler(mixture, 2), wids.DistributedChunkedSampler(dataset)]
+    owners += [wids.ChunkedSampler(dataset), wids.ShardListSampler(dataset)]
+    functions = [
+        getattr(owner, name)
+        for owner in owners
+        for name in dir(type(owner))
+        if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(owner, name))
+    ]
+    functions += [getattr(wids, name) for name in wids.__all__]
+    asked = set()
+    for function in functions:
+        is_ours = (getattr(function, "__module__", None) or "").startswith("wids")
+        if not is_ours or not callable(function) or (inspect.isclass(function) and issubclass(function, Exception)):
+            continue
+        named = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters.values()
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named):  # what takes those looks at them
+            continue
+        names = [one.name for one in named if one.kind is not inspect.Parameter.VAR_POSITIONAL and one.name != "self"]
+        if len(names) > 1:
+            with pytest.raises(TypeError, match=f"'{names[-1]}_'; did you mean {names[-1]}"):
+                function(**{f"{names[-1]}_": 1})
+            asked.add(function.__name__)
+    assert asked >= {"balance", "split", "save", "with_table", "with_columns", "state_dict", "SampleDecoder", "Mixture"}
+    for function, word in ((wids.mix, "source"), (dataset.select, "sample"), (dataset.where, "predicat")):
+        with pytest.raises(TypeError, match=f"'{word}'; did you mean {word}"):
+            function(**{word: 1})
+
+
 def test_a_sampler_of_a_dataset_that_has_grown(index):
     """Is an error, for it would read a part; not where a part, or lengths, were asked for."""
     dataset = wids.ShardListDataset(index)

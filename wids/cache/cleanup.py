@@ -28,6 +28,7 @@ from wids.cache.space import Excess, Space, evict_from
 from wids.errors import CacheError
 from wids.events import Swept, format_size, logger
 from wids.index import table as tables
+from wids.order.validation import suggest_names
 from wids.osfiles import locks
 from wids.osfiles.holders import find_holders
 from wids.policy.eviction import Entry
@@ -59,6 +60,7 @@ class Cleaning(NamedTuple):
     excess: Excess
 
 
+@suggest_names
 def keep_most_recent_files(
     pattern: str | os.PathLike[str],
     maxsize: int = int(1e12),
@@ -255,6 +257,7 @@ def _delete(entry: Entry) -> bool:
     return True
 
 
+@suggest_names
 def create_cleanup_background_process(
     pattern: str | os.PathLike[str], maxsize: int = int(1e12), maxfiles: int = 1000, every: float = 60
 ) -> BaseProcess:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from wids.codecs.decoders import Decoder, Options, decode_gzipped, find_decoder
 from wids.errors import DecodeError, InputError, UnsafeFormatError
 from wids.index.fields import Alternatives, FieldNames
+from wids.order.validation import suggest_names
 
 _Plan = dict[str, Decoder | None]
 
@@ -47,6 +48,7 @@ class _Registry:
 _registry = _Registry()
 
 
+@suggest_names
 def register_decoder(extension: str, decoder: Decoder) -> None:
     """Decode members of this extension with `decoder`, in every format but "raw".
 
@@ -95,6 +97,7 @@ class SampleDecoder:
     _carried: tuple[Mapping[str, Decoder], Mapping[str, Decoder]] | None  # registered at unpickling; pickled along
     _plan: tuple[Mapping[str, Decoder] | None, _Plan]  # the registrations it was made from; field -> decoder
 
+    @suggest_names
     def __init__(
         self,
         format: Literal["PIL", "numpy", "torch", "raw"] = "PIL",  # noqa: A002 - the original's public keyword

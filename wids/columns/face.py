@@ -10,6 +10,7 @@ import numpy as np
 
 from wids.columns.join import JoinRequest
 from wids.columns.samples import SampleColumns
+from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +97,7 @@ class WithColumns:
         """
         return self._columns.names(self._collection)
 
+    @suggest_names
     def with_table(
         self,
         table: Any,
@@ -131,6 +133,7 @@ class WithColumns:
         request = JoinRequest(table=table, on=on, columns=columns, missing=missing)
         return self._with(self._columns.join(request, fields, self._collection))
 
+    @suggest_names
     def with_columns(
         self,
         fields: Fields = True,  # noqa: FBT002 - or names

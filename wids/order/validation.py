@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 import operator
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wids.order.permutation import Indices
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def parse_int(name: str, value: Any, *, minimum: int | None = None) -> int:
@@ -91,16 +92,16 @@ def shard_ends(lengths: Any) -> Indices | None:
     return np.cumsum(counts, dtype=np.int64)
 
 
-def suggest_names(init: Callable[P, None]) -> Callable[P, None]:
-    """An ``__init__`` whose error about an argument that it does not take names one that is spelt almost so."""
-    names = frozenset(inspect.signature(init).parameters)
+def suggest_names(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose error about an argument that it does not take names one that is spelt almost so."""
+    names = frozenset(inspect.signature(function).parameters)
 
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - names:
             near = difflib.get_close_matches(name, names - {"self"}, n=1)
             more = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument {name!r}{more}")
-        init(*args, **kwargs)
+            raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{more}")
+        return function(*args, **kwargs)
 
     return checked

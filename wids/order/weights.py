@@ -23,6 +23,7 @@ import numpy as np
 
 from wids.order.layout import digest
 from wids.order.permutation import OFFSETS, random_words
+from wids.order.validation import suggest_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,6 +121,7 @@ def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:
     return found
 
 
+@suggest_names
 def balance(labels: Any, power: float = 1.0) -> NDArray[np.float64]:
     """Weights that even out classes, for a sampler's ``weights=``.
 
