@@ -90,6 +90,20 @@ def test_create_of_a_list_on_stdin():
     )
 
 
+@pytest.mark.parametrize("output", ["about.txt", "./about.txt", "link.txt"])
+def test_create_over_its_own_text(output):
+    """The file that --info names is not replaced, whatever --overwrite says."""
+    write_shards("d", (1, 1))
+    Path("about.txt").write_text("words")
+    Path("link.txt").symlink_to("about.txt")
+    code, out, err = run_index("create", "d", "-o", output, "-i", "about.txt", "--overwrite")
+    assert (code, out) == (1, "")
+    assert f"{output}: is the text of the dataset (--info); give the output another name" in err
+    assert Path("about.txt").read_text() == "words"
+    assert Path("link.txt").is_symlink()
+    assert run_index("create", "d", "-o", "i.json", "-i", "about.txt")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

@@ -12,6 +12,8 @@ import typer
 
 from wids.cli.format import count_of, format_size, print_errors, print_json, printable, shown_path, shown_url
 from wids.cli.progress import job_bar
+from wids.errors import OutputExistsError
+from wids.index.urls import local_path
 from wids.index.writing import stem_of
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import update_index
@@ -48,7 +50,7 @@ def create(
             list(_with_stdin(sources)),
             output,
             name=stem_of(output) if name is None else name or None,
-            info=_text_of(info),
+            info=_text_of(info, output),
             base=base or None,
             overwrite=overwrite,
             settings=_settings(flags),
@@ -98,9 +100,18 @@ def _with_stdin(sources: Sequence[str]) -> Iterator[str]:
         yield from (line.strip("\r\n") for line in sys.stdin if line.strip())
 
 
-def _text_of(info: str | None) -> str | None:
-    """A text as it is; a file's name stands for the text in it."""
+def _text_of(info: str | None, output: str) -> str | None:
+    """A text as it is; a file's name stands for the text in it.
+
+    Raises:
+        OutputExistsError: it is the file that is to be written.
+    """
     if info and os.path.isfile(info):
+        path = os.path.expanduser(local_path(output))
+        if os.path.exists(path) and os.path.samefile(info, path):
+            raise OutputExistsError(
+                f"{output}: is the text of the dataset (--info); give the output another name", path=output
+            )
         with open(info, encoding="utf-8", errors="replace") as file:
             return file.read()
     return info
