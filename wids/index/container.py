@@ -47,9 +47,10 @@ MAGIC = b"\x89WIDS\r\n\x1a"
 # Of files that were written before 1.0.
 _OLD = (b"\x89WIDX\r\n\x1a", b"\x89WIDSX\r\n", b"\x89WIDST\r\n", b"WIDSROWS")
 _START = struct.Struct("<8s8sIIII")
-START_BYTES = _START.size
+START_BYTES, _PREFIX_BYTES = _START.size, 20
 # Of each type: its code for `memoryview.cast`, and its bytes.
 _TYPES = {"u1": ("B", 1), "u4": ("I", 4), "u8": ("Q", 8), "i8": ("q", 8)}
+_EMPTY = memoryview(b"")
 # Columns are checked so many items at a time: what that takes is freed, and is little.
 _CHECKED_ITEMS = 1 << 16
 
@@ -106,9 +107,13 @@ class Format(Generic[F]):
         self, kind: str, version: int, facts: type[F], sections: Mapping[str, str], invariants: Sequence[Invariant]
     ) -> None:
         self.kind, self.version = kind, version
+        self._prefix = _START.pack(MAGIC, kind.encode(), version, 0, 0, 0)[:_PREFIX_BYTES]
         self._sections, self._invariants = dict(sections), tuple(invariants)
-        self._names = list(self._sections)
-        self._needed = {name for name, kind in self._sections.items() if not kind.endswith("?")}
+        # Which sections a file may list, each with its type.
+        self._listings: set[tuple[tuple[str, str], ...]] = {()}
+        for name, typed in self._sections.items():
+            more = {(*listing, (name, typed.rstrip("?"))) for listing in self._listings}
+            self._listings = more | self._listings if typed.endswith("?") else more
         self._head: type[_Head[F]] = _Head[facts]  # type: ignore[valid-type]
         self._decoder = msgspec.json.Decoder(self._head)
 
@@ -139,7 +144,8 @@ class Format(Generic[F]):
         ).encode()
         head += b" " * (-len(head) % 8)
         start = _START.pack(MAGIC, self.kind.encode(), self.version, len(head), 0, checksum)
-        checked = start[:24] + _head_checksum(start, head).to_bytes(4, "little") + start[28:]
+        checksum = crc32(start[28:] + head, crc32(start[8:24]))
+        checked = start[:24] + checksum.to_bytes(4, "little") + start[28:]
         return [checked + head, *body]
 
     def head_end(self, data: bytes | memoryview, broken: Broken) -> int:
@@ -148,15 +154,15 @@ class Format(Generic[F]):
         Raises:
             what ``broken`` makes: it is no such file, or of another version.
         """
+        if len(data) >= START_BYTES and data[:_PREFIX_BYTES] == self._prefix:
+            return START_BYTES + int.from_bytes(data[20:24], "little")
         if len(data) < START_BYTES or data[:8] != MAGIC:
             is_old = bytes(data[:8]) in _OLD
             raise broken("was written before wids 1.0" if is_old else "is none, or was cut short")
-        _, kind, version, length, _, _ = _START.unpack_from(data)
+        _, kind, version, *_ = _START.unpack_from(data)
         if (name := kind.rstrip(b"\0").decode("ascii", "replace")) != self.kind:
             raise broken(f"is a file of another kind ({name!r})")
-        if version != self.version:
-            raise broken(f"has version {version}, and this wids reads version {self.version}")
-        return START_BYTES + int(length)
+        raise broken(f"has version {version}, and this wids reads version {self.version}")
 
     def body_end(self, data: bytes | memoryview, broken: Broken, *, size: int | None = None) -> int:
         """Where the sections end, by a beginning of the file that has its header; ``size``: bytes of the file.
@@ -164,7 +170,7 @@ class Format(Generic[F]):
         Raises:
             what ``broken`` makes: it is no such file, damaged, or of another size.
         """
-        return self._look(memoryview(data), broken, size)[1]
+        return self._look(memoryview(data), broken, size)[2]
 
     def unpack(
         self, data: bytes | memoryview, broken: Broken, *, size: int | None = None, is_checked: bool = False
@@ -182,42 +188,42 @@ class Format(Generic[F]):
             what ``broken`` makes: it is no such file, of another version, cut short, damaged, or not consistent.
         """
         view = memoryview(data)
-        head, end = self._look(view, broken, len(view) if size is None else size)
+        head, at, end = self._look(view, broken, len(view) if size is None else size)
         if len(view) < end:
             raise broken(f"was cut short ({len(view)} of {end} bytes)")
-        at = self.head_end(view, broken)
         if not is_checked and crc32(view[at:end]) != _START.unpack_from(view)[5]:
             raise broken("is damaged (the checksum of its sections is another)")
-        columns = dict.fromkeys(self._sections, memoryview(b""))
-        for name, kind, count in head.sections:
-            code, width = _TYPES[kind]
-            columns[name] = _native(view[at : at + width * count], code)
-            at += width * count + -(width * count) % 8
+        columns = dict.fromkeys(self._sections, _EMPTY)
+        for name, typed, count in head.sections:
+            code, width = _TYPES[typed]
+            size = width * count
+            columns[name] = _native(view[at : at + size], code)
+            at += size + -size % 8
         for what, holds in self._invariants:
             if not holds(head.facts, columns):
                 raise broken(what)
         return Contents(head.facts, columns, end, bytes(view[:START_BYTES]))
 
-    def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int]:
-        """(the header, where the sections end)."""
-        at = self.head_end(view, broken)
+    def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int, int]:
+        """(the header, where it ends, where the sections end)."""
+        first = at = self.head_end(view, broken)
         if at > len(view):
             raise broken(f"was cut short ({len(view)} of {at} bytes)")
-        if _head_checksum(view[:START_BYTES], view[START_BYTES:at]) != _START.unpack_from(view)[4]:
+        # That of the sections and the header are next to each other.
+        if crc32(view[28:at], crc32(view[8:24])) != int.from_bytes(view[24:28], "little"):
             raise broken("is damaged (the checksum of its header is another)")
         head = self._parse(view[START_BYTES:at], broken)
-        names = [name for name, *_ in head.sections]
-        is_listed = names == self._names or names == [each for each in self._names if each in names]
-        if not is_listed or not self._needed.issubset(names) or head.tail < 0:
+        listing = tuple([(name, typed) for name, typed, _ in head.sections])
+        if listing not in self._listings or head.tail < 0:
             raise broken("contradicts its own header")
-        for name, kind, count in head.sections:
-            if count < 0 or kind != self._sections[name].rstrip("?"):
+        for _, typed, count in head.sections:
+            if count < 0:
                 raise broken("contradicts its own header")
-            length = _TYPES[kind][1] * count
+            length = _TYPES[typed][1] * count
             at += length + -length % 8
         if size is not None and at + head.tail != size:
             raise broken(f"is damaged ({size} of {at + head.tail} bytes)")
-        return head, at
+        return head, first, at
 
     def _parse(self, text: memoryview, broken: Broken) -> _Head[F]:
         try:
@@ -245,8 +251,9 @@ def within(name: str, low: int, high: Any) -> Invariant:
     """No number of a column is below ``low`` or above ``high``: a number, or a function of facts and columns."""
 
     def holds(facts: Any, columns: Columns) -> bool:
-        most = _value(high, facts, columns)
-        return all(int(part.min()) >= low and int(part.max()) <= most for part in _parts(columns[name]))
+        most, column = _value(high, facts, columns), columns[name]
+        is_above = low <= 0 and column.format in "BIQ"
+        return all(part.max() <= most and (is_above or part.min() >= low) for part in _parts(column))
 
     return Invariant(f"points outside itself ({name})", holds)
 
@@ -256,7 +263,8 @@ def ends(name: str, total: Any, *, first: int | None = None, is_strict: bool = F
 
     Args:
         name: of the column.
-        total: a number, or a function of facts and columns; that of an empty column is 0.
+        total: the length of the column of this name, a number, or a function of facts and columns; that of an empty
+            column is 0.
         first: what the first number is; None: anything from 0.
         is_strict: no piece is empty.
     """
@@ -294,7 +302,7 @@ def sums(name: str, counts: str, total: Any) -> Invariant:
 
 
 def lengths(expected: Mapping[str, Any]) -> Invariant:
-    """Each column has so many items: a number, or a function of facts and columns."""
+    """Each column has so many items: as many as a column of that name, a number, or a function of facts and columns."""
 
     def holds(facts: Any, columns: Columns) -> bool:
         return all(len(columns[name]) == _value(count, facts, columns) for name, count in expected.items())
@@ -303,6 +311,8 @@ def lengths(expected: Mapping[str, Any]) -> Invariant:
 
 
 def _value(bound: Any, facts: Any, columns: Columns) -> int:
+    if isinstance(bound, str):
+        return len(columns[bound])
     return cast("int", bound(facts, columns) if callable(bound) else bound)
 
 
@@ -317,10 +327,6 @@ def _is_ascending(column: memoryview, is_strict: bool) -> bool:  # noqa: FBT001 
         if not ((part[1:] > part[:-1]) if is_strict else (part[1:] >= part[:-1])).all():
             return False
     return True
-
-
-def _head_checksum(start: bytes | memoryview, head: bytes | memoryview) -> int:
-    return crc32(head, crc32(start[28:32], crc32(start[8:24])))
 
 
 def _little(data: Data, kind: str) -> bytes | memoryview:

@@ -206,8 +206,8 @@ def own_packs(header: dict[str, Any], place: str | None, home: str | None) -> tu
     return _resolve_packs(index, home, "", place)
 
 
-def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
-    """The JSON object that an index is.
+def parse_json(data: bytes | str, place: str | None, *, may_repeat: bool = False) -> dict[str, Any]:
+    """The JSON object that an index is; ``may_repeat``: keys may stand twice in it, which the caller looks after.
 
     Raises:
         SpecError: not JSON, or not an object.
@@ -230,7 +230,7 @@ def parse_json(data: bytes | str, place: str | None) -> dict[str, Any]:
         ) from error
     if not isinstance(raw, dict):
         checks.fail(place, "", f"is a JSON {type(raw).__name__}; it must be an object")
-    if len(data) <= _MAX_CHECKED or _may_repeat(data, raw):
+    if not may_repeat and (len(data) <= _MAX_CHECKED or _may_repeat(data, raw)):
         _check_unique(data, place)
     return raw
 

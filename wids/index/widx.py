@@ -179,14 +179,14 @@ FORMAT = Format(
     (
         lengths(
             {
-                "sizes": lambda _, found: len(found["offsets"]),
-                "extension_ids": lambda _, found: len(found["offsets"]),
-                "key_ends": lambda _, found: len(found["starts"]),
-                "link_headers": lambda _, found: len(found["linked"]),
+                "sizes": "offsets",
+                "extension_ids": "offsets",
+                "key_ends": "starts",
+                "link_headers": "linked",
             }
         ),
-        ends("starts", lambda _, found: len(found["offsets"]), first=0, is_strict=True),
-        ends("key_ends", lambda _, found: len(found["keys"]), first=0),
+        ends("starts", "offsets", first=0, is_strict=True),
+        ends("key_ends", "keys", first=0),
         Invariant("contradicts its own header", _is_list_sound),
         within("extension_ids", 0, lambda facts, _: len(facts.extensions) - 1),
         Invariant("points outside its shard", _is_inside),

@@ -119,7 +119,7 @@ def _choose(claims: dict[str, Claim], url: str, same: Sequence[str]) -> Claim | 
 def _read(place: str, storage_options: dict[str, Any] | None) -> Iterator[Claim]:
     for source in _files(place, storage_options):
         data = read_bytes(source, storage_options=storage_options, max_bytes=_MAX_BYTES)
-        raw = parse_json(data, source)
+        raw = parse_json(data, source, may_repeat=True)  # the counts are compared
         name = urls.basename_of(source)
         directory = urls.directory_of(source)
         if name.endswith(STATS_SUFFIX) and "successes" in raw:
