@@ -129,6 +129,46 @@ def test_what_an_output_is_made_of(source, command, words, link):
     assert Path(output).read_bytes() == before
 
 
+BESIDE = {
+    "new.json.state": COMMANDS["create"],
+    "new.json.journal": COMMANDS["create"],
+    "c.parquet.state": COMMANDS["columns"],
+    "c.parquet.journal": COMMANDS["columns"],
+    "d/train.tables.spool": ("d/train.tables", ("index", "tables", "d/train.json", "-o")),
+    "d/train.tables.journal": ("d/train.tables", ("index", "tables", "d/train.json", "-o")),
+    "d/s0.tar.widx": ("new.json", ("index", "create", "d/s0.tar", "--members", "-o")),
+    "p.json.packing": ("p-%d.tar", ("pack", "d/train.json", "-o")),
+    "p-0.tar.widx": ("p-%d.tar", ("pack", "d/train.json", "-o")),
+}
+
+
+@pytest.mark.parametrize("notes", [NOTES, b"\n" + NOTES, b'{"my": "notes"}\n', b"\x89PNG\r\n\x1a\n"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_other_files_beside_an_output_stay(name, notes):
+    """What a command writes beside its output replaces and deletes nothing else, though --overwrite is there."""
+    output, command = BESIDE[name]
+    Path(name).write_bytes(notes)
+    for more in ((), ("--overwrite",)):
+        said = complaint(1, *command, output, *more)
+        assert f"{name}: exists, and is no " in said
+        assert Path(name).read_bytes() == notes
+    os.unlink(name)
+    assert run(*command, output).code == 0
+    assert run(*command, output, "--overwrite").code == 0
+
+
+def test_a_directory_of_parts_with_other_files():
+    """Only the parts in it go."""
+    output, command = COMMANDS["columns"]
+    os.mkdir(f"{output}.parts")
+    Path(f"{output}.parts/notes").write_bytes(NOTES)
+    run_ok(*command, output)
+    assert os.listdir(f"{output}.parts") == ["notes"]
+    os.unlink(f"{output}.parts/notes")
+    run_ok(*command, output, "--field", ".cls=other")
+    assert not os.path.exists(f"{output}.parts")
+
+
 def test_a_journal_that_is_none():
     """The file that --journal names is deleted in the end: only a journal is."""
     Path("notes").write_bytes(NOTES)

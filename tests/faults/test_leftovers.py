@@ -100,7 +100,8 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
 def test_journals_that_a_disk_made_something_of(tmp_path, line):
-    """Lines that are none are passed over."""
+    """Lines that are none are passed over, behind one that was cut."""
+    line = b'{"k": \n' + line
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("x")
     (tmp_path / "out").mkdir()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
+import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError, without_secrets
 from wids.events import logger
 from wids.index import urls, writing
-from wids.jobs.journal import JobJournal, format_record, parse_records
+from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
 from wids.osfiles import atomic, locks
 from wids.osfiles.index_paths import absolute
 from wids.transport.discovery import look_local
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from wids.index.shardlist import ShardList
 
 STATE_SUFFIX, JOURNAL_SUFFIX, PARTS_SUFFIX = ".state", ".journal", ".parts"
+# What a file of a part is called, also one that was being written.
+_PART = re.compile(r"[0-9a-f]{32}\.arrow(?:\.[0-9]+-[0-9a-f]{8}\.part)?")
 # Of more shards than so many, no file is looked at: on a file system of the network that would take a minute.
 _LOOKED_AT = 20_000
 
@@ -55,12 +57,14 @@ class KnownParts:
         facts: URL of a shard -> its record, to be compared with the shard of now.
 
     Raises:
-        OutputError: its directory cannot be written. OutputExistsError: another process is making it.
+        OutputError: its directory cannot be written. OutputExistsError: another process is making it, or there are
+            other files in these places.
     """
 
     def __init__(self, output: str, spec: str) -> None:
         self._output, self._folder, self._home = output, output + PARTS_SUFFIX, os.path.dirname(output)
         self._spec = spec
+        check_state(output + STATE_SUFFIX, PartFacts)
         self._journal = JobJournal(output, JOURNAL_SUFFIX, PartFacts, writer="wids columns create", target=Target())
         for path in (output, output + STATE_SUFFIX):
             locks.remove_parts(path)
@@ -115,7 +119,10 @@ class KnownParts:
         """The table is there."""
         if self._before is not None:
             self._before.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there is none; or others' files are in it
+            for name in filter(_PART.fullmatch, os.listdir(self._folder)):
+                os.unlink(os.path.join(self._folder, name))
+            os.rmdir(self._folder)
         self._journal.remove()
 
     def close(self) -> None:

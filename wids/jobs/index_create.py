@@ -25,7 +25,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
+from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output, check_table_replaceable
 from wids.transport.discovery import look_for_shards
 
 if TYPE_CHECKING:
@@ -372,6 +372,7 @@ class Indexing:
     def _keep_table(self, facts: ShardFacts) -> None:
         """Put a member table beside the index."""
         path = self._table_names[facts.url]
+        check_table_replaceable(path)
         atomic.write_atomically(path, facts.unpublished or b"")
         facts.unpublished, facts.has_table = None, True
         self.outcome.tables[facts.url] = path

@@ -31,7 +31,13 @@ from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_output, check_place, check_replaceable
+from wids.osfiles.index_paths import (
+    absolute,
+    check_output,
+    check_place,
+    check_replaceable,
+    check_table_replaceable,
+)
 from wids.transport.discovery import look_local
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
@@ -274,7 +280,8 @@ class _TablePacking:
     """Tables on their way into one pack; to be closed.
 
     Raises:
-        OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack.
+        OutputError: the pack's directory cannot be written. OutputExistsError: another process writes this pack, or
+            there are other files beside it.
     """
 
     def __init__(
@@ -300,12 +307,16 @@ class _TablePacking:
         self._spool = -1
         locks.remove_parts(path)
         try:
+            if not self._journal.before:
+                check_table_replaceable(self._spool_path, "spool of an earlier run")
             self._spool = os.open(self._spool_path, system.WRITE_FLAGS | os.O_CREAT, 0o666)
             if not self._journal.before:  # its content belongs to no run
                 os.ftruncate(self._spool, 0)
             self._end = os.fstat(self._spool).st_size
         except OSError as error:
             self._journal.close()
+            if isinstance(error, OutputError):
+                raise
             raise unwritten(path, error) from error
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from wids.errors import OutputError, OutputExistsError
 from wids.index import urls
 from wids.osfiles import atomic, system
+from wids.osfiles.index_paths import check_replaceable
 from wids.transport.upload import local_path
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class JobJournal(Generic[R]):
             self._fd, data = self._open(writer)
         else:
             data = target.get_bytes(self._url) or b""
+            self._check_own(data, writer)
         self._lines = [line for line in data.split(b"\n") if line]
         self.was_there, self.is_begun = bool(self._lines), False
         self.before = list(parse_records(self._lines, record))
@@ -142,16 +144,14 @@ class JobJournal(Generic[R]):
             ) from error
 
     def _check_own(self, data: bytes, writer: str) -> None:
-        """See that a file that a user named is a journal, for in the end it is deleted.
+        """See that a file is a journal, for in the end it is deleted.
 
         Raises:
             OutputExistsError: it is none.
         """
-        if self._url != self._output or not data or data.startswith(b"\n"):  # as each line, also one that was cut
-            return
-        if not any(True for _ in parse_records(data.split(b"\n"), self._record)):
+        if not ((self._header and data.lstrip(b"\n").startswith(self._header)) or holds_records(data, self._record)):
             raise OutputExistsError(
-                f"{self._path}: exists, and is no journal of {writer}; write elsewhere, or delete it", path=self._path
+                f"{self._url}: exists, and is no journal of {writer}; write elsewhere, or move it away", path=self._url
             )
 
     def _write(self, line: bytes) -> None:
@@ -171,6 +171,35 @@ def parse_records(lines: Iterable[bytes], record: type[R]) -> Iterable[R]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):  # also what msgspec raises
             yield msgspec.convert(json.loads(line), record)
+
+
+def holds_records(data: bytes, record: type[msgspec.Struct]) -> bool:
+    """Whether a file's content is of such records: some lines are, or it is empty, or may be what a disk left of them.
+
+    So JSON that is cut or damaged is, and JSON that is sound and no record is not.
+    """
+    text = data.strip(b"\0\r\n ")
+    if not text or any(True for _ in parse_records(data.split(b"\n"), record)):
+        return True
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text.startswith(b"{")
+    return False
+
+
+def check_state(path: str, record: type[msgspec.Struct]) -> None:
+    """See that the file in the place of a state, of such records a line, is one, for it is replaced.
+
+    Raises:
+        OutputExistsError: it is none.
+    """
+
+    def is_state(place: str) -> bool:
+        with open(place, "rb") as file:
+            return holds_records(file.read(), record)
+
+    check_replaceable(path, "state of an earlier run", is_state, overwrite=None)
 
 
 def format_record(record: msgspec.Struct) -> bytes:

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from wids.index import writing
-from wids.jobs.journal import JobJournal, format_record, parse_records
+from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
 from wids.jobs.scan import ShardFacts
 from wids.osfiles import atomic
 from wids.transport.upload import Target
@@ -33,11 +33,12 @@ class KnownShards:
 
     Raises:
         OutputError: the index's directory cannot be written.
-        OutputExistsError: another process is making this index.
+        OutputExistsError: another process is making this index, or there are other files in these places.
     """
 
     def __init__(self, output: str) -> None:
         self._output, self._home = output, os.path.dirname(output)
+        check_state(output + STATE_SUFFIX, ShardFacts)
         self._journal = JobJournal(output, JOURNAL_SUFFIX, ShardFacts, writer="wids index", target=Target())
         self.facts: dict[str, ShardFacts] = {}
         with contextlib.suppress(OSError), open(output + STATE_SUFFIX, "rb") as file:

@@ -29,11 +29,12 @@ from wids.index import table as tables
 from wids.index.tar import Members
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
+from wids.osfiles.index_paths import check_table_replaceable
 from wids.readers.header_reader import FIRST_BYTES, Window
 from wids.transport import download, retrying
 from wids.transport.discovery import Found, mark_words
 from wids.transport.range_client import ShardBytes
-from wids.transport.upload import Target
+from wids.transport.upload import Target, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,9 +325,15 @@ def _publish(task: ScanTask, facts: ShardFacts) -> ShardFacts:
 
 
 def publish_table(url: str, data: bytes, storage_options: dict[str, Any] | None = None) -> bool:
-    """Write a member table beside its shard; False where that cannot be done."""
+    """Write a member table beside its shard; False where that cannot be done.
+
+    Raises:
+        OutputExistsError: another file is there.
+    """
     if urls.scheme_of(url) in ("pipe", "http", "https"):
         return False
+    if urls.is_local(url):
+        check_table_replaceable(local_path(url) + tables.SUFFIX)
     try:
         Target(storage_options).put_bytes(data, url + tables.SUFFIX)
     except WidsError as error:

@@ -148,6 +148,22 @@ def check_index_replaceable(
     check_replaceable(path, what, is_such, inputs=inputs, shards=shards, overwrite=overwrite)
 
 
+def check_table_replaceable(path: str, what: str = "member table") -> None:
+    """See that a member table, or several one after another, replaces or deletes nothing but such a file.
+
+    Raises:
+        OutputExistsError, OutputError: see `check_replaceable`.
+    """
+    check_replaceable(path, what, _is_table, overwrite=None)
+
+
+def _is_table(path: str) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(len(container.MAGIC))
+    # Earlier versions have another letter behind these; zeros are what a disk leaves of a file.
+    return head.startswith(container.MAGIC[:4]) or not head.strip(b"\0")
+
+
 def _is_compiled(path: str) -> bool:
     with open(path, "rb") as file:
         return container.kind_of(file.read(container.START_BYTES)) == compiled.KIND

@@ -19,6 +19,7 @@ from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNo
 from wids.index import urls
 from wids.index.table import SUFFIX
 from wids.osfiles import atomic, system
+from wids.osfiles.index_paths import check_table_replaceable
 from wids.transport import filesystems
 from wids.transport.download import read_bytes
 from wids.transport.failures import missing_advice, public_cause
@@ -59,10 +60,11 @@ class Target:
         A table beside no shard, or beside another one, is not used: it knows its shard's size and md5.
 
         Raises:
-            OutputError: it cannot be put there.
+            OutputError: it cannot be put there. OutputExistsError: in the place of its table is another file.
         """
         if urls.is_local(url):
             path = local_path(url)
+            check_table_replaceable(path + SUFFIX)
             with _explained(url):
                 if table is not None:
                     atomic.write_atomically(path + SUFFIX, table.to_bytes())
@@ -168,7 +170,10 @@ class Target:
         """Remove the shards of a pattern that are not among ``kept``, and their tables; how many there were."""
         others = [url for k, url in self.find_shards(pattern).items() if k not in kept]
         for url in others:
-            self.remove(url + SUFFIX)
+            with contextlib.suppress(OutputExistsError):  # another file
+                if urls.is_local(url):
+                    check_table_replaceable(local_path(url) + SUFFIX)
+                self.remove(url + SUFFIX)
             self.remove(url)
         return len(others)
 
