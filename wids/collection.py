@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import itertools
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -57,6 +59,7 @@ Stretch: TypeAlias = "tuple[int, int, Reader, str, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
 _SIZED_SHARDS = 64
+_TABLES_AT_A_TIME = 16  # that are asked for
 _NAMED = 10  # extensions in a message
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
@@ -486,6 +489,31 @@ class ShardCollection:
         found = self.pool.open(self.shards[k])
         self.check_count(k, found.table)
         return found
+
+    def member_tables(self, numbers: Iterable[int]) -> Iterator[tuple[int, MemberTable | None]]:
+        """The numbers of shards, each with its member table; None: it cannot be had without a download of the shard.
+
+        Those of shards that are not on this machine are published ones that are certain to be their own.
+
+        Raises:
+            CountMismatchError: see `open`. WidsError: a shard, or a published table, cannot be read.
+        """
+        todo = iter(numbers)
+        with contextlib.ExitStack() as held:
+            each: Callable[..., Iterable[MemberTable | None]] = map
+            if self.has_remote():
+                pool = held.enter_context(ThreadPoolExecutor(_TABLES_AT_A_TIME, "wids-tables"))
+                held.callback(pool.shutdown, wait=False, cancel_futures=True)
+                each = pool.map
+            while some := list(itertools.islice(todo, 4 * _TABLES_AT_A_TIME)):
+                for k, table in zip(some, each(self._table_at_hand, some), strict=True):
+                    if table is not None:
+                        self.check_count(k, table)
+                    yield k, table
+
+    def _table_at_hand(self, k: int) -> MemberTable | None:
+        opened = self.pool.lru[self.shards.urls[k]]
+        return self.provider.find_table(self.shards[k]) if opened is None else opened.reader.table
 
     def pin(self, k: int) -> Reader:
         """The reader of shard number ``k``, open until the caller unpins it.

@@ -375,6 +375,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def where(self, predicate: str) -> Self:
         """A view of the samples for which an SQL expression is true; see `select`.
 
+        ``dataset.where("has_jpg and not has_txt")``, which needs no columns: member tables say so.
         ``dataset.where("width >= 512 and caption ilike '%cat%'")``. The columns are those of `query`. Samples for which
         it is null (``label <> 3`` where there is no label) are left out, and counted in a warning.
 
@@ -384,8 +385,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         Raises:
             QueryError: it is no such expression. ColumnsError, DependencyError: see `query`.
         """
-        indices = self.find_rows(predicate)
-        if len(indices) < len(self) and (nulls := self._columns.count_nulls(self._collection, predicate)):
+        indices, nulls = self._columns.choose(self._collection, predicate)
+        if nulls:
             logger.warning(
                 "where: %d of %d samples are left out because %s is null for them: a column that it names has no value",
                 *(nulls, len(self), shown(predicate)),

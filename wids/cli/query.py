@@ -46,7 +46,8 @@ def run_query(
 ) -> None:
     """Ask the columns of a dataset's samples by SQL, as `wids columns create` wrote them beside the index.
 
-    It is DuckDB's SQL (pip install 'wids[views]'). Nothing but these columns can be read, and nothing is changed.
+    It is DuckDB's SQL (pip install 'wids[views]'). Nothing but these columns can be read, and nothing is changed. Which
+    fields samples have (has_jpg), their sizes (jpg_bytes) and keys need no such file.
 
     `wids query train.json 'select label, count(*) from samples group by label order by 2 desc'`
 

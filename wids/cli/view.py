@@ -28,7 +28,8 @@ def run_view(
         typer.Option(
             "--where",
             metavar="SQL",
-            help='Of these, those for which it is true: "width >= 512". Over the columns of `wids columns create`.',
+            help='Of these, those for which it is true: "width >= 512", over the columns of `wids columns create`. '
+            '"has_jpg and not has_txt" needs none.',
             show_default=False,
         ),
     ] = None,

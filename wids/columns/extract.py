@@ -35,7 +35,7 @@ from wids.transport.discovery import Found, look_local
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from wids.events import Event
     from wids.index.table import MemberTable
@@ -354,7 +354,7 @@ def _find(value: Any, rule: ColumnRule) -> Any:
 def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
     """The columns as an Arrow stream; notes their kinds."""
     pa = import_arrow()
-    names, arrays = ["key", "bytes"], [_key_array(table), pa.array(_sample_bytes(table))]
+    names, arrays = ["key", "bytes"], [key_array(table), pa.array(sample_bytes(table))]
     for k, column in enumerate(values.columns):
         array, occurring = kinds.make_array(column)
         facts.kinds.append(occurring)
@@ -362,19 +362,11 @@ def _pack(table: MemberTable, values: _Values, facts: PartFacts) -> bytes:
         arrays.append(array)
         facts.nulls.append(column.count(None))
         facts.nans.append(sum(map(_has_nan, column)))
-    starts = np.asarray(table.starts).astype(np.int64)
-    owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
-    numbers: dict[str, int] = {}
-    fields = [numbers.setdefault(fold(name), len(numbers)) for name in table.extensions]
-    ids = np.array(fields, np.int64)[np.asarray(table.extension_ids)]
-    sizes = np.asarray(table.sizes).astype(np.int64)
     is_doubled = np.zeros(len(table), bool)
-    for k, extension in enumerate(facts.extensions):
-        mine = ids == k
-        found, count = (np.bincount(owners[mine], weights, len(table)) for weights in (sizes[mine], None))
+    for extension, found, count in size_columns(table, facts.extensions):
         is_doubled |= count > 1
         names.append(f"size {extension}")
-        arrays.append(pa.array(found.astype(np.int64), mask=count == 0))
+        arrays.append(pa.array(found, mask=count == 0))
     facts.doubled = int(is_doubled.sum())
     batch = pa.record_batch(arrays, names=[kinds.writable(name) for name in names])
     facts.extensions = [str(kinds.writable(extension)) for extension in facts.extensions]
@@ -400,7 +392,24 @@ def _has_nan(value: Any) -> bool:
     return False
 
 
-def _key_array(table: MemberTable) -> Any:
+def size_columns(
+    table: MemberTable, extensions: Iterable[str]
+) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]]:
+    """The fields of a shard's samples: extension, as `fold` gives it -> bytes of each sample, and how many members."""
+    starts = np.asarray(table.starts).astype(np.int64)
+    owners = np.repeat(np.arange(len(table)), starts[1:] - starts[:-1])
+    numbers: dict[str, int] = {}
+    fields = [numbers.setdefault(fold(name), len(numbers)) for name in table.extensions]
+    ids = np.array(fields, np.int64)[np.asarray(table.extension_ids)]
+    sizes = np.asarray(table.sizes).astype(np.int64)
+    for extension in extensions:
+        mine = ids == numbers[extension]
+        found, count = (np.bincount(owners[mine], weights, len(table)) for weights in (sizes[mine], None))
+        yield extension, found.astype(np.int64), count
+
+
+def key_array(table: MemberTable) -> Any:
+    """The keys of a shard's samples, as an Arrow array of strings."""
     pa = import_arrow()
     text = table.key_text
     if isinstance(text, str) and len(text) < 1 << 31:
@@ -409,7 +418,8 @@ def _key_array(table: MemberTable) -> Any:
     return pa.array(map(kinds.writable, table.keys()), pa.string())
 
 
-def _sample_bytes(table: MemberTable) -> np.ndarray[Any, np.dtype[np.int64]]:
+def sample_bytes(table: MemberTable) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The bytes of all members of each sample of a shard: int64, (samples,)."""
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(table.sizes).astype(np.int64))])
     starts = np.asarray(table.starts, np.int64)
     found: np.ndarray[Any, np.dtype[np.int64]] = ends[starts[1:]] - ends[starts[:-1]]

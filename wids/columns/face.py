@@ -38,8 +38,9 @@ class WithColumns:
 
         ``dataset.query("select label, count(*) from samples group by label order by 2 desc")``. The columns are those
         of the file that ``wids columns create`` wrote beside the index, and of joined tables; at least ``index``
-        (int64). It is DuckDB's SQL. No other file, no network and no variable of the program can be read, and nothing
-        is written.
+        (int64). ``has_jpg`` (bool), and without the file also ``jpg_bytes``, ``bytes``, ``key``, ``shard`` and ``row``,
+        come from member tables where they are named (`wids.columns.members`); no shard is downloaded. It is DuckDB's
+        SQL. No other file, no network and no variable of the program can be read, and nothing is written.
 
         Args:
             sql: the statement.
@@ -50,7 +51,8 @@ class WithColumns:
         Raises:
             QueryError: it is not one SELECT, has an unknown name, or takes more than 512 MiB and the temporary
                 directory. KeyboardInterrupt: Ctrl-C, after which DuckDB has stopped. ColumnsError: there are no
-                columns, or of another index; how to make them.
+                columns, or of another index, or a member table is neither here nor published; what to do.
+                InputError: two fields would be one ``has_FIELD``. FetchError, ShardError: a table cannot be read.
             DependencyError: duckdb or pyarrow is not installed (``pip install 'wids[views]'``).
         """
         return self._columns.query(self._collection, sql)

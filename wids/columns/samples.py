@@ -9,27 +9,29 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 
 from wids.collection import lists_shards
-from wids.columns import join, sql
+from wids.columns import join, members, sql
 from wids.columns.file import check_contents, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
+from wids.columns.packages import import_arrow
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
-from wids.errors import ColumnsError, InputError, MissingTableError
+from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
 from wids.index.fingerprint import contents, fingerprint, have_changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
+    from collections.abc import Callable, Iterator
 
     from wids.collection import ShardCollection
     from wids.columns.mapped import MappedTable
     from wids.index.shardlist import ShardList
+
+T = TypeVar("T")
 
 # Which columns come into the samples: all, none, or these.
 Fields: TypeAlias = "bool | str | Sequence[str]"
@@ -88,7 +90,9 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ColumnsError: the index's own table cannot be used.
         """
-        path = self.own_path(collection)
+        return self._names(self.own_path(collection))
+
+    def _names(self, path: str | None) -> list[str]:
         own = ["index"] if path is None else _names_of(path)
         return [*own, *itertools.chain.from_iterable(table.names for table in self.joined)]
 
@@ -122,17 +126,22 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         return path
 
     def find_table(self, collection: ShardCollection) -> sql.SampleTable | None:
-        """As `table`; None: there are no columns."""
-        return self.table(collection) if self.joined or self.own_path(collection) is not None else None
+        """The columns that there are; None: there are none."""
+        path = self.own_path(collection)
+        return self._table(collection, path) if self.joined or path is not None else None
 
-    def table(self, collection: ShardCollection) -> sql.SampleTable:
+    def _table(self, collection: ShardCollection, path: str | None, *, has_more: bool = False) -> sql.SampleTable:
         """What SQL is asked of.
+
+        Args:
+            collection: of the samples.
+            path: of the index's own table.
+            has_more: member tables give other columns besides.
 
         Raises:
             ColumnsError: there are no columns; or those that there are, are not of these samples.
         """
-        path = self.own_path(collection)
-        if path is None and not self.joined:
+        if path is None and not (self.joined or has_more):
             if not collection.provider.files.is_standard:
                 raise ColumnsError(
                     "columns are made of samples as `wids columns create` groups them, and this dataset has a key_rule "
@@ -140,7 +149,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                 )
             raise ColumnsError(
                 f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; make them: "
-                "wids columns create, or attach a table by with_table"
+                f"wids columns create, or attach a table by with_table ({members.KNOWN})"
             )
         self.check_rows(collection)
         return sql.SampleTable(
@@ -149,6 +158,59 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             joined=[table.table for table in self.joined],
             chosen=collection.whole_indices(),
         )
+
+    def _ask(
+        self, collection: ShardCollection, text: str, work: Callable[[sql.SampleTable], T], *, is_query: bool = False
+    ) -> T:
+        """What ``work`` gives for the columns, and those of member tables that SQL names besides.
+
+        Raises:
+            QueryError: it is no such SQL, or has an unknown name. ColumnsError: there are no columns, or not those.
+        """
+        path = self.own_path(collection)
+        names, there, wanted = frozenset[str](), set[str](), frozenset[str]()
+        if path is None or members.HAS in str(text).casefold():
+            names = sql.names_in(text, is_query=is_query)
+            there = {name.casefold() for name in self._names(path)}
+            wanted = members.of_members(names - there)
+        table = self._table(collection, path, has_more=bool(wanted))
+        if not wanted:
+            return work(table)
+        sizes = {} if path is None else _sizes_of(path)
+        if sizes:
+            found = members.presence(sizes, wanted)
+            table = msgspec.structs.replace(table, present={name: sizes[of] for name, of in found.items()})
+            extensions = list(sizes)
+        else:
+            if not (is_query or names <= wanted | there):
+                self._check_without(table, text, wanted)
+            more, extensions = members.read_columns(collection, wanted)
+            table = msgspec.structs.replace(table, joined=[*table.joined, more]) if more.num_columns else table
+        try:
+            return work(table)
+        except QueryError as error:
+            more = "" if path is not None else "; other columns: wids columns create"
+            raise QueryError(f"{error}; {members.describe_fields(extensions)}{more}", found=text) from error
+
+    def _check_without(self, table: sql.SampleTable, predicate: str, wanted: frozenset[str]) -> None:
+        """See that a predicate has no unknown names, before member tables are read; asks it of no samples.
+
+        Raises:
+            QueryError, ColumnsError: it has.
+        """
+        pa = import_arrow()
+        kinds = {name: pa.bool_() if name.startswith(members.HAS) else pa.int64() for name in wanted}
+        empty = pa.table({name: pa.array([], pa.string() if name == "key" else kinds[name]) for name in wanted})
+        none = np.zeros(0, np.int64)
+        try:
+            sql.find_rows(msgspec.structs.replace(table, joined=[*table.joined, empty], chosen=none), predicate)
+        except QueryError as error:
+            if table.path is not None or table.joined:
+                raise
+            raise ColumnsError(
+                f"{error}; there are no other columns of these samples; make them: wids columns create, or attach a "
+                "table by with_table"
+            ) from error
 
     def check_rows(self, collection: ShardCollection) -> None:
         """See that the joined tables have a row for each sample.
@@ -180,15 +242,20 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def find_rows(self, collection: ShardCollection, predicate: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """See `wids.columns.sql.find_rows`."""
-        return sql.find_rows(self.table(collection), predicate)
+        return self._ask(collection, predicate, lambda table: sql.find_rows(table, predicate))
 
-    def count_nulls(self, collection: ShardCollection, predicate: str) -> int:
-        """See `wids.columns.sql.count_nulls`."""
-        return sql.count_nulls(self.table(collection), predicate)
+    def choose(self, collection: ShardCollection, predicate: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+        """As `find_rows`, and for how many samples the predicate is null."""
+
+        def choose(table: sql.SampleTable) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+            rows = sql.find_rows(table, predicate)
+            return rows, sql.count_nulls(table, predicate) if len(rows) < table.count else 0
+
+        return self._ask(collection, predicate, choose)
 
     def query(self, collection: ShardCollection, text: str) -> Any:
         """See `wids.columns.sql.run_query`."""
-        return sql.run_query(self.table(collection), text)
+        return self._ask(collection, text, lambda table: sql.run_query(table, text), is_query=True)
 
     def join(self, request: join.JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """These, and the columns of a table.
@@ -218,7 +285,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = self.own_path(collection)
         if path is None:
-            self.table(collection)  # which says what to do
+            self._table(collection, path)  # which says what to do
             raise ColumnsError(f"{self.place or 'the index'}: there are no columns; make them: wids columns create")
         self.check_rows(collection)
         names = _choose(fields, _names_of(path))
@@ -279,6 +346,15 @@ def _names_of(path: str) -> list[str]:
     table = open_table(path)
     try:
         return list(table.schema.names)
+    finally:
+        table.close()
+
+
+def _sizes_of(path: str) -> dict[str, str]:
+    """Of each extension, the column of its sizes."""
+    table = open_table(path)
+    try:
+        return table.facts.sizes
     finally:
         table.close()
 

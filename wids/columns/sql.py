@@ -27,7 +27,7 @@ from wids.errors import QueryError
 from wids.osfiles import tempdirs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -65,12 +65,14 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
         samples: rows, before some are chosen.
         path: of the Parquet file with the index's own columns; None: it has none but ``index``.
         joined: Arrow tables of as many rows, whose columns come after those.
+        present: more columns, true where another one is not null: name -> the other's.
         chosen: the rows that a view has: int64, ascending; None: all. They are counted anew from 0 on.
     """
 
     samples: int
     path: str | None = None
     joined: Sequence[Any] = ()
+    present: Mapping[str, str] = {}
     chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     @property
@@ -194,19 +196,26 @@ def names_of(table: SampleTable) -> list[str]:
     return _ask(table, _DESCRIBE, _describe)
 
 
-def names_in(predicate: str) -> frozenset[str]:
+def names_in(text: str, *, is_query: bool = False) -> frozenset[str]:
     """The names that stand in a predicate, in lower case: of columns, and of fields in them.
+
+    Args:
+        text: the predicate.
+        is_query: it is a SELECT statement, whose own names are among them; none, if it is no such statement.
 
     Raises:
         QueryError: it is no expression.
     """
-    _check_text(predicate, "a predicate: write one as text")
+    _check_text(text, "SQL: write a SELECT statement as text" if is_query else "a predicate: write one as text")
 
     def find(connection: Any) -> frozenset[str]:
-        _check_predicate(connection, predicate)
-        return frozenset(name.casefold() for name in _find_names(_parse(connection, _FIND + predicate)))
+        if not is_query:
+            _check_predicate(connection, text)
+        return frozenset(
+            name.casefold() for name in _find_names(_parse(connection, text if is_query else _FIND + text))
+        )
 
-    return _ask(SampleTable(samples=0), predicate, find)
+    return _ask(SampleTable(samples=0), text, find)
 
 
 def _find_names(tree: Any) -> Iterator[str]:
@@ -358,7 +367,8 @@ def _ask(
                 _make_view(connection, table, scratch)
                 names.extend(_describe(connection))
                 if statement and table.path is not None:
-                    check_values(table.path, _columns_read(connection, statement, names), is_stopped.is_set)
+                    read = {table.present.get(name, name) for name in _columns_read(connection, statement, names)}
+                    check_values(table.path, read, is_stopped.is_set)
                 return work(connection)
 
         try:
@@ -433,7 +443,8 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
     for k, joined in enumerate(table.joined):
         connection.register(f"joined_{k}", joined)
         parts.append(f"joined_{k}")
-    whole = f"SELECT * FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
+    more = "".join(f", {_quoted(column)} IS NOT NULL AS {_quoted(name)}" for name, column in table.present.items())
+    whole = f"SELECT *{more} FROM {' POSITIONAL JOIN '.join(parts)}"  # noqa: S608 - ours
     if table.chosen is not None:  # not joined by index: three times as slow
         kind = np.int32 if table.samples < 1 << 31 else np.int64
         numbers = table.spread(np.arange(table.count, dtype=kind))
@@ -447,6 +458,10 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
     connection.execute("SET enable_external_access = false")
     connection.execute("SET enable_progress_bar = false")  # it is on where Python is interactive
     connection.execute("SET lock_configuration = true")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _check_predicate(connection: Any, predicate: str) -> None:

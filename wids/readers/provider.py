@@ -5,6 +5,7 @@ Local shards are read where they are, never copied or deleted. Which file lies w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from functools import partial
@@ -17,6 +18,7 @@ from wids.cache.store import Miss, ShardCache
 from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
 from wids.events import logger
 from wids.index import table as tables
+from wids.index import urls
 from wids.osfiles import system
 from wids.osfiles.open_file import OpenFile
 from wids.readers.base import announce
@@ -241,6 +243,7 @@ class AutoProvider:
             hooks=hooks,
             checks_counts=self._checks_counts,
         )
+        self._originals = Placement(cache_dir=None, localname=None, cache_local=False, storage_options=None)
         self._in_place = InPlaceProvider(self.files, placement)
         self._cached = CachedProvider(self.files, self.cache)
         self._by_ranges = RangeProvider(
@@ -271,6 +274,30 @@ class AutoProvider:
             if self._arrivals is not None:
                 self._arrivals.note_opened(path)
         return reader
+
+    def find_table(self, shard: Shard) -> MemberTable | None:
+        """The member table of a shard, from the shard if it is on this machine, else a published one; None: neither is.
+
+        No shard is downloaded, and none read by byte ranges.
+
+        Raises:
+            WidsError: the shard, or a published table, cannot be read.
+        """
+        path, is_in_place = self.cache.place(shard.url)
+        if not is_in_place:
+            found, files = self.cache.find(shard, path), self.files
+            if not isinstance(found, Miss):
+                try:
+                    if files.is_standard:
+                        return found.table
+                    return files.build_table(found.lease.fd, path, shard.url, found.table.identity)
+                finally:
+                    found.lease.release()
+            if not urls.is_local(shard.url):
+                return self._by_ranges.find_published(shard)
+            path = self._originals.local_path(shard.url)  # it will be copied when it is read
+        with contextlib.closing(self._in_place.open_at(shard, path)) as reader:
+            return reader.table
 
     def reads_early(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""

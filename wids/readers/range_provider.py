@@ -149,6 +149,24 @@ class RangeProvider:
         announce(self._hooks, reader, has_saved_table=True, start=start)
         return reader
 
+    def find_published(self, shard: Shard) -> MemberTable | None:
+        """The published table of a shard; None: there is none, or nothing that tells whether it is its own.
+
+        Raises:
+            FetchError: the server does not answer. TableError: it is damaged, or of another version of the shard.
+        """
+        if shard.filesize is None or not self._is_standard() or not member_tables.may_be_published(shard.url):
+            return None
+        known = self._tables.get(shard.url)
+        if known is not None and known[0].identity.size == shard.filesize:
+            return known[0]
+        try:
+            table = self._published.read(shard, shard_bytes=shard.filesize)
+        except member_tables.NOT_PUBLISHED:
+            return None
+        self._tables.remember(shard.url, (table, False))
+        return table
+
     def has_table(self, shard: Shard) -> bool:
         """Whether `find_early` finds a reader, as far as is known then."""
         return self._find_table(shard, bool) is not None

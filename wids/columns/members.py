@@ -1,0 +1,160 @@
+"""Columns that member tables give: which fields each sample has (``has_jpg``), and how many bytes.
+
+Rules: they are called as in the file beside an index (``jpg_bytes``, ``bytes``, ``key``, ``shard``, ``row``), and
+``has_`` before the name of a field: its extension, with ``_`` for what SQL would need quotes for (``has_seg_png`` of
+``.seg.png``). Only those that are asked for are made. No member is read, and no shard downloaded: a table comes from a
+shard on this machine, or is a published one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wids.columns.extract import key_array, sample_bytes, size_columns
+from wids.columns.packages import import_arrow
+from wids.columns.spec import OWN_COLUMNS, fold, size_names, stem_of
+from wids.errors import ColumnsError, InputError, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wids.collection import ShardCollection
+    from wids.index.table import MemberTable
+
+HAS = "has_"
+# What is known without them, and what is said where they cannot be had.
+KNOWN = "has_FIELD, FIELD_bytes, bytes, key, shard and row need none"
+_SIZE = re.compile(r"(.+)_bytes(?:_[0-9]+)?")
+_NAMED = 20  # fields in a message
+
+
+def of_members(names: Iterable[str]) -> frozenset[str]:
+    """Those of the names, in lower case, that member tables may have a column for."""
+    own = frozenset(OWN_COLUMNS) - {"index"}
+    return frozenset(name for name in names if name.startswith(HAS) or name in own or _SIZE.fullmatch(name))
+
+
+def describe_fields(extensions: Iterable[str]) -> str:
+    """The fields that samples have, for a message."""
+    found = sorted(set(map(fold, extensions)))
+    words = [f"{shorten(each)} ({HAS}{shorten(stem_of(each))})" for each in found[:_NAMED]]
+    return f"the fields of the samples are {', '.join(words)}" + ", ..." * (len(found) > _NAMED)
+
+
+def presence(extensions: Iterable[str], wanted: frozenset[str]) -> dict[str, str]:
+    """The columns ``has_FIELD`` among those that are wanted: name -> extension.
+
+    Raises:
+        InputError: two fields have one name.
+    """
+    found: dict[str, str] = {}
+    for extension in sorted(set(extensions)):
+        name = f"{HAS}{stem_of(extension).casefold()}"
+        if name in wanted and found.setdefault(name, extension) != extension:
+            raise InputError(
+                f"{shorten(found[name])} and {shorten(extension)} would both be {shorten(name)}; ask for their sizes, "
+                "which `wids columns create` lists"
+            )
+    return found
+
+
+def read_columns(collection: ShardCollection, wanted: frozenset[str]) -> tuple[Any, list[str]]:
+    """Columns with a row for each sample of the whole index; those of shards without a sample of a view say nothing.
+
+    Args:
+        collection: of the samples.
+        wanted: names, in lower case; those that no field has are left out.
+
+    Returns:
+        An Arrow table, and the extensions of all members of the shards that were looked at.
+
+    Raises:
+        ColumnsError: the table of a shard is neither here nor published. InputError: two fields have one name.
+        WidsError: a table or a shard cannot be read, or has another number of samples than the index says.
+    """
+    pa = import_arrow()
+    counts = np.asarray(collection.shards.nsamples, np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    found = _Columns(int(starts[-1]), wanted)
+    numbers = [k for k, count in enumerate(collection.lengths) if count] if wanted - {"shard", "row"} else []
+    rows = np.arange(found.total) - np.repeat(starts[:-1], counts)
+    keys = {}
+    for k, table in collection.member_tables(numbers):
+        if table is None:
+            raise _unknown(collection, k)
+        own = np.arange(counts[k]) % max(len(table), 1)  # one that has fewer samples than the index says repeats them
+        rows[starts[k] : starts[k + 1]] = own
+        found.add(table, int(starts[k]), own)
+        if "key" in wanted:
+            keys[k] = key_array(table).take(pa.array(own))
+    columns: dict[str, Any] = {}
+    if "shard" in wanted:
+        columns["shard"] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    if "row" in wanted:
+        columns["row"] = rows.astype(np.int32)
+    if "key" in wanted:
+        parts = [keys[k] if k in keys else pa.nulls(int(count), pa.string()) for k, count in enumerate(counts)]
+        columns["key"] = pa.chunked_array(parts, pa.string())
+    return pa.table({**columns, **found.arrays()}), sorted(found.extensions)
+
+
+def _unknown(collection: ShardCollection, k: int) -> ColumnsError:
+    url = collection.shards.urls[k]
+    return ColumnsError(
+        f"{url}: the shard is not on this machine, and no member table of it is published that is certain to be its "
+        "own, so its samples' fields are not known; publish tables (wids index create --members, or wids index "
+        "tables), or make columns: wids columns create",
+        url=url,
+    )
+
+
+class _Columns:
+    """The columns so far.
+
+    Args:
+        total: samples.
+        wanted: names.
+
+    Attributes:
+        extensions: of all members, in lower case.
+    """
+
+    def __init__(self, total: int, wanted: frozenset[str]) -> None:
+        self.total, self.extensions = total, set[str]()
+        self._wanted = wanted
+        sized = [match[1] for match in map(_SIZE.fullmatch, wanted) if match]
+        self._stems = {*sized, *(name.removeprefix(HAS) for name in wanted if name.startswith(HAS))}
+        self._bytes = np.zeros(total if "bytes" in wanted else 0, np.int64)
+        self._sizes: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(total, np.int64))
+        self._has: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(total, np.bool_))
+
+    def add(self, table: MemberTable, start: int, rows: np.ndarray[Any, Any]) -> None:
+        """Those of a shard: its samples in these rows stand from ``start`` on."""
+        here = slice(start, start + len(rows))
+        folded = set(map(fold, table.extensions))
+        self.extensions |= folded
+        if "bytes" in self._wanted:
+            self._bytes[here] = sample_bytes(table)[rows]
+        chosen = [each for each in folded if stem_of(each).casefold() in self._stems]
+        for extension, sizes, count in size_columns(table, chosen):
+            self._sizes[extension][here] = sizes[rows]
+            self._has[extension][here] = count[rows] > 0
+
+    def arrays(self) -> dict[str, Any]:
+        """The columns, by name.
+
+        Raises:
+            InputError: two fields have one name.
+        """
+        pa = import_arrow()
+        found = {"bytes": pa.array(self._bytes)} if "bytes" in self._wanted else {}
+        for name, extension in presence(self.extensions, self._wanted).items():
+            found[name] = pa.array(self._has[extension])
+        for extension, name in size_names(self.extensions, OWN_COLUMNS).items():
+            if name.casefold() in self._wanted:
+                found[name] = pa.array(self._sizes[extension], mask=~self._has[extension])
+        return found
