@@ -90,6 +90,22 @@ def cut_unannounced(reply, body):
     reply.close_connection = True
 
 
+def cut_zipped(reply, body):
+    """Half of what the body is in gzip, and the end of the connection, no length announced."""
+    data = gzip.compress(body)
+    reply.start(Connection="close", Content_Encoding="gzip")
+    reply.send(data[: len(data) // 2])
+    reply.close_connection = True
+
+
+def cut_zipped_chunked(reply, body):
+    """Half of what the body is in gzip, and the end of the answer in good order, as a proxy sends what it has."""
+    data = gzip.compress(body)
+    half = data[: len(data) // 2]
+    reply.start(Transfer_Encoding="chunked", Content_Encoding="x-gzip")
+    reply.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(half), half))
+
+
 def cut_chunked(reply, body):
     """Half the body in chunks, without the last one."""
     reply.start(Transfer_Encoding="chunked")

@@ -7,20 +7,22 @@ together.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import sys
 import time
-from functools import partial
+import zlib
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from wids.index import urls
 from wids.transport import filesystems
-from wids.transport.failures import InterruptedTransferError
+from wids.transport.failures import InterruptedTransferError, StalledTransferError
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat, parse_tag
 from wids.transport.spans import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from wids.transport.filesystems import Precedence
     from wids.transport.source import Sink
@@ -30,6 +32,8 @@ _BUFFER_BYTES = 1 << 20
 _LARGE_BYTES = 16 << 20
 # The answers that are the file, or a range of it.
 _WITH_CONTENT = frozenset({200, 203, 206})
+# How a body may be compressed that is unpacked here: clients do not notice that such a one ends too early.
+_GZIP = ("gzip", "x-gzip")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -118,8 +122,14 @@ class HttpSource(ByteSource):
         self._opened = answer = await self._open(span)
         return answer
 
-    async def _open(self, span: Span | None) -> _Answer:
-        """Ask for a span, or for the whole. The caller closes the answer."""
+    async def _open(self, span: Span | None, *, is_raw: bool = True) -> _Answer:
+        """Ask for a span, or for the whole. The caller closes the answer.
+
+        Args:
+            span: which; None: the whole.
+            is_raw: a body that is compressed, though nobody asked for that, is unpacked here, if it is gzip: of another
+                kind it is asked for again, and the client unpacks it.
+        """
         options = dict(self._filesystem.kwargs)
         if span is not None:
             last = max(span.hi - 1, span.lo)
@@ -127,6 +137,9 @@ class HttpSource(ByteSource):
         session = await self._filesystem.set_session()
         if span is not None and self.precedence is None and "timeout" not in options:
             options["timeout"] = _within(session.timeout, filesystems.limit_of(span.size))
+        is_raw = is_raw and _gives_raw(session.__class__)
+        if is_raw:
+            options["auto_decompress"] = False
         release = await self._connections.acquire(self.precedence)
         response = None
         try:
@@ -134,8 +147,9 @@ class HttpSource(ByteSource):
             response = await session.get(self._filesystem.encode_url(self._name), read_bufsize=_BUFFER_BYTES, **options)
             if response.status != 416 or span is None:
                 _raise_for_status(response)
-                note = partial(self._connections.note, self._host, time.monotonic() - start)
-                return _Answer(response, note, release)
+                if not is_raw or _encoding_of(response) in ("", "identity", *_GZIP):
+                    note = partial(self._connections.note, self._host, time.monotonic() - start)
+                    return _Answer(response, note, release, is_raw=is_raw)
         except BaseException:
             release()
             if response is not None:
@@ -143,7 +157,21 @@ class HttpSource(ByteSource):
             raise
         release()
         response.close()
+        if response.status != 416:
+            return await self._open(span, is_raw=False)
         return await self._open(None)  # there is nothing to have a range of
+
+
+@cache
+def _gives_raw(session: Hashable) -> bool:
+    """Whether this client gives bodies as they come, if it is told so; older ones do not."""
+    request = getattr(session, "_request", None)
+    return request is not None and "auto_decompress" in inspect.signature(request).parameters
+
+
+def _encoding_of(response: Any) -> str:
+    encoding: str = response.headers.get("Content-Encoding", "")
+    return encoding.strip().lower()
 
 
 def _raise_for_status(response: Any) -> None:
@@ -178,20 +206,24 @@ class _Answer:
         response: the client's.
         note: called with the bytes of a range and the seconds that they took.
         release: called once, when it is closed.
+        is_raw: the client has not unpacked the body.
 
     Attributes:
         is_range: it holds a range of the whole. span: which bytes it holds; None: not said. stat: of the whole.
     """
 
-    def __init__(self, response: Any, note: Callable[[int, float], None], release: Callable[[], None]) -> None:
+    def __init__(
+        self, response: Any, note: Callable[[int, float], None], release: Callable[[], None], *, is_raw: bool
+    ) -> None:
         self._response, self._note = response, note
         self._release: Callable[[], None] | None = release
+        self._content = _Unzipped(response.content) if is_raw and _encoding_of(response) in _GZIP else response.content
         headers = response.headers
         self.span: Span | None = None
         size = None
         found = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         # A body that was compressed for the wire is unpacked on the way: its length says nothing.
-        is_plain = headers.get("Content-Encoding", "").strip().lower() in ("", "identity")
+        is_plain = _encoding_of(response) in ("", "identity")
         self.is_range = response.status == 206
         if not self.is_range:
             if is_plain and response.content_length is not None:
@@ -208,7 +240,7 @@ class _Answer:
     async def read(self, size: int) -> bytes:
         """About ``size`` bytes; none at the end."""
         parts, count = [], 0
-        while count < size and (data := await self._response.content.readany()):
+        while count < size and (data := await self._content.readany()):
             parts.append(data)
             count += len(data)
         return b"".join(parts)
@@ -216,7 +248,7 @@ class _Answer:
     async def write_to(self, sink: Sink, span: Span) -> None:
         """Write the body, which is that span, as it comes."""
         start, at = time.monotonic(), span.lo
-        while data := await self._response.content.readany():
+        while data := await self._content.readany():
             sink.write(at, data)
             at += len(data)
         if at == span.hi:
@@ -228,3 +260,51 @@ class _Answer:
         release, self._release = self._release, None
         if release is not None:
             release()
+
+
+class _Unzipped:
+    """A body that comes as gzip, as it was before.
+
+    Args:
+        content: the client's.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+        self._unzip = self._start()
+        self._left = b""
+        self._is_full = self._has_begun = False
+
+    async def readany(self) -> bytes:
+        """Some bytes, 1 MiB at most; none at the end.
+
+        Raises:
+            StalledTransferError: it ended too early, or is no gzip.
+        """
+        while True:
+            data = self._left
+            if not (data or self._is_full):
+                data = await self._content.readany()
+                if not data and self._has_begun and not self._unzip.eof:
+                    raise StalledTransferError("the server's answer, which is compressed, ended too early")
+                if not data:
+                    return b""
+            self._has_begun = True
+            if self._unzip.eof:  # another file follows, or zeros, as gzip allows
+                data = data.lstrip(b"\0")
+                if not data:
+                    self._left = b""
+                    continue
+                self._unzip = self._start()
+            try:
+                found: bytes = self._unzip.decompress(data, _BUFFER_BYTES)
+            except zlib.error as error:
+                raise StalledTransferError(f"the server's answer is no gzip, as it says ({error})") from error
+            self._is_full = len(found) == _BUFFER_BYTES and not self._unzip.eof
+            self._left = self._unzip.unconsumed_tail or self._unzip.unused_data
+            if found:
+                return found
+
+    @staticmethod
+    def _start() -> Any:
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)

@@ -1,5 +1,6 @@
 import errno
 import gc
+import gzip
 import logging
 import os
 import pickle
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -24,6 +26,8 @@ from tests.support.servers import (
     cut,
     cut_chunked,
     cut_unannounced,
+    cut_zipped,
+    cut_zipped_chunked,
     endless,
     instead,
     mute,
@@ -103,6 +107,9 @@ TRANSIENT = {
     "cut": cut,
     "cut, no length": cut_unannounced,
     "cut, chunked": cut_chunked,
+    "cut, zipped": cut_zipped,
+    "cut, zipped, chunked": cut_zipped_chunked,
+    "no gzip": instead(BODY, Content_Encoding="gzip"),
     "reset": reset,
     "wrong size": instead(b"short"),
 }
@@ -144,6 +151,40 @@ def test_content_encoding(server, target):
     """A body that the server compresses for the wire arrives as it is; none is asked for."""
     assert fetch_body(server.add("/a.tar", BODY, zipped), target) == BODY
     assert server.headers[0]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("fault", [cut_zipped, cut_zipped_chunked])
+def test_a_cut_that_only_its_compression_shows(server, target, fault):
+    """Without a size to compare, the end of gzip is the end of the file: of a shard, and of an index."""
+    body = b"".join(b"%d," % k for k in range(40_000))
+    url = server.add("/a.tar", body, fault, whole, fault, whole)
+    download.download_to(url, target, check=lambda: None)
+    with open(target, "rb") as file:
+        assert file.read() == body
+    assert download.read_bytes(url) == body
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda body: gzip.compress(body[:1000]) + gzip.compress(body[1000:]) + bytes(512),
+        lambda body: gzip.compress(body, 9),
+        lambda body: gzip.compress(body, 0),
+    ],
+    ids=["several", "small", "stored"],
+)
+def test_gzip_of_all_kinds(server, pack):
+    """Several files in one, padding, contents that are a thousand times as long."""
+    for body in (BODY, bytes(5 << 20), b"x"):
+        url = server.add("/a.bin", body, instead(pack(body), Content_Encoding="gzip"))
+        assert download.read_bytes(url) == body
+
+
+def test_other_encodings(server, target):
+    """Are the client's to undo; it is asked once more."""
+    url = server.add("/a.tar", BODY, instead(zlib.compress(BODY), Content_Encoding="deflate"))
+    assert fetch_body(url, target) == BODY
 
 
 def test_headers_can_be_added(server, target):
