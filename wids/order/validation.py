@@ -11,8 +11,6 @@ import inspect
 import operator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,6 +52,8 @@ def parse_range(num_samples: Any, *, n: int) -> tuple[int, int]:
     Raises:
         ValueError: neither of these, or not inside ``0 .. n``.
     """
+    import numpy as np  # which a decoder of texts does not need
+
     if num_samples is None:
         return 0, n
     try:
@@ -71,6 +71,8 @@ def parse_ranges(ranges: Any) -> Indices:
     Raises:
         ValueError: not pairs of integers, or not ``0 <= lo <= hi``.
     """
+    import numpy as np  # which a decoder of texts does not need
+
     try:
         pairs = [(operator.index(lo), operator.index(hi)) for lo, hi in ranges]
     except (TypeError, ValueError):
@@ -83,6 +85,8 @@ def parse_ranges(ranges: Any) -> Indices:
 
 def shard_ends(lengths: Any) -> Indices | None:
     """Where each shard's samples end, one int64 for each shard; None if the argument is not a list of sample counts."""
+    import numpy as np  # which a decoder of texts does not need
+
     try:
         counts = np.asarray(lengths if hasattr(lengths, "__array__") else list(lengths))
     except (TypeError, ValueError):
