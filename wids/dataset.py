@@ -29,9 +29,8 @@ from wids.codecs.html import show_dataset
 from wids.collection import ShardCollection, load_shards, to_int
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
-from wids.errors import ClosedReaderError, InputError, ShardReadError, WidsError, note_sample, shown
+from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
-from wids.index import urls
 from wids.index.fields import Alternatives, parse_fields
 from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
@@ -336,7 +335,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""
         samples = self.preview(_PREVIEWS)
         shards = self._collection.shards
-        facts = [f"{len(self):,} samples in {len(shards):,} shards"]
+        facts = [
+            " in ".join(f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in ((len(self), "sample"), (len(shards), "shard")))
+        ]
         size = sum(shards.filesizes) if min(shards.filesizes, default=-1) >= 0 else None
         facts += [] if size is None or shards.selection is not None else [format_size(size)]
         classes = shards.class_names
@@ -357,14 +358,14 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         found: list[dict[str, Any] | Exception] = []
         collection, classes = self._collection, self._collection.shards.class_names
         for k in itertools.islice(range(len(collection.shards)), _PREVIEW_SHARDS):
-            url = collection.shards.urls[k]
-            if urls.is_local(url) or collection.provider.cache.has(url):
-                first = collection.ends[k - 1] if k else 0
-                for index in range(first, min(collection.ends[k], first + count - len(found))):
-                    try:
-                        found.append({**read_sample(collection, index, self.fields), "__classes__": classes})
-                    except WidsError as error:
-                        found.append(error)
+            first = collection.ends[k - 1] if k else 0
+            for index in range(first, min(collection.ends[k], first + count - len(found))):
+                try:
+                    if not collection.provider.is_here(collection.shards[k]):
+                        break
+                    found.append({**read_sample(collection, index, self.fields), "__classes__": classes})
+                except Exception as error:  # noqa: BLE001 - also of a key_rule or localname
+                    found.append(error)
             if len(found) >= count:
                 break
         return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wids.stats import Stats
 
 # Samples of each source that a notebook shows.
-_PREVIEWS = 3
+_PREVIEWS, _SOURCES = 3, 12  # samples of a source, and sources, that a notebook shows
 
 
 @suggest_names
@@ -149,9 +149,9 @@ class Mixture(ConcatDataset[Any]):
     def _repr_html_(self) -> str:
         """What a notebook shows: the shares, and the first samples of each source that are on this machine's disk."""
         samples: list[Any] = []
-        for dataset in self.datasets:
+        for dataset in self.datasets[:_SOURCES]:
             preview = getattr(dataset, "preview", None)
-            samples += preview(_PREVIEWS) if callable(preview) else []
+            samples += preview(min(_PREVIEWS, max(_SOURCES // len(self.datasets), 1))) if callable(preview) else []
         return show_dataset("Mixture", [repr(self).strip("<>")], samples, "")
 
     def _locate(self, index: Any) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Sampler
 
 import wids
@@ -1534,3 +1535,48 @@ def test_a_notebook_shows_samples_that_are_here(tmp_path, web):
     asked = len(web.requests)
     assert [sample["__index__"] for sample in far.preview(9)] == [3, 4, 5, 6]
     assert len(web.requests) == asked
+
+
+def test_what_a_notebook_shows_is_small(tmp_path):
+    """Whatever the samples are, and however many sources a mixture has; texts are escaped, errors are shown."""
+    rng = np.random.default_rng(0)
+    noise = []
+    for _ in range(2):
+        data = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (300, 300, 3), dtype=np.uint8)).save(data, "PNG")
+        noise.append(data.getvalue())
+    members = {f"k{i}.f{j}.png": noise[j % 2] for i in range(8) for j in range(6)}
+    dataset = wids.ShardListDataset(write_tar(tmp_path / "noise.tar", members))
+    html = dataset._repr_html_()
+    assert len(html) < 60_000
+    assert html.count("<img ") >= 8
+    assert html.count("300 x 300 RGB") == 48
+    mixture = wids.mix({f"source {k}": (dataset, 1) for k in range(40)})
+    assert len(mixture._repr_html_()) < 60_000
+    odd = {"<b>k.txt": b"<script>alert(1)</script>", "broken.jpg": b"no image", "deep.json": b"[" * 100_000}
+    html = wids.ShardListDataset(write_tar(tmp_path / "odd.tar", odd))._repr_html_()
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;b&gt;k" in html
+    assert html.count("#b00020") == 2
+    assert "its 8 bytes are not a JPEG" in html
+    rows = [{"url": "gone.tar", "nsamples": 1}, {"url": "noise.tar", "nsamples": 8}]
+    gone = wids.ShardListDataset(write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": rows}))
+    assert "there is no file" in gone._repr_html_()
+
+
+def test_a_notebook_fetches_nothing_anew(tmp_path, web):
+    """Nor is a cached shard downloaded again that is another one by now, or a local one copied."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "cache", prefetch=False)
+    dataset[0]
+    dataset.close()
+    for name in os.listdir(tmp_path / "cache"):
+        if name.endswith(".tar"):
+            os.truncate(tmp_path / "cache" / name, 512)
+    asked = len(web.requests)
+    assert dataset.preview(3) == []
+    assert len(web.requests) == asked
+    index = tmp_path / "data" / "index.json"
+    copied = wids.ShardListDataset(index, cache_local=True, cache_dir=tmp_path / "other")
+    assert copied.preview(3) == []
+    assert not [name for name in os.listdir(tmp_path) if name == "other"]

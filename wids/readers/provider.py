@@ -299,6 +299,15 @@ class AutoProvider:
         with contextlib.closing(self._in_place.open_at(shard, path)) as reader:
             return reader.table
 
+    def is_here(self, shard: Shard) -> bool:
+        """Whether a shard is read from this machine's disk, as it stands there: neither downloaded nor copied first."""
+        path, is_in_place = self.cache.place(shard.url)
+        found = None if is_in_place else self.cache.find(shard, path)
+        if found is None or isinstance(found, Miss):
+            return is_in_place
+        found.lease.release()
+        return True
+
     def reads_early(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
         return self._arrivals is not None and self._by_ranges.has_table(shard)
