@@ -30,7 +30,6 @@ from wids.cache.placement import endpoint_of
 from wids.errors import ChangedShardError, FetchError, NoRangesError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table_pack, urls
-from wids.index.container import START_BYTES
 from wids.osfiles import atomic, forks, system
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
@@ -290,13 +289,8 @@ class TablePacks:
             is_cancelled=lambda: time.monotonic() > ends,
             needs_version=True,
         )
-        data = source.read_first(_FIRST_BYTES)
-        end = table_pack.head_end(data, place=url)
-        if end > len(data):  # of very many names?
-            data += source.read(len(data), end - len(data))
-        end = table_pack.directory_end(data, place=url, size=source.size)
-        if end > len(data):
-            data += source.read(len(data), end - len(data))
+        first = source.read_first(_FIRST_BYTES)
+        data, end = table_pack.read_head(source.read, place=url, size=source.size, data=first)
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
     def _digest(self, url: str) -> str:
@@ -347,10 +341,10 @@ def _read_local(url: str) -> OpenPack:
     fd, _ = atomic.open_file(os.path.expanduser(urls.local_path(url)))
     try:
         status = os.fstat(fd)
-        head = system.pread(fd, START_BYTES, 0)
-        head = system.pread(fd, table_pack.head_end(head, place=url), 0)
-        end = table_pack.directory_end(head, place=url, size=status.st_size)
-        directory = table_pack.unpack(system.pread(fd, end, 0), place=url, size=status.st_size)
+        head, end = table_pack.read_head(
+            lambda at, length: system.pread(fd, length, at), place=url, size=status.st_size
+        )
+        directory = table_pack.unpack(head[:end], place=url, size=status.st_size)
     finally:
         os.close(fd)
     # As `wids.transport.stores.LocalSource` has it.

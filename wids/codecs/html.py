@@ -77,7 +77,7 @@ def _show_field(name: str, sample: Mapping[str, Any], most: int) -> str:
     return f"{escape(shorten(name, most=_LETTERS))}: {escape(_words(name, value, sample.get('__classes__')))}"
 
 
-def _words(name: str, value: Any, classes: Sequence[Any] | None) -> str:
+def _words(name: str, value: Any, classes: Sequence[str] | None) -> str:
     if (found := class_name(name, value, classes)) is not None:
         return f"{value} ({shorten(found, most=_LETTERS)})"
     if hasattr(value, "getvalue") or isinstance(value, bytes):
@@ -87,10 +87,15 @@ def _words(name: str, value: Any, classes: Sequence[Any] | None) -> str:
     return shorten(value if isinstance(value, str) else repr(value), most=_LETTERS)
 
 
-def class_name(name: str, value: Any, classes: Sequence[Any] | None) -> str | None:
+def class_name(name: str, value: Any, classes: Sequence[str] | None) -> str | None:
     """The class of a label in a field ``.cls`` by the index's list of classes; None: there is none."""
     is_label = name.rpartition(".")[2].lower() == "cls" and type(value) is int
-    return str(classes[value]) if is_label and classes is not None and 0 <= value < len(classes) else None
+    return name_label(value, classes or ()) if is_label else None
+
+
+def name_label(label: Any, classes: Sequence[str]) -> str | None:
+    """The name of a label's class; None: it has none."""
+    return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else None
 
 
 def _show_picture(image: Any, name: str, most: int) -> str:

@@ -55,6 +55,10 @@ _EMPTY = memoryview(b"")
 _CHECKED_ITEMS = 1 << 16
 
 
+class NoFacts(msgspec.Struct):
+    """The header of a file that says nothing of its own."""
+
+
 class _Head(msgspec.Struct, Generic[F]):
     """The header of a file."""
 
@@ -243,8 +247,6 @@ def kind_of(data: bytes) -> str | None:
 
 
 # --- invariants
-
-Bound = "int | Callable[[Any, Columns], int]"
 
 
 def within(name: str, low: int, high: Any) -> Invariant:

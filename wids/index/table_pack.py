@@ -13,14 +13,14 @@ That a table is its shard's own, the table itself says (`wids.cache.member_table
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from wids.errors import TableError
 from wids.index import urls
-from wids.index.container import Format, Invariant, ascending, lengths
+from wids.index.container import START_BYTES, Format, Invariant, NoFacts, ascending, lengths
 from wids.index.mapped_columns import hash_of
 from wids.index.shardlist import MAX_SHARDS
 from wids.index.writing import name_below
@@ -99,7 +99,7 @@ def pack_head(names: Sequence[str], lengths: Sequence[int], *, place: str) -> by
             url=place,
         )
     columns = dict(zip(_COLUMNS, (hashes[order], (ends - padded)[order], sizes[order]), strict=True))
-    return b"".join(_DIRECTORY.pack(_NoFacts(), columns, tail=int(ends[-1]) if n else 0))
+    return b"".join(_DIRECTORY.pack(NoFacts(), columns, tail=int(ends[-1]) if n else 0))
 
 
 def head_end(data: bytes | memoryview, *, place: str) -> int:
@@ -123,6 +123,28 @@ def directory_end(data: bytes | memoryview, *, place: str, size: int | None = No
         TableError: not a pack, another version, damaged, or of another size.
     """
     return _DIRECTORY.body_end(data, _broken(place), size=size)
+
+
+def read_head(
+    read: Callable[[int, int], bytes], *, place: str, size: int | None = None, data: bytes = b""
+) -> tuple[bytes, int]:
+    """(the beginning of a pack to the end of its directory or further, where the directory ends).
+
+    Args:
+        read: (offset, length in bytes) -> bytes.
+        place: what errors call the pack.
+        size: bytes of the pack, if that is known.
+        data: the beginning of the pack, if some of it was read before.
+
+    Raises:
+        TableError: not a pack, another version, damaged, or of another size.
+    """
+    data, end = data or read(0, START_BYTES), 0
+    for find in (head_end, partial(directory_end, size=size)):
+        end = find(data, place=place)
+        if end > len(data):
+            data += read(len(data), end - len(data))
+    return data, end
 
 
 def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> Directory:
@@ -161,15 +183,11 @@ def _broken(place: str) -> Callable[[str], TableError]:
     return lambda what: _damaged(place, what)
 
 
-class _NoFacts(msgspec.Struct):
-    """The header of a pack says nothing of its own."""
-
-
 _COLUMNS = ("hashes", "offsets", "lengths")
 _DIRECTORY = Format(
     "tables",
     1,
-    _NoFacts,
+    NoFacts,
     dict.fromkeys(_COLUMNS, "u8"),
     (
         lengths(dict.fromkeys(("offsets", "lengths"), lambda _, found: len(found["hashes"]))),

@@ -24,7 +24,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.index import checks
-from wids.index.container import START_BYTES, Format, Invariant
+from wids.index.container import START_BYTES, Format, Invariant, NoFacts
 from wids.index.container import ends as ends_at
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def parse_view(index: dict[str, Any], place: str | None) -> View | None:
 def pack_rows(ends: Integers, rows: npt.NDArray[Any]) -> list[bytes | memoryview]:
     """The file of rows, in parts."""
     is_narrow = rows.dtype.itemsize == 4
-    return _ROWS.pack(_NoFacts(), {"ends": ends, "rows" if is_narrow else "wide_rows": rows})
+    return _ROWS.pack(NoFacts(), {"ends": ends, "rows" if is_narrow else "wide_rows": rows})
 
 
 def checksum_of(data: bytes | memoryview) -> str:
@@ -159,14 +159,10 @@ def _samples(_: Any, columns: Columns) -> int:
     return len(columns["rows"]) + len(columns["wide_rows"])
 
 
-class _NoFacts(msgspec.Struct):
-    """The header of a file of rows says nothing of its own."""
-
-
 _ROWS = Format(
     "rows",
     1,
-    _NoFacts,
+    NoFacts,
     {"ends": "i8", "rows": "u4?", "wide_rows": "i8?"},
     (
         Invariant("contradicts itself", lambda _, found: not (len(found["rows"]) and len(found["wide_rows"]))),

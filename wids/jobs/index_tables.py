@@ -23,7 +23,6 @@ from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
 from wids.index import checks, compiled, table_pack, urls, writing
 from wids.index import table as tables
-from wids.index.container import START_BYTES
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.index_edit import refuse_view
@@ -245,9 +244,7 @@ def _is_pack_of(path: str, shards: ShardList) -> bool:
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(START_BYTES)
-            data += file.read(table_pack.head_end(data, place=path) - len(data))
-            data += file.read(table_pack.directory_end(data, place=path) - len(data))
+            data, _ = table_pack.read_head(lambda _, length: file.read(length), place=path)
             size = os.fstat(file.fileno()).st_size
         directory = table_pack.unpack(data, place=path, size=size)
     except TableError:

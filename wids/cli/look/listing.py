@@ -12,6 +12,7 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import format_size, parse_range, printable, shown_url, to_json
+from wids.codecs.html import name_label
 from wids.errors import SelectionError
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def list_rows(listed: Listed, *, shard: int | None, span: str, is_json: bool) ->
         lo, hi = parse_span(span, listed, option="--range")
     widths = (len(f"{max(hi - 1, 0)}"), len(f"{len(listed.shards)}"), len(f"{max(listed.shards.nsamples, default=0)}"))
     _write((to_json(found) for found in _rows(listed, lo, hi)) if is_json else _lines(listed, lo, hi, widths))
-
-
-def name_of(label: Any, classes: Sequence[str]) -> str | None:
-    """The name of a label's class; None: it has none."""
-    return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else None
 
 
 def _lines(listed: Listed, lo: int, hi: int, widths: tuple[int, int, int]) -> Iterator[str]:
@@ -96,7 +92,7 @@ def _classes(listed: Listed, k: int, rows: Sequence[int], classes: Sequence[str]
                 label = None
                 with contextlib.suppress(ValueError, IndexError):
                     label = int(data[0])
-                yield name_of(label, classes)
+                yield name_label(label, classes)
 
 
 def list_shards(listed: Listed, *, shard: int | None, span: str, is_json: bool) -> None:

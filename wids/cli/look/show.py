@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url, to_json
-from wids.cli.look.listing import LABEL, name_of, parse_span
+from wids.cli.look.listing import LABEL, parse_span
+from wids.codecs.html import name_label
 from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _with_class(field: Field, classes: Sequence[str]) -> Field:
     """A label with the name of its class."""
     if not classes or field.kind != "number" or field.name.casefold() != LABEL:
         return field
-    name = name_of(field.facts["value"], classes)
+    name = name_label(field.facts["value"], classes)
     words = f"none of the index's {count_of(len(classes), 'class', 'classes')}" if name is None else printable(name)
     facts = {**field.facts, "class": name}
     return msgspec.structs.replace(field, words=f"{field.words} ({words})", facts=facts)
