@@ -23,7 +23,7 @@ from wids.transport.download import download_to, read_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.index.view_file import Rows, View
+    from wids.index.view_file import RowsFile, View
 
 
 class ViewRows:
@@ -91,7 +91,7 @@ class ViewRows:
         place = RowsPlace(path, identify(status), offset, len(ends), samples=len(rows), width=rows.dtype.itemsize)
         return SharedSelection(ends, rows, place=place)
 
-    def _unpack(self, data: bytes | memoryview) -> Rows:
+    def _unpack(self, data: bytes | memoryview) -> RowsFile:
         found = view_file.unpack_rows(data, counts=self._counts, place=self._url)
         facts, expected = (view_file.checksum_of(data), len(found[1])), (self._view.rows_checksum, self._view.nsamples)
         if facts != expected:

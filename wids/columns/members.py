@@ -79,7 +79,7 @@ def read_columns(collection: ShardCollection, wanted: frozenset[str]) -> tuple[A
     pa = import_arrow()
     counts = np.asarray(collection.shards.nsamples, np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    found = _Columns(int(starts[-1]), wanted)
+    found = _MemberColumns(int(starts[-1]), wanted)
     numbers = [k for k, count in enumerate(collection.lengths) if count] if wanted - {"shard", "row"} else []
     rows = np.arange(found.total) - np.repeat(starts[:-1], counts)
     keys = {}
@@ -112,7 +112,7 @@ def _unknown(collection: ShardCollection, k: int) -> ColumnsError:
     )
 
 
-class _Columns:
+class _MemberColumns:
     """The columns so far.
 
     Args:

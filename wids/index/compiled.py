@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from wids.index.container import Columns as Sections
+    from wids.index.container import Sections
     from wids.index.shardlist import ShardList
 
 SUFFIX = ".widsx"

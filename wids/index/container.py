@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     # Makes the error that names the fault of a file.
     Broken = Callable[[str], Exception]
-    Columns = Mapping[str, memoryview]
+    Sections = Mapping[str, memoryview]
     Data = bytes | memoryview | npt.NDArray[Any]
 
 F = TypeVar("F", bound=msgspec.Struct)
@@ -51,7 +51,7 @@ START_BYTES, _PREFIX_BYTES = _START.size, 20
 # Of each type: its code for `memoryview.cast`, and its bytes.
 _TYPES = {"u1": ("B", 1), "u4": ("I", 4), "u8": ("Q", 8), "i8": ("q", 8)}
 _EMPTY = memoryview(b"")
-# Columns are checked so many items at a time: what that takes is freed, and is little.
+# Sections are checked so many items at a time: what that takes is freed, and is little.
 _CHECKED_ITEMS = 1 << 16
 
 
@@ -76,10 +76,10 @@ class Invariant(NamedTuple):
     """
 
     what: str
-    holds: Callable[[Any, Columns], bool]
+    holds: Callable[[Any, Sections], bool]
 
 
-class Contents(NamedTuple, Generic[F]):
+class Unpacked(NamedTuple, Generic[F]):
     """A file that was opened.
 
     Attributes:
@@ -178,7 +178,7 @@ class Format(Generic[F]):
 
     def unpack(
         self, data: bytes | memoryview, broken: Broken, *, size: int | None = None, is_checked: bool = False
-    ) -> Contents[F]:
+    ) -> Unpacked[F]:
         """Read a file.
 
         Args:
@@ -206,7 +206,7 @@ class Format(Generic[F]):
         for what, holds in self._invariants:
             if not holds(head.facts, columns):
                 raise broken(what)
-        return Contents(head.facts, columns, end, bytes(view[:START_BYTES]))
+        return Unpacked(head.facts, columns, end, bytes(view[:START_BYTES]))
 
     def _look(self, view: memoryview, broken: Broken, size: int | None) -> tuple[_Head[F], int, int]:
         """(the header, where it ends, where the sections end)."""
@@ -252,7 +252,7 @@ def kind_of(data: bytes) -> str | None:
 def within(name: str, low: int, high: Any) -> Invariant:
     """No number of a column is below ``low`` or above ``high``: a number, or a function of facts and columns."""
 
-    def holds(facts: Any, columns: Columns) -> bool:
+    def holds(facts: Any, columns: Sections) -> bool:
         most, column = _value(high, facts, columns), columns[name]
         is_above = low <= 0 and column.format in "BIQ"
         return all(part.max() <= most and (is_above or part.min() >= low) for part in _parts(column))
@@ -271,7 +271,7 @@ def ends(name: str, total: Any, *, first: int | None = None, is_strict: bool = F
         is_strict: no piece is empty.
     """
 
-    def holds(facts: Any, columns: Columns) -> bool:
+    def holds(facts: Any, columns: Sections) -> bool:
         column = columns[name]
         if not len(column):
             return first is None and _value(total, facts, columns) == 0
@@ -289,7 +289,7 @@ def ascending(name: str) -> Invariant:
 def sums(name: str, counts: str, total: Any) -> Invariant:
     """A column has the running sums of another one, none of which is negative; the last sum is ``total``."""
 
-    def holds(facts: Any, columns: Columns) -> bool:
+    def holds(facts: Any, columns: Sections) -> bool:
         if len(columns[name]) != len(columns[counts]):
             return False
         before = 0
@@ -306,13 +306,13 @@ def sums(name: str, counts: str, total: Any) -> Invariant:
 def lengths(expected: Mapping[str, Any]) -> Invariant:
     """Each column has so many items: as many as a column of that name, a number, or a function of facts and columns."""
 
-    def holds(facts: Any, columns: Columns) -> bool:
+    def holds(facts: Any, columns: Sections) -> bool:
         return all(len(columns[name]) == _value(count, facts, columns) for name, count in expected.items())
 
     return Invariant("contradicts its own header", holds)
 
 
-def _value(bound: Any, facts: Any, columns: Columns) -> int:
+def _value(bound: Any, facts: Any, columns: Sections) -> int:
     if isinstance(bound, str):
         return len(columns[bound])
     return cast("int", bound(facts, columns) if callable(bound) else bound)

@@ -28,10 +28,10 @@ from wids.index.writing import name_below
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.index.container import Columns
+    from wids.index.container import Sections
 
 SUFFIX = ".tables"
-# Columns are checked so many rows at a time: what that takes is freed, and is little.
+# Sections are checked so many rows at a time: what that takes is freed, and is little.
 _CHECKED_ROWS = 1 << 16
 
 
@@ -48,7 +48,7 @@ class Directory:
         place, size: as given.
     """
 
-    def __init__(self, columns: Columns, *, start: int, place: str, size: int) -> None:
+    def __init__(self, columns: Sections, *, start: int, place: str, size: int) -> None:
         self.place, self.size, self._start = place, size, start
         self._hashes, self._offsets, self._lengths = (np.asarray(columns[name]) for name in _COLUMNS)
 
@@ -165,7 +165,7 @@ def unpack(data: bytes | memoryview, *, place: str, size: int | None = None) -> 
     return Directory(found.columns, start=found.end, place=place, size=length)
 
 
-def _is_consistent(columns: Columns, size: int) -> bool:
+def _is_consistent(columns: Sections, size: int) -> bool:
     """Whether every table lies among the tables, which are of ``size`` bytes."""
     for lo in range(0, len(columns["offsets"]), _CHECKED_ROWS):
         at, length = (np.asarray(columns[name][lo : lo + _CHECKED_ROWS]) for name in ("offsets", "lengths"))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from wids.index.container import Columns
+    from wids.index.container import Sections
     from wids.index.selection import Integers
 
 # What a text has in it that is a view.
@@ -93,7 +93,7 @@ def max_bytes(shards: int, samples: int) -> int:
     return _MAX_HEAD_BYTES + 8 * (shards + samples)
 
 
-class Rows(NamedTuple):
+class RowsFile(NamedTuple):
     """A file of rows.
 
     Attributes:
@@ -106,7 +106,7 @@ class Rows(NamedTuple):
     offset: int
 
 
-def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place: str) -> Rows:
+def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place: str) -> RowsFile:
     """The rows in a file, which lie in ``data``.
 
     Args:
@@ -132,7 +132,7 @@ def unpack_rows(data: bytes | memoryview, *, counts: Sequence[int] | None, place
     if counts is not None and not _are_rows(ends, rows, np.asarray(counts, np.int64)):
         raise broken("names rows that its shards do not have, or not in order")
     sizes = 8 * len(ends) + rows.nbytes + -rows.nbytes % 8
-    return Rows(ends, rows, found.end - sizes)
+    return RowsFile(ends, rows, found.end - sizes)
 
 
 def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
@@ -155,7 +155,7 @@ def _are_rows(ends: Integers, rows: npt.NDArray[Any], counts: Integers) -> bool:
     return True
 
 
-def _samples(_: Any, columns: Columns) -> int:
+def _samples(_: Any, columns: Sections) -> int:
     return len(columns["rows"]) + len(columns["wide_rows"])
 
 

@@ -33,13 +33,13 @@ from wids.index.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wids.index.container import Columns
+    from wids.index.container import Sections
 
 SUFFIX = ".widx"
 _BLOCK = headers.BLOCK
 
 
-class _Facts(msgspec.Struct):
+class _WidxHeader(msgspec.Struct):
     """What the header of a table says; see `Identity`."""
 
     size: int
@@ -73,7 +73,7 @@ class Content(NamedTuple):
 def pack(content: Content) -> bytes:
     """The on-disk form."""
     identity, links = content.identity, content.links
-    facts = _Facts(
+    facts = _WidxHeader(
         identity.size,
         identity.mtime_ns,
         (identity.md5 or "").lower() or None,
@@ -110,14 +110,14 @@ def unpack(data: bytes, *, shard: str, name: str = "") -> Content:
     return Content(identity, [columns[key] for key in _COLUMNS], names, columns["keys"], facts.nrepeated, links)
 
 
-def _is_list_sound(facts: _Facts, columns: Columns) -> bool:
+def _is_list_sound(facts: _WidxHeader, columns: Sections) -> bool:
     """Whether the header's facts can be those of a shard."""
     extensions, nsamples = facts.extensions, len(columns["starts"]) - 1
     is_named = len(set(extensions)) == len(extensions) and "\0" not in "".join(extensions)
     return is_named and 0 <= facts.size < 1 << 64 and 0 <= facts.nrepeated <= nsamples
 
 
-def _is_archive(facts: _Facts, columns: Columns) -> bool:
+def _is_archive(facts: _WidxHeader, columns: Sections) -> bool:
     """Whether members can lie so in an archive, and the rows are in its order; of columns that are consistent.
 
     Else a table would decide which sample is number ``i`` of its shard.
@@ -162,7 +162,7 @@ _IS_NO_ARCHIVE = (
 FORMAT = Format(
     "widx",
     1,
-    _Facts,
+    _WidxHeader,
     {
         **dict(zip(_COLUMNS, ("u8", "u8", "u4", "u4", "u8"), strict=True)),
         "keys": "u1",
