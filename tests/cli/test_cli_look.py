@@ -346,6 +346,23 @@ def test_show_of_several_by_byte_ranges(tmp_path):
     assert [json.loads(line)["fields"][0]["begins"][:2] for line in lines] == ["00", "03", "01", "02"]
 
 
+def test_show_opens_a_shard_again_that_closed_itself(index, monkeypatch):
+    """As one does that is read by byte ranges, once its download is cheaper: also at its first read, again and again."""
+    opens, opened = AutoProvider.open, []
+
+    def open_closed(self, shard):
+        reader = opens(self, shard)
+        if len(opened) % 3:
+            reader.close()
+        opened.append(reader)
+        return reader
+
+    expected = run_ok("show", index, "0", "1", "4", "0")
+    monkeypatch.setattr(AutoProvider, "open", open_closed)
+    assert run_ok("show", index, "0", "1", "4", "0") == expected
+    assert len(opened) > 4
+
+
 def test_classes_have_names(tmp_path):
     """Where the index says names of classes, show and ls name those of labels that are one of them."""
     names = ["cat", "dog\x1b", "owl", "fox"]

@@ -81,14 +81,16 @@ def _read(listed: Listed, indices: Iterable[int]) -> Iterator[tuple[int, Sample]
         opened, reader = -1, None
         for index in indices:
             k, row = listed.locate(index)
-            members = None
-            if reader is not None and opened == k:
-                with contextlib.suppress(ClosedReaderError):  # from here on it is cheaper to download the shard
+            while True:
+                if reader is None or opened != k:
+                    held.close()
+                    reader, opened = held.enter_context(contextlib.closing(listed.open(k))), k
+                try:
                     members = reader.read(row)
-            if members is None:
-                held.close()
-                reader = held.enter_context(contextlib.closing(listed.open(k)))
-                opened, members = k, reader.read(row)
+                except ClosedReaderError:  # from here on it is cheaper to download the shard
+                    reader = None
+                    continue
+                break
             yield index, members
 
 
