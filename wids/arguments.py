@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from wids import error_log
-from wids.cache.placement import default_cache_dir
 from wids.collection import lists_shards
 from wids.errors import without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.index.table import find_groupings
 from wids.order.validation import check_flag, parse_int
 from wids.osfiles.index_paths import absolute
+from wids.osfiles.own_folder import default_cache_dir
 from wids.substitutes import Substitutes
 
 if TYPE_CHECKING:

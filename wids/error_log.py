@@ -20,7 +20,8 @@ from wids.errors import InputError, OutputError, without_secrets
 from wids.events import logger
 from wids.index.shardlist import Count  # noqa: TC001 - msgspec reads the annotations
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import check_place, check_replaceable, public_place
+from wids.osfiles.index_paths import public_place
+from wids.transport.upload import check_place, check_replaceable
 
 if TYPE_CHECKING:
     from typing import Any

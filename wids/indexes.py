@@ -13,7 +13,6 @@ it is made again, and refused if it is not the same.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.cache.compiled_indexes import CompiledIndexes, look_at
-from wids.cache.placement import default_cache_dir
 from wids.cache.view_rows import ViewRows
 from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
@@ -32,6 +30,7 @@ from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.osfiles import atomic, system
+from wids.osfiles.own_folder import default_cache_dir
 from wids.transport import retrying
 from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
 from wids.transport.stores import open_source
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from wids.cache.compiled_indexes import FileStatus
     from wids.index.compiled import Compiled
+    from wids.osfiles.shared_files import SharedFile
     from wids.osfiles.shared_selection import SharedSelection
     from wids.transport.source import Stat
 
@@ -200,7 +200,7 @@ class _JsonIndex:
         status = None if indexes is None else self._look()
         if indexes is not None and status is not None:
             digest = indexes.recall(self._key, status)
-            if digest is not None and (found := self._map(indexes, digest)) is not None:
+            if digest is not None and (found := indexes.find(digest, self._take)) is not None:
                 return found
         data = read_bytes(self._place, storage_options=request.storage_options)
         if energon.is_info(self._place):
@@ -210,7 +210,7 @@ class _JsonIndex:
         if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
             return _parse(data, request, named=None if request.storage_options is None else set())[0]
         digest = _digest(self._key.encode(), data)
-        found = self._map(indexes, digest) or self._compile(indexes, digest, data)
+        found = self._compile(indexes, digest, data)
         if status is not None and found.shards.origin is not None:
             indexes.remember(self._key, status, digest)
         return found
@@ -222,44 +222,53 @@ class _JsonIndex:
         status = look_at(os.path.expanduser(urls.local_path(self._place)))
         return None if status is None or status.size < MIN_SHARDS * _MIN_ROW_BYTES else status
 
-    def _map(self, indexes: CompiledIndexes, digest: str) -> LoadedIndex | None:
-        """The compiled index of a digest, if its sub-datasets are what they were."""
-        here = indexes.open(digest)
-        if here is None:
-            return None
-        path = indexes.path(digest)
-        try:
-            found = _open(*here, self._request, path=path, place=path)
-        except SpecError as error:
-            logger.info("compiled again: %s", error)
-            return None
+    def _take(self, file: SharedFile) -> LoadedIndex | None:
+        """The shards of a compiled index, if its sub-datasets are what they were.
+
+        Raises:
+            SpecError: it is damaged.
+        """
+        found = _open(file.data, file.status, self._request, path=file.path, place=file.path)
         texts = _PartTexts(self._request, set(found.source.named))
         if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
             return None
-        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), texts.options)
+        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.options)
 
     def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
         """The shards, mapped from a file that is written now; parsed if they are few, or that is not possible."""
-        with contextlib.ExitStack() as stack:
-            if data.count(_ROW_MARK) >= MIN_SHARDS:  # of a small text with large sub-datasets it is not known yet
-                stack.enter_context(indexes.writing(digest))
-                if (found := self._map(indexes, digest)) is not None:  # by another process, meanwhile
-                    return found
+        made: list[LoadedIndex] = []
+
+        def parse() -> tuple[_PartTexts, set[str]]:
             named: set[str] = set()
             parsed, texts = _parse(data, self._request, named=named)
-            if len(parsed.shards) < MIN_SHARDS:
-                return parsed
+            made[:] = [parsed]
+            return texts, named
+
+        def make(_: str, fd: int) -> bool:
+            texts, named = parsed or parse()
+            if len(made[0].shards) < MIN_SHARDS:
+                return False
             parts = tuple((url, _digest(text)) for url, text in texts.found.items())
             source = compiled.CompiledFrom(parts, tuple(sorted(named)))
             try:
-                packed = compiled.pack(parsed.shards, source=source)
+                packed = compiled.pack(made[0].shards, source=source)
             except (TypeError, ValueError) as error:  # values that JSON does not have
                 logger.debug("%s is not compiled: %s", self._place, error)
-                return parsed
-            if not indexes.publish(digest, lambda _, fd: system.write_parts(fd, packed)):
-                return parsed
-            indexes.note_checked(indexes.path(digest))
-        return self._map(indexes, digest) or parsed
+                return False
+            system.write_parts(fd, packed)
+            return True
+
+        parsed = None
+        if data.count(_ROW_MARK) < MIN_SHARDS:  # of a small text with large sub-datasets it is not known yet
+            if (found := indexes.find(digest, self._take)) is not None:
+                return found
+            parsed = parse()
+            if len(made[0].shards) < MIN_SHARDS:
+                return made[0]
+        found = indexes.get(digest, make, self._take)
+        if found is None and not made:
+            parse()
+        return found or made[0]
 
 
 # --- views
@@ -421,20 +430,17 @@ class _RemoteIndex:
         digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
         is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
         digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
-        here = indexes.open(digest) if is_known else None
-        if here is None and indexes.publish(digest, self._download):
-            indexes.note_checked(indexes.path(digest))
-            here = indexes.open(digest)
-        if here is None:
-            text = read_bytes(self._place, storage_options=request.storage_options)
-            return self._take(self._check(text), "")
-        try:
-            path = indexes.path(digest)
-            found = _open(*here, request, path=path, place=self._place) if is_known else self._check(here[0])
-        except SpecError:
-            indexes.remove(digest)  # the next one downloads it again
-            raise
-        return self._take(found, indexes.path(digest))
+
+        def take(file: SharedFile) -> LoadedIndex:
+            path = file.path
+            if is_known:
+                return self._take(_open(file.data, file.status, request, path=path, place=self._place), path)
+            return self._take(self._check(file.data), path)
+
+        found = indexes.get(digest, self._download, take, is_new=not is_known)
+        if found is None:
+            found = self._take(self._check(read_bytes(self._place, storage_options=request.storage_options)), "")
+        return found
 
     def _take(self, found: Compiled, path: str) -> LoadedIndex:
         return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)

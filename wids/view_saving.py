@@ -22,14 +22,8 @@ from wids.index.fingerprint import contents, fingerprint
 from wids.index.spec import parse_json
 from wids.index.view_file import SUFFIX, View, pack_rows
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import (
-    absolute,
-    check_index_replaceable,
-    check_output,
-    check_replaceable,
-    named_packs,
-    public_place,
-)
+from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output, named_packs, public_place
+from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +59,7 @@ def save(
 
     Raises:
         OutputError: the output is no local file, or in a directory that does not exist. OSError: it cannot be written.
-        OutputExistsError: see `wids.osfiles.index_paths.check_replaceable`.
+        OutputExistsError: see `wids.transport.upload.check_replaceable`.
     """
     path = check_output(path)
     parts = {name for keys in shards.defaults if isinstance(name := keys.get("source_url"), str)}

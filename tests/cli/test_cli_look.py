@@ -347,7 +347,7 @@ def test_show_of_several_by_byte_ranges(tmp_path):
 
 
 def test_show_opens_a_shard_again_that_closed_itself(index, monkeypatch):
-    """As one does that is read by byte ranges, once its download is cheaper: also at its first read, again and again."""
+    """As one does that is read by byte ranges, once its download is cheaper: at its first read too."""
     opens, opened = AutoProvider.open, []
 
     def open_closed(self, shard):

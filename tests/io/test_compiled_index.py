@@ -23,6 +23,7 @@ from wids.index import compiled, container
 from wids.index.spec import list_shards
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
 from wids.osfiles import system
+from wids.osfiles.shared_files import SharedFiles
 from wids.testing import Server
 
 COUNTS = (3, 4, 2, 5)
@@ -327,15 +328,15 @@ def test_one_of_several_compiles(index, cache, monkeypatch):
         answers.append(1)
         return real(*args, **options)
 
-    writing = compiled_indexes.CompiledIndexes.writing
+    alone = SharedFiles.alone
 
-    def slow(self, digest):
+    def slow(self, key):
         if not answers:  # another process was first
             answers.append(call_in_child(open_and_tell, index, cache, method="forkserver"))
-        return writing(self, digest)
+        return alone(self, key)
 
     monkeypatch.setattr(indexes, "parse_index", parse)
-    monkeypatch.setattr(compiled_indexes.CompiledIndexes, "writing", slow)
+    monkeypatch.setattr(SharedFiles, "alone", slow)
     dataset = ShardListDataset(index, cache_dir=cache)
     assert answers == [(True, dataset.fingerprint)]
     assert is_mapped(dataset)

@@ -31,10 +31,11 @@ from tests.support.children import child, receive
 from tests.support.clocks import PATIENCE_SECONDS, skip_waits, threads_named
 from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import space, usage_hints
-from wids.cache.directory import LOCK_SUFFIX, PLAN_SUFFIX, CacheDirectory
+from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import WidsError
 from wids.index import spec
 from wids.osfiles import system
+from wids.osfiles.own_folder import LOCK_SUFFIX
 from wids.readers.provider import AutoProvider
 from wids.transport import filesystems
 

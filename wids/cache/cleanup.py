@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, LOCK_SUFFIX, directory_of
+from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, directory_of
 from wids.cache.space import Excess, Space, evict_from
 from wids.errors import CacheError
 from wids.events import Swept, format_size, logger
@@ -31,6 +31,7 @@ from wids.index import table as tables
 from wids.order.validation import suggest_names
 from wids.osfiles import locks
 from wids.osfiles.holders import find_holders
+from wids.osfiles.own_folder import LOCK_SUFFIX
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:

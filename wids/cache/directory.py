@@ -3,12 +3,7 @@
     NAME                                  a cached shard
     .wids/tables/NAME.widx                its member table, written by the download
     .wids/tables/NAME.keep                present: the shard is not to be evicted
-    .wids/indexes/DIGEST.widsx            a compiled index (`wids.cache.compiled_indexes`), its user's alone
-    .wids/indexes/DIGEST.source           which file an index was compiled from
-    .wids/indexes/DIGEST.tables           the directory of a pack of member tables (`wids.cache.table_packs`)
-    .wids/indexes/DIGEST.parquet          a copy of a remote table of columns, likewise
-    .wids/indexes/DIGEST.untabled         shards without tables beside them (`wids.cache.published_tables`), likewise
-    .wids/indexes/DIGEST.rows             a copy of the rows of a remote view (`wids.cache.view_rows`), likewise
+    .wids/indexes/KEY.SUFFIX              a file that is made once for all processes (`wids.osfiles.shared_files`)
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
     .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it
@@ -24,7 +19,6 @@ users who share the one share the other.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import re
@@ -37,20 +31,18 @@ import msgspec
 from wids.errors import CacheError, WidsError
 from wids.events import logger
 from wids.index import table as tables
-from wids.osfiles import system
+from wids.osfiles.own_folder import LOCK_SUFFIX, OwnFolder
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_OWN, _TABLES, _INDEXES = ".wids", "tables", "indexes"
-LOCK_SUFFIX, KEEP_SUFFIX, PLAN_SUFFIX = ".lock", ".keep", ".plan"
+KEEP_SUFFIX, PLAN_SUFFIX = ".keep", ".plan"
 # The whole name: one that ends in a line feed, or has the digits of another script, was not made by a cache.
 _PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
 _PLAN = re.compile(r"[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
 _SPACE, _RELEASE_REQUEST, _CHANGES = "space", "release-request", "changes"
 CLEANUP_LOCK = ".cleanup.lock"
-_WRITABLE_BY_OTHERS = 0o022
 
 
 class Transients(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,20 +81,18 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     stranger_bytes: int
 
 
-class CacheDirectory:
+class CacheDirectory(OwnFolder):
     """Paths in one cache directory. Nothing is opened or made until a method says so.
 
     Attributes:
-        path: the directory.
+        path: the directory. tables: the folder of member tables.
     """
 
-    __slots__ = ("indexes", "own", "path", "tables")
+    __slots__ = ("tables",)
 
     def __init__(self, path: str) -> None:
-        self.path = path or "."
-        self.own = os.path.join(self.path, _OWN)
-        self.tables = os.path.join(self.own, _TABLES)
-        self.indexes = os.path.join(self.own, _INDEXES)
+        super().__init__(path)
+        self.tables = os.path.join(self.own, "tables")
 
     def shard(self, name: str) -> str:
         """The path of a cached shard."""
@@ -115,14 +105,6 @@ class CacheDirectory:
     def keep_mark(self, name: str) -> str:
         """The path of the mark that it is not to be evicted."""
         return os.path.join(self.tables, name + KEEP_SUFFIX)
-
-    def staging(self, name: str) -> str:
-        """What the path of its part file begins with."""
-        return os.path.join(self.own, name)
-
-    def lock(self, name: str) -> str:
-        """The path of the lock file of its download."""
-        return os.path.join(self.own, name + LOCK_SUFFIX)
 
     @property
     def space_lock(self) -> str:
@@ -157,22 +139,7 @@ class CacheDirectory:
         Raises:
             OSError: they cannot be made.
         """
-        for folder in (self.own, self.tables):
-            self._make_folder(folder)
-
-    def make_indexes(self) -> None:
-        """Make the folders for compiled indexes, in a directory that exists.
-
-        Raises:
-            OSError: they cannot be made.
-        """
-        for folder in (self.own, self.indexes):
-            self._make_folder(folder)
-
-    def _make_folder(self, folder: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            system.until_permitted(partial(os.mkdir, folder))
-            os.chmod(folder, stat.S_IMODE(os.stat(self.path).st_mode))
+        self.make_folders(self.tables)
 
     def is_downloaded(self, name: str) -> bool:
         """Whether a file is a shard that a download put there."""
@@ -260,50 +227,6 @@ class CacheDirectory:
                 os.close(self.open_own(self.keep_mark(name)))
             except OSError as error:
                 _warn_of_no_marks(self.path, error.strerror or str(error))
-
-    # --- permissions
-
-    def share(self, fd: int) -> None:
-        """Let those who may write to the directory read and write one of the cache's own files, under any umask."""
-        self._widen(fd, 0o666)
-
-    def share_for_reading(self, fd: int) -> None:
-        """Let those who may write to the directory read a shard."""
-        self._widen(fd, 0o444)
-
-    def _widen(self, fd: int, maximum: int) -> None:
-        with contextlib.suppress(OSError):  # another user's file, who has done so; a directory that is gone
-            mode = stat.S_IMODE(os.stat(self.path).st_mode)
-            if mode & _WRITABLE_BY_OTHERS:
-                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode & maximum)
-
-    def open_own(self, path: str) -> int:
-        """Open one of the cache's own files for writing, made if need be; the caller closes.
-
-        Raises:
-            OSError: it cannot be opened, or is no regular file.
-        """
-        # A link that another user put there would have us write into a file of our own, elsewhere.
-        flags = system.WRITE_FLAGS | os.O_NONBLOCK | os.O_NOFOLLOW
-        try:
-            # Not made in the same step: in a sticky directory that is refused for another user's file.
-            fd, is_new = os.open(path, flags), False
-        except FileNotFoundError:
-            fd, is_new = os.open(path, flags | os.O_CREAT, 0o666), True
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        if is_new:
-            self.share(fd)
-        return fd
-
-    def lock_mode(self) -> int:
-        """The permissions of lock files, which every process that locks them opens for writing."""
-        try:
-            mode = stat.S_IMODE(os.stat(self.path).st_mode)
-        except OSError:
-            return 0o644
-        return 0o600 | mode & 0o666 if mode & _WRITABLE_BY_OTHERS else 0o644
 
 
 @functools.cache  # once for each directory, not for each shard

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import FetchDeniedError, ShardError, ShardNotFoundError, TableError
 from wids.events import logger
-from wids.index import foreign, keys, tar, urls
+from wids.index import container, foreign, keys, tar, urls
 from wids.index import table as tables
 from wids.index.tar import Members
 from wids.osfiles import system
 from wids.osfiles.atomic import open_file
 from wids.transport import download, retrying
+from wids.transport.upload import check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,3 +192,19 @@ def accept_published(data: bytes, shard: Shard, *, shard_bytes: int | None, wher
     if shard_bytes not in (None, table.identity.size) or (md5 and shard.md5sum and md5 != shard.md5sum):
         raise TableError(f"{url}: {where} is of another version of the shard", shard=url)
     return table
+
+
+def check_table_replaceable(path: str, what: str = "member table") -> None:
+    """See that a member table, or several one after another, replaces or deletes nothing but such a file.
+
+    Raises:
+        OutputExistsError, OutputError: see `check_replaceable`.
+    """
+    check_replaceable(path, what, _is_table, overwrite=None)
+
+
+def _is_table(path: str) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(len(container.MAGIC))
+    # Earlier versions have another letter behind these; zeros are what a disk leaves of a file.
+    return head.startswith(container.MAGIC[:4]) or not head.strip(b"\0")

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any
 from wids.cache.directory import directory_of
 from wids.errors import CacheError
 from wids.index import urls
-from wids.osfiles import atomic
 from wids.policy import freshness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def default_cache_dir() -> str:
-    """``$WIDS_CACHE``, else a per-user directory under the system's temporary directory."""
-    chosen = os.environ.get("WIDS_CACHE")
-    return os.path.expanduser(chosen) if chosen else atomic.private_dir()
 
 
 class Placement:
@@ -73,7 +66,7 @@ class Placement:
         if self.cache_dir is None:
             raise CacheError(f"{url}: there is neither a cache_dir nor a localname to put it")
         # A relative path means another shard in another directory, and must not share its name in the cache.
-        endpoint = endpoint_of(url, self._storage_options) if own is None else ""
+        endpoint = urls.endpoint_of(url, self._storage_options) if own is None else ""
         name = urls.cache_name(url if own is None else own, endpoint=endpoint)
         return os.path.join(self._absolute(self.cache_dir), name), False
 
@@ -102,10 +95,3 @@ class Placement:
         if path.startswith("/"):  # as most are, and each opening of a shard asks
             return path
         return os.path.join(self._home, os.path.expanduser(path))
-
-
-def endpoint_of(url: str, storage_options: dict[str, Any] | None) -> str:
-    """The server that options name: one bucket and key may stand for two shards on two of them."""
-    options = urls.options_for(url, storage_options)
-    client = options.get("client_kwargs") or {}
-    return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import member_tables
-from wids.cache.compiled_indexes import UNTABLED_SUFFIX, CompiledIndexes
-from wids.cache.placement import endpoint_of
 from wids.cache.table_packs import TablePacks
 from wids.errors import FetchError, ShardNotFoundError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import urls
-from wids.osfiles import forks, system
+from wids.index.urls import endpoint_of
+from wids.osfiles import forks
+from wids.osfiles.shared_files import SharedFiles
 from wids.transport import retrying
 from wids.transport.failures import CancelledTransferError, forget_frames
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from wids.index.spec import Shard
     from wids.index.table import MemberTable
 
+UNTABLED_SUFFIX = ".untabled"
 AGAIN_SECONDS, ENOUGH = 300.0, 3
 # Of one directory: the newest.
 _MAX_SHARDS = 4096
@@ -80,7 +81,7 @@ class MissingTables:
 
     def __init__(self, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> None:
         self._options = storage_options
-        self._kept = None if cache_dir is None else CompiledIndexes(cache_dir, suffix=UNTABLED_SUFFIX)
+        self._kept = None if cache_dir is None else SharedFiles(cache_dir, UNTABLED_SUFFIX)
         self._begin()
 
     def _begin(self) -> None:
@@ -152,9 +153,9 @@ class MissingTables:
     def _look(self, directory: str) -> _Missing:
         """What all processes know of a directory."""
         found = None
-        if self._kept is not None and (data := self._kept.map(self._name(directory))) is not None:
+        if self._kept is not None and (file := self._kept.open(self._name(directory))) is not None:
             with contextlib.suppress(msgspec.MsgspecError):
-                found = msgspec.json.decode(data, type=_Missing)
+                found = msgspec.json.decode(file.data, type=_Missing)
         with self._lock:
             known = self._known.setdefault(directory, _Missing())
             if found is not None:
@@ -173,7 +174,7 @@ class MissingTables:
             known.found = known.found if missing else now
             data = msgspec.json.encode(known)
         if self._kept is not None and (missing or self._kept.is_used()):
-            self._kept.publish(self._name(directory), lambda _, fd: system.write_all(fd, data, 0))
+            self._kept.put(self._name(directory), data)
 
 
 def _digest(text: str) -> str:

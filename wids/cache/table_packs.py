@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.cache import member_tables
-from wids.cache.compiled_indexes import CompiledIndexes
-from wids.cache.placement import endpoint_of
 from wids.errors import ChangedShardError, FetchError, NoRangesError, TableError
 from wids.events import TableRead, emit, logger
 from wids.index import table_pack, urls
+from wids.index.urls import endpoint_of
 from wids.osfiles import atomic, forks, system
+from wids.osfiles.shared_files import SharedFiles
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
 from wids.transport.source import Stat
@@ -88,7 +88,7 @@ class TablePacks:
         self, *, cache_dir: str | None, storage_options: dict[str, Any] | None = None, hooks: Sequence[Hook] = ()
     ) -> None:
         self._storage_options, self._hooks = storage_options, hooks
-        self._kept = None if cache_dir is None else CompiledIndexes(cache_dir, suffix=table_pack.SUFFIX)
+        self._kept = None if cache_dir is None else SharedFiles(cache_dir, table_pack.SUFFIX)
         self._begin()
 
     def _begin(self) -> None:
@@ -244,40 +244,36 @@ class TablePacks:
             return _read_local(url), None
         # From before the lock: of many processes, each would else wait for the server in its turn.
         ends = time.monotonic() + _DIRECTORY_SECONDS
-        kept = self._kept
-        if kept is None:
-            head, note, source = self._download(url, seconds, ends)
-            return _opened(head, note), source
-        digest = self._digest(url)
-        if (found := self._map(kept, digest, url)) is not None:
-            return found, None
-        with kept.writing(digest):
-            if (found := self._map(kept, digest, url)) is not None:  # by another process, meanwhile
-                return found, None
-            head, note, source = self._download(url, seconds, ends)
-            # Not by msgspec: an entity tag may hold bytes that are not UTF-8.
-            parts = [head, json.dumps(msgspec.to_builtins(note)).encode()]
-            found = _opened(head, note)
-            if kept.publish(digest, lambda _, fd: system.write_parts(fd, parts)):
-                found = self._map(kept, digest, url) or found
-            return found, source
+        fetched: list[tuple[OpenPack, ShardBytes]] = []
 
-    def _map(self, kept: CompiledIndexes, digest: str, url: str) -> OpenPack | None:
-        """The pack whose directory is in the cache directory; None: there is none, or an old one."""
-        data = kept.map(digest)
-        if data is None:
-            return None
+        def make(_: str, fd: int) -> None:
+            head, note, source = self._download(url, seconds, ends)
+            fetched[:] = [(_opened(head, note), source)]
+            # Not by msgspec: an entity tag may hold bytes that are not UTF-8.
+            system.write_parts(fd, [head, json.dumps(msgspec.to_builtins(note)).encode()])
+
+        found = None
+        if self._kept is not None:
+            found = self._kept.get(self._digest(url), make, lambda file: self._take(file.data, url))
+        if found is None and not fetched:
+            head, note, source = self._download(url, seconds, ends)
+            fetched.append((_opened(head, note), source))
+        return found or fetched[0][0], fetched[0][1] if fetched else None
+
+    def _take(self, data: memoryview, url: str) -> OpenPack | None:
+        """The pack whose directory this is; None: it is another one, or an old one.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         try:
             end = table_pack.directory_end(data, place=url)
             note = msgspec.convert(json.loads(bytes(data[end:])), _Note)
-            if note.url != url:
-                return None
             found = _opened(data[:end], note)
-        except (TableError, ValueError, RecursionError) as error:  # also what msgspec raises
-            logger.info("downloaded again: %s", error)
-            return None
+        except TableError as error:
+            raise ValueError(str(error)) from error
         before = self._replaced.get(url)
-        return None if before is not None and before.stat == found.stat else found
+        return None if note.url != url or (before is not None and before.stat == found.stat) else found
 
     def _download(self, url: str, seconds: float, ends: float) -> tuple[bytes, _Note, ShardBytes]:
         """The beginning of a pack up to the end of its directory, which pack that is, and what it came through."""

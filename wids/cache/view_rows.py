@@ -12,11 +12,10 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from wids.cache.compiled_indexes import CompiledIndexes
 from wids.errors import SpecError
-from wids.events import logger
 from wids.index import urls, view_file
 from wids.osfiles import atomic
+from wids.osfiles.shared_files import SharedFiles
 from wids.osfiles.shared_selection import RowsPlace, SharedSelection, identify
 from wids.transport.download import download_to, read_bytes
 
@@ -49,7 +48,7 @@ class ViewRows:
         self._url, self._view, self._counts, self._options = url, view, counts, storage_options
         self._shards = view.view_of_counts[0] if counts is None else len(counts)
         self._max_bytes = view_file.max_bytes(self._shards, view.nsamples)
-        self._kept = None if cache_dir is None else CompiledIndexes(cache_dir, suffix=view_file.SUFFIX)
+        self._kept = None if cache_dir is None else SharedFiles(cache_dir, view_file.SUFFIX)
 
     def load(self) -> SharedSelection:
         """The selection.
@@ -58,35 +57,18 @@ class ViewRows:
             SpecError: it is damaged, or of another view. OSError: it cannot be read; of a remote one, FetchError.
         """
         if urls.is_local(self._url):
-            return self._map(os.path.expanduser(urls.local_path(self._url)))
-        kept = self._kept
-        if kept is not None:
+            path = os.path.expanduser(urls.local_path(self._url))
+            return self._take(path, *atomic.map_file(path))
+        if self._kept is not None:
             facts = f"{self._url}\0{self._view.rows_checksum}\0{self._view.nsamples}\0{self._shards}"
             digest = hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-            found = self._recall(kept, digest)
-            if found is None:
-                with kept.writing(digest):
-                    found = self._recall(kept, digest)  # by another process, meanwhile
-                    if found is None and kept.publish(digest, self._download):
-                        found = self._recall(kept, digest)
+            found = self._kept.get(digest, self._download, lambda file: self._take(*file))
             if found is not None:
                 return found
         data = read_bytes(self._url, storage_options=self._options, max_bytes=self._max_bytes)
         return SharedSelection(*self._unpack(data)[:2])
 
-    def _recall(self, kept: CompiledIndexes, digest: str) -> SharedSelection | None:
-        """From the cache directory; None: they are not there."""
-        if kept.map(digest) is None:  # also notes that they are used
-            return None
-        try:
-            return self._map(kept.path(digest))
-        except (OSError, SpecError) as error:
-            logger.info("downloaded again: %s", error)
-            kept.remove(digest)
-            return None
-
-    def _map(self, path: str) -> SharedSelection:
-        data, status = atomic.map_file(path)
+    def _take(self, path: str, data: memoryview, status: os.stat_result) -> SharedSelection:
         ends, rows, offset = self._unpack(data)
         place = RowsPlace(path, identify(status), offset, len(ends), samples=len(rows), width=rows.dtype.itemsize)
         return SharedSelection(ends, rows, place=place)

@@ -171,7 +171,7 @@ class PackFlags:
         Raises:
             SpecError: the output is no pattern. typer.BadParameter: the range is none, or two flags contradict.
         """
-        from wids.index.pattern import parse_pattern
+        from wids.writing.output import parse_pattern
         from wids.writing.pack.shard import PackSettings
 
         parse_pattern(output)
@@ -326,8 +326,8 @@ def _find_format(source: str) -> str:
 def _list(
     kind: str, sources: list[str], flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
 ) -> SourceListing:
-    from wids.cache.placement import default_cache_dir
     from wids.cli.progress import progress
+    from wids.osfiles.own_folder import default_cache_dir
     from wids.writing.pack import datasets, folders, labels, manifest
 
     source = sources[0]

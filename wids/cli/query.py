@@ -91,7 +91,7 @@ def _check_output(output: str, index: str, flags: QueryFlags) -> str:
 
     from wids.columns.create import check_output
     from wids.columns.file import place_beside
-    from wids.osfiles.index_paths import check_replaceable
+    from wids.transport.upload import check_replaceable
 
     def is_result(path: str) -> bool:
         return _MARK in (pq.read_schema(path).metadata or {})
@@ -107,10 +107,10 @@ def _check_output(output: str, index: str, flags: QueryFlags) -> str:
 
 
 def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
-    from wids.cache.placement import default_cache_dir
     from wids.collection import ShardCollection, load_shards
     from wids.columns.samples import beside
     from wids.errors import QueryError
+    from wids.osfiles.own_folder import default_cache_dir
     from wids.readers.provider import AutoProvider
 
     cache_dir = default_cache_dir()

@@ -30,7 +30,8 @@ from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_no_device, check_place, check_replaceable
+from wids.osfiles.index_paths import absolute
+from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

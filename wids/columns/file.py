@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.cache.compiled_indexes import COPY_SUFFIX, CompiledIndexes
-from wids.cache.placement import default_cache_dir
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
 from wids.index import urls
 from wids.index.fingerprint import contents, have_changed
+from wids.osfiles.own_folder import default_cache_dir
+from wids.osfiles.shared_files import SharedFiles
 from wids.transport import retrying
 from wids.transport.download import download_to
 from wids.transport.stores import open_source
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wids.index.shardlist import ShardList
     from wids.transport.source import Stat
 
-SUFFIX = ".columns.parquet"
+SUFFIX, COPY_SUFFIX = ".columns.parquet", ".parquet"
 METADATA_KEY = b"wids"
 VERSION = 1
 CREATE = "make it again: wids columns create"
@@ -323,16 +323,14 @@ def fetch_table(
         most = None if samples is None else _TABLE_BYTES + samples * _ROW_BYTES
         download_to(place, path, check=check, max_bytes=most, storage_options=options)
 
-    copies = CompiledIndexes(cache_dir or default_cache_dir(), suffix=COPY_SUFFIX)
+    copies = SharedFiles(cache_dir or default_cache_dir(), COPY_SUFFIX)
     try:
         stat = retrying.try_repeatedly(once, url=place, path=None, hooks=())
         version = "" if stat.version is None else repr((stat.size, stat.version))
         digest = hashlib.blake2b(f"{place}\0{version}".encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-        with copies.writing(digest):
-            if not (version and copies.map(digest) is not None) and not copies.publish(digest, download):
-                raise CacheError(
-                    f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place
-                )
+        kept = copies.get(digest, download, lambda file: file.path, is_new=not version)
     except ShardNotFoundError as error:
         raise MissingTableError(f"{place}: there is no such file", url=place) from error
-    return copies.path(digest)
+    if kept is None:
+        raise CacheError(f"{place}: cannot be kept in {copies.path(digest)}; choose another cache_dir", url=place)
+    return kept

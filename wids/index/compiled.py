@@ -23,10 +23,11 @@ import msgspec
 import numpy as np
 
 from wids.index import urls
-from wids.index.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
+from wids.index.container import START_BYTES, Format, Invariant, ascending, ends, hash_of, lengths, sums, within
 from wids.index.fingerprint import contents, fingerprint_of
-from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged, hash_of
-from wids.index.shardlist import MAX_COUNT, MAX_SHARDS, Columns, Facts
+from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged
+from wids.index.shardlist import MAX_COUNT, Columns, Facts
+from wids.index.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,6 +21,7 @@ No memory is allocated by a count that a file claims before the count is compare
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import sys
@@ -346,3 +347,9 @@ def _native(section: memoryview, code: str) -> memoryview:
     if sys.byteorder == "little" or code == "B":
         return section.cast(cast("Literal['B', 'I', 'Q', 'q']", code))
     return memoryview(array(code, np.frombuffer(section, np.dtype(code)).byteswap().tobytes()))
+
+
+def hash_of(text: str) -> int:
+    """64 bits by which a text is looked for."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

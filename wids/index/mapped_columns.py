@@ -6,7 +6,6 @@ What a text says is found out when it is read: a `SpecError` names the file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.index import urls
+from wids.index.container import hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,12 +218,6 @@ class SparseKeys:
         if not isinstance(found, dict):
             raise damaged(self._texts.place, "has keys of a shard that are no JSON object")
         return found
-
-
-def hash_of(text: str) -> int:
-    """64 bits by which a text is looked for."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def damaged(place: str, what: str) -> SpecError:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from wids.index.selection import Selection
 
 MAX_COUNT = (1 << 63) - 1
-# More rows than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
-MAX_SHARDS = 1 << 22
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 

@@ -27,7 +27,8 @@ import msgspec
 from wids.errors import NotAllowedError, SpecError, shown
 from wids.events import logger
 from wids.index import checks, urls
-from wids.index.shardlist import KNOWN_KEYS, MAX_SHARDS, Row, Shard, ShardList
+from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList
+from wids.index.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

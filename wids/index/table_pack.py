@@ -20,10 +20,8 @@ import numpy as np
 
 from wids.errors import TableError
 from wids.index import urls
-from wids.index.container import START_BYTES, Format, Invariant, NoFacts, ascending, lengths
-from wids.index.mapped_columns import hash_of
-from wids.index.shardlist import MAX_SHARDS
-from wids.index.writing import name_below
+from wids.index.container import START_BYTES, Format, Invariant, NoFacts, ascending, hash_of, lengths
+from wids.index.urls import MAX_SHARDS, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,15 +16,17 @@ import hashlib
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import braceexpand
 
 from wids.errors import SpecError
-from wids.index.shardlist import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+# More shards than this come of an index that multiplies itself, or of a brace pattern with a slip in it.
+MAX_SHARDS = 1 << 22
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")
 _WITH_QUERY = frozenset({"http", "https", "ftp", "ftps"})
@@ -54,6 +56,7 @@ _PROTOCOL = re.compile(r"[A-Za-z0-9+._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _USER, _PASSWORD = re.compile(r"(?<=://)[^/]*@"), re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 _NAME_TAIL = 80
+_INTEGER = re.compile(r"(\d+)")
 
 
 def scheme_of(url: str) -> str:
@@ -372,3 +375,30 @@ def cache_name(url: str, *, endpoint: str = "") -> str:
         return f"{digest}-pipe.tar"
     tail = _UNSAFE.sub("_", basename_of(url))[-_NAME_TAIL:]
     return f"{digest}-{tail or 'shard.tar'}"
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts names as people do: ``s2.tar`` before ``s10.tar``."""
+    parts = _INTEGER.split(name)
+    return [(0, int(part), part) if k % 2 else (1, 0, part) for k, part in enumerate(parts)]
+
+
+def name_below(place: str, home: str | None) -> str:
+    """What of ``place`` is behind ``home``; "" where it does not lie below it."""
+    if not home:
+        return ""
+    full = local_path(place) if place.startswith("file:///") and home.startswith("/") else place
+    name = full.removeprefix(home if home.endswith("/") else home + "/")
+    return "" if name == full else name
+
+
+def writable(place: str) -> str:
+    """An absolute path as an index can hold it: one that would be read as a chain of URLs becomes a ``file:`` URL."""
+    return "file://" + quote(place) if place.startswith("/") and "::" in place else place
+
+
+def endpoint_of(url: str, storage_options: dict[str, Any] | None) -> str:
+    """The server that options name: one bucket and key may stand for two shards on two of them."""
+    options = options_for(url, storage_options)
+    client = options.get("client_kwargs") or {}
+    return str(options.get("endpoint_url") or client.get("endpoint_url") or options.get("host") or "")

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from wids.errors import SpecError
 from wids.index import urls
@@ -22,15 +22,8 @@ if TYPE_CHECKING:
     Entry = dict[str, Any]
 
 KIND = "wids-shard-index-v1"
-_DIGITS = re.compile(r"(\d+)")
 # What a relative name must not begin with or hold, for it would be read as a URL or a home directory; with ./ it may.
 _NOT_RELATIVE = re.compile(r"~|/|pipe:|.*(::|://)", re.DOTALL)
-
-
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sorts names as people do: ``s2.tar`` before ``s10.tar``."""
-    parts = _DIGITS.split(name)
-    return [(0, int(part), part) if k % 2 else (1, 0, part) for k, part in enumerate(parts)]
 
 
 def make_index(
@@ -58,25 +51,11 @@ def relative_to(place: str, home: str | None) -> str:
     """``place`` as seen from the directory ``home``, if it lies below it; else as it is.
 
     Args:
-        place: a URL or an absolute path, also as `writable` gives it.
+        place: a URL or an absolute path, also as `wids.index.urls.writable` gives it.
         home: a URL or an absolute path.
     """
-    name = name_below(place, home)
+    name = urls.name_below(place, home)
     return place if not name or _NOT_RELATIVE.match(name) else name
-
-
-def name_below(place: str, home: str | None) -> str:
-    """What of ``place`` is behind ``home``; "" where it does not lie below it."""
-    if not home:
-        return ""
-    full = urls.local_path(place) if place.startswith("file:///") and home.startswith("/") else place
-    name = full.removeprefix(home if home.endswith("/") else home + "/")
-    return "" if name == full else name
-
-
-def writable(place: str) -> str:
-    """An absolute path as an index can hold it: one that would be read as a chain of URLs becomes a ``file:`` URL."""
-    return "file://" + quote(place) if place.startswith("/") and "::" in place else place
 
 
 def written(place: str, home: str | None, *, base: str | None = None) -> str:
@@ -89,9 +68,9 @@ def written(place: str, home: str | None, *, base: str | None = None) -> str:
     """
     name = relative_to(place, home)
     if name == place:
-        below = name_below(place, home)
+        below = urls.name_below(place, home)
         is_name = below and not urls.is_web(place) and not below.startswith("/") and "://" not in below
-        return f"./{below}" if is_name else writable(place)
+        return f"./{below}" if is_name else urls.writable(place)
     if not urls.is_web(place):
         return urls.relative_name(name)
     return name if urls.is_web(base or place) else urls.relative_name(unquote(name))

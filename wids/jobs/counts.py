@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError
-from wids.index import urls, writing
+from wids.index import urls
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
 from wids.transport import discovery
@@ -145,7 +145,7 @@ def _files(place: str, storage_options: dict[str, Any] | None) -> list[str]:
         found = [path] if os.path.exists(path) else glob.glob(path)
     if not found:
         raise InputError(f"{place}: there is no {SIZES_NAME} and no *{STATS_SUFFIX} there", path=path)
-    return sorted(found, key=writing.natural_key)
+    return sorted(found, key=urls.natural_key)
 
 
 def _is_counts(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wids.cache.member_tables import check_table_replaceable
 from wids.errors import InputError, JobError, ShardNotFoundError, WidsError
 from wids.index import checks, checksums, urls, writing
 from wids.index.shardlist import Row
@@ -25,7 +26,7 @@ from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output, check_table_replaceable
+from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
 from wids.transport.discovery import look_for_shards
 
 if TYPE_CHECKING:

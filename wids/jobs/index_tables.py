@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from wids.cache import member_tables
+from wids.cache.member_tables import check_table_replaceable
 from wids.collection import count_mismatch, load_shards
 from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
@@ -30,17 +31,11 @@ from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
 from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import (
-    absolute,
-    check_output,
-    check_place,
-    check_replaceable,
-    check_table_replaceable,
-)
+from wids.osfiles.index_paths import absolute, check_output
 from wids.transport.discovery import look_local
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
-from wids.transport.upload import Target
+from wids.transport.upload import Target, check_place, check_replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,8 +18,7 @@ import msgspec
 from wids.errors import OutputError, OutputExistsError
 from wids.index import urls
 from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import check_replaceable
-from wids.transport.upload import local_path
+from wids.transport.upload import check_replaceable, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

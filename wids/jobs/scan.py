@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cache import member_tables, shard_download
+from wids.cache.member_tables import check_table_replaceable
 from wids.errors import (
     ChangedShardError,
     FetchDeniedError,
@@ -29,7 +30,6 @@ from wids.index import table as tables
 from wids.index.tar import Members
 from wids.jobs.runner import TaskContext
 from wids.osfiles import atomic, system, tempdirs
-from wids.osfiles.index_paths import check_table_replaceable
 from wids.readers.header_reader import FIRST_BYTES, Window
 from wids.transport import download, retrying
 from wids.transport.discovery import Found, mark_words

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wids.arguments import digest_name as hash_dataset_name
 from wids.cache import shard_download
-from wids.cache.placement import default_cache_dir
 from wids.codecs.decode import parse_transformations as interpret_transformations
 from wids.collection import count_mismatch
 from wids.dataset import ShardListDataset
@@ -18,6 +17,7 @@ from wids.index import table, urls
 from wids.index.spec import Shard
 from wids.legacy import refuse
 from wids.osfiles.open_file import OpenFile
+from wids.osfiles.own_folder import default_cache_dir
 from wids.readers.local import LocalReader
 from wids.readers.lru import LRUCache
 from wids.readers.pool import OpenShards

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import FetchDeniedError, SpecError, WidsError
-from wids.index import urls, writing
+from wids.index import urls
 from wids.transport import filesystems, retrying
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
             raise SpecError(f"{name}: no file has a name like this", path=path)
     else:
         paths = [path]
-    return [look_local(writing.writable(found)) for found in sorted(dict.fromkeys(paths), key=writing.natural_key)]
+    return [look_local(urls.writable(found)) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
 
 
 def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
@@ -168,7 +168,7 @@ def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
         directory = todo.pop() if todo else links.pop(0)
         try:
             status = os.stat(directory)
-            entries = sorted(os.scandir(directory), key=lambda entry: writing.natural_key(entry.name))
+            entries = sorted(os.scandir(directory), key=lambda entry: urls.natural_key(entry.name))
         except OSError as error:
             why = f"{directory}: this directory cannot be read ({error.strerror or error})"
             failed[directory] = FetchDeniedError(why, url=directory)
@@ -197,7 +197,7 @@ def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iter
     if not names:
         advice = "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
         raise SpecError(f"{url}: there are no {SUFFIX} files at this {kind}{advice}", url=url)
-    for name in sorted(names, key=writing.natural_key):
+    for name in sorted(names, key=urls.natural_key):
         info = listed[name]
         if info.get("type") != "directory":
             yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
@@ -210,7 +210,7 @@ def list_names(url: str, is_wanted: Callable[[str], bool], storage_options: dict
         FetchError: it cannot be listed.
     """
     found = [name for name in _list(url, "prefix", storage_options) if is_wanted(urls.basename_of(name))]
-    return sorted(found, key=writing.natural_key)
+    return sorted(found, key=urls.natural_key)
 
 
 def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Where shards are written to: a local directory, or any store that fsspec knows.
+"""Outputs: files in a local directory, or in any store that fsspec knows.
 
-A file appears whole or not at all. Locally it is renamed from a part file; a store of
-objects shows an object when its upload is done; elsewhere it is uploaded under another name, and then renamed. Nothing
-is deleted but what matches the output pattern.
+A file appears whole or not at all. Locally it is renamed from a part file; a store of objects shows an object when its
+upload is done; elsewhere it is uploaded under another name, and then renamed. A local output replaces an earlier one of
+its kind, known by its content, or an empty file; any other file only where ``overwrite`` says so; and never a file that
+it is made of, by any path.
 """
 
 from __future__ import annotations
@@ -13,22 +14,15 @@ import posixpath
 import secrets
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
 from wids.index import urls
-from wids.index.table import SUFFIX
-from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import check_table_replaceable
+from wids.osfiles import atomic
 from wids.transport import filesystems
 from wids.transport.download import read_bytes
 from wids.transport.failures import missing_advice, public_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wids.index.pattern import ShardPattern
-    from wids.index.table import MemberTable
+    from collections.abc import Callable, Iterable, Iterator
 
 # In these an object is not there until all of it is.
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "hf", "oss", "oci", "memory"})
@@ -51,35 +45,23 @@ class Target:
             OutputError: it cannot be made.
         """
         if urls.is_local(url):
-            with _explained(url):
+            with explained(url):
                 os.makedirs(os.path.dirname(local_path(url)), exist_ok=True)
 
-    def put_shard(self, part: str, url: str, table: MemberTable | None) -> None:
-        """Publish a local file as a shard, its table first; the file is gone afterwards.
-
-        A table beside no shard, or beside another one, is not used: it knows its shard's size and md5.
+    def put_file(self, part: str, url: str) -> None:
+        """Move a local file to a URL, under its name once it is whole.
 
         Raises:
-            OutputError: it cannot be put there. OutputExistsError: in the place of its table is another file.
+            OutputError: it cannot be put there.
         """
         if urls.is_local(url):
-            path = local_path(url)
-            check_table_replaceable(path + SUFFIX)
-            with _explained(url):
-                if table is not None:
-                    atomic.write_atomically(path + SUFFIX, table.to_bytes())
-                else:  # that of an earlier shard
-                    self.remove(url + SUFFIX)
-                os.replace(part, path)
+            with explained(url):
+                os.replace(part, local_path(url))
             return
-        if table is not None:
-            # When a copy of it is made, and so what its time is, is not known yet.
-            identity = msgspec.structs.replace(table.identity, mtime_ns=None)
-            self.put_bytes(table.with_identity(identity).to_bytes(), url + SUFFIX)
         size = os.stat(part).st_size
         with self._written(url) as (filesystem, name):
             filesystem.put_file(part, name)
-        with _explained(url):
+        with explained(url):
             filesystem, name = self._fresh(url)
             found = filesystem.info(name)["size"]
         if found != size:
@@ -93,7 +75,7 @@ class Target:
             OutputError: it cannot be written.
         """
         if urls.is_local(url):
-            with _explained(url):
+            with explained(url):
                 atomic.write_atomically(local_path(url), data)
             return
         with self._written(url) as (filesystem, name):
@@ -116,7 +98,7 @@ class Target:
         Raises:
             OutputError: the store does not answer.
         """
-        with _explained(url), contextlib.suppress(FileNotFoundError):
+        with explained(url), contextlib.suppress(FileNotFoundError):
             if urls.is_local(url):
                 status = os.stat(local_path(url))
                 return status.st_size, status.st_mtime_ns
@@ -124,58 +106,19 @@ class Target:
             return int(filesystem.info(name)["size"]), 0
         return None
 
-    def find_shards(self, pattern: ShardPattern) -> dict[int, str]:
-        """The shards of a pattern that exist: number -> URL.
+    def list_beside(self, url: str) -> list[str]:
+        """The names of the files in the directory of a URL; none where there is no such directory.
 
         Raises:
             OutputError: the store does not answer.
         """
-        url = pattern.url(0)
-        names: list[str] = []
-        with _explained(url), contextlib.suppress(FileNotFoundError):
+        with explained(url), contextlib.suppress(FileNotFoundError):
             if urls.is_local(url):
-                names = os.listdir(os.path.dirname(local_path(url)))
-            else:
-                filesystem, name = self._fresh(url)
-                found = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
-                names = [posixpath.basename(path.rstrip("/")) for path in found]
-        numbers = (pattern.number_of(name) for name in names)
-        return {number: pattern.url(number) for number in sorted(k for k in numbers if k is not None)}
-
-    def check_free(self, pattern: ShardPattern, *, allows_shards: bool = False, overwrite: bool) -> None:
-        """Refuse to write over an earlier dataset; or, with ``overwrite``, remove its index, which no longer holds.
-
-        Args:
-            pattern: of what will be written.
-            allows_shards: there may be shards, of a run that was ended; an index may not.
-            overwrite: allow it.
-
-        Raises:
-            OutputExistsError: there is one of them, and ``overwrite`` is not set.
-        """
-        index = pattern.index_url
-        if overwrite:
-            self.remove(index)
-            return
-        found = [] if allows_shards else [*self.find_shards(pattern).values()]
-        if self.describe(index) is not None:
-            found.append(index)
-        if found:
-            what = found[-1] if len(found) == 1 else f"{found[-1]} and {len(found) - 1} more"
-            raise OutputExistsError(
-                f"{what}: exists; write elsewhere, or pass overwrite=True", url=found[-1], hint="overwrite"
-            )
-
-    def remove_others(self, pattern: ShardPattern, kept: frozenset[int]) -> int:
-        """Remove the shards of a pattern that are not among ``kept``, and their tables; how many there were."""
-        others = [url for k, url in self.find_shards(pattern).items() if k not in kept]
-        for url in others:
-            with contextlib.suppress(OutputExistsError):  # another file
-                if urls.is_local(url):
-                    check_table_replaceable(local_path(url) + SUFFIX)
-                self.remove(url + SUFFIX)
-            self.remove(url)
-        return len(others)
+                return os.listdir(os.path.dirname(local_path(url)))
+            filesystem, name = self._fresh(url)
+            found = filesystem.ls(filesystem._parent(name), detail=False)  # noqa: SLF001 - its name for all to use
+            return [posixpath.basename(path.rstrip("/")) for path in found]
+        return []
 
     def remove(self, url: str) -> None:
         """Remove a file, if it is there.
@@ -183,7 +126,7 @@ class Target:
         Raises:
             OutputError: it cannot be removed.
         """
-        with _explained(url), contextlib.suppress(FileNotFoundError):
+        with explained(url), contextlib.suppress(FileNotFoundError):
             if urls.is_local(url):
                 os.unlink(local_path(url))
             else:
@@ -200,7 +143,7 @@ class Target:
     @contextlib.contextmanager
     def _written(self, url: str) -> Iterator[tuple[Any, str]]:
         """(file system, the name to write to): in the end, the file has its own name, or there is none."""
-        with _explained(url):
+        with explained(url):
             filesystem, final = filesystems.open_filesystem(url, self.storage_options)
             if urls.scheme_of(url) in _WHOLE:
                 yield filesystem, final
@@ -220,33 +163,94 @@ def local_path(url: str) -> str:
     return os.path.abspath(os.path.expanduser(urls.local_path(url)))
 
 
-def sweep(pattern: ShardPattern) -> None:
-    """Remove part files of a local pattern that no process is writing: of runs that were killed."""
-    if not urls.is_local(pattern.url(0)):
+def check_place(output: str, what: str, name: str) -> str:
+    """The absolute path of a file that is to be written.
+
+    Args:
+        output: a path.
+        what: it is, in words.
+        name: of such a file.
+
+    Raises:
+        OutputError: it is a URL, a directory, or in a directory that does not exist.
+    """
+    if not urls.is_local(output):
+        raise OutputError(f"{output}: {what} is written to a local file; copy it there afterwards", url=output)
+    path = os.path.abspath(os.path.expanduser(urls.local_path(output)))
+    if os.path.isdir(path):
+        raise OutputError(f"{output}: is a directory; give a file, like {os.path.join(output, name)}", path=path)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise OutputError(f"{output}: there is no directory {os.path.dirname(path)}; make it first", path=path)
+    return path
+
+
+def check_no_device(path: str, output: str) -> None:
+    """See that a file at a path, if there is one, can be replaced: ``output`` is how the caller wrote it.
+
+    Raises:
+        OutputError: it is a device or a FIFO.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OutputError(f"{output}: is a device, not a file; choose another name", path=path)
+
+
+def check_replaceable(
+    path: str,
+    what: str,
+    is_such: Callable[[str], bool],
+    *,
+    inputs: Iterable[tuple[str, str]] = (),
+    shards: Iterable[str] = (),
+    overwrite: bool | None = False,
+) -> None:
+    """See that an output may take the place of the file that is there, if there is one.
+
+    Args:
+        path: of the output, absolute.
+        what: it is, in words.
+        is_such: whether the file at a path is such an output, by its content; errors in reading it say no.
+        inputs: (URL or path, words for it) of what the output is made of, or needs.
+        shards: URLs or paths of the shards; compared only where the file is no such output.
+        overwrite: any other file may be replaced; None: no caller can say so.
+
+    Raises:
+        OutputExistsError: it is one of the inputs; or something else, and ``overwrite`` is not set.
+        OutputError: it is a device or a FIFO.
+    """
+    check_no_device(path, path)
+    try:
+        status = os.stat(path)
+    except OSError:  # there is none
         return
-    directory = os.path.dirname(local_path(pattern.url(0)))
-    index = urls.basename_of(pattern.index_url) + "."
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            stem, _, rest = name.partition(".tar.")
-            shard = stem + ".tar"
-            is_ours = name.startswith(index) or (rest and pattern.number_of(shard) is not None)
-            if is_ours and name.endswith(".part"):
-                _remove_unlocked(os.path.join(directory, name))
+    is_own = False
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        is_own = is_such(path)
+    needed = [*inputs] if is_own else [*inputs, *((url, "one of the shards") for url in shards)]
+    for place, words in needed:
+        if _is_file(place, status):
+            raise OutputExistsError(f"{path}: is {words}; give the output another name", path=path)
+    if not (is_own or overwrite) and status.st_size:
+        words, hint = (", or pass overwrite=True", "overwrite") if overwrite is not None else ("", None)
+        raise OutputExistsError(f"{path}: exists, and is no {what}; write elsewhere{words}", path=path, hint=hint)
 
 
-def _remove_unlocked(path: str) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(path, system.WRITE_FLAGS)
-        try:
-            if system.try_lock(fd, is_shared=False) is not False:
-                os.unlink(path)
-        finally:
-            os.close(fd)
+def _is_file(place: str, status: os.stat_result) -> bool:
+    """Whether a URL or path leads to a file, also by links."""
+    if not urls.is_local(place):
+        return False
+    try:
+        return os.path.samestat(os.stat(os.path.expanduser(urls.local_path(place))), status)
+    except (OSError, ValueError):  # it is not there, or no name of a file
+        return False
 
 
 @contextlib.contextmanager
-def _explained(url: str) -> Iterator[None]:
+def explained(url: str) -> Iterator[None]:
+    """Write to a URL in the block.
+
+    Raises:
+        OutputError: that is not possible. DependencyError: a package is missing.
+    """
     try:
         yield
     except WidsError:

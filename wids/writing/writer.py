@@ -18,10 +18,10 @@ from wids.errors import InputError, OutputError, OutputExistsError, SampleError,
 from wids.events import logger, parse_size
 from wids.index import urls, ustar
 from wids.index.keys import encode_name, first_dot
-from wids.index.pattern import index_json, parse_pattern
 from wids.order.validation import suggest_names
 from wids.osfiles import tempdirs
-from wids.transport.upload import Target, local_path, sweep
+from wids.transport.upload import local_path
+from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.shard_file import ShardFile
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class ShardWriter:
             encode_field(".json", info)  # now, and not when all samples are written
         except SampleError as error:
             raise InputError(f"info cannot be in an index: {error}") from error
-        self._target = Target(storage_options)
+        self._target = ShardTarget(storage_options)
         self._keys: set[str] = set()
         self._place: str | None = None  # where shards are written before they go away
         self._at_end = contextlib.ExitStack()

@@ -14,12 +14,12 @@ from tests.support.children import child, receive
 from tests.support.clocks import wait_until
 from tests.support.servers import Server, status
 from wids.cache import published_tables
-from wids.cache.compiled_indexes import CompiledIndexes
 from wids.cache.directory import CacheDirectory
 from wids.cache.published_tables import ENOUGH, MissingTables, PublishedTables
 from wids.errors import FetchError, ShardNotFoundError
 from wids.index import table as tables
 from wids.index import urls
+from wids.osfiles.shared_files import SharedFiles
 from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
 
@@ -169,12 +169,12 @@ def test_trouble_is_no_answer(web, home):
 def test_a_damaged_note_is_none(web, home, data):
     """Whatever it holds, the shards are asked about again, and it is replaced."""
     missing = MissingTables(cache_dir=home, storage_options=None)
-    kept = CompiledIndexes(home, suffix=published_tables.UNTABLED_SUFFIX)
+    kept = SharedFiles(home, published_tables.UNTABLED_SUFFIX)
     name = missing._name(urls.directory_of(f"{web.url}/a.tar"))
     kept.publish(name, lambda path, fd: os.write(fd, data))
     assert not read(process(home), shard_of(web, "a"))
     assert asked(web) == "a"
-    assert list(json.loads(bytes(kept.map(name)))) == ["shards", "found"]
+    assert list(json.loads(bytes(kept.open(name).data))) == ["shards", "found"]
 
 
 def test_notes_of_another_time_do_not_count(web, home, clock):

@@ -17,7 +17,6 @@ from tests.support.cache_dirs import files_in, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.servers import cut_unannounced, instead, redirect, status, whole
 from wids.cache import member_tables, shard_download
-from wids.cache.placement import default_cache_dir
 from wids.cache.store import ShardCache
 from wids.errors import (
     CacheError,
@@ -39,6 +38,7 @@ from wids.errors import (
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
 from wids.index.spec import Shard
 from wids.osfiles import atomic, system
+from wids.osfiles.own_folder import default_cache_dir
 from wids.readers import memo
 from wids.readers.provider import AutoProvider
 

@@ -30,7 +30,7 @@ from wids.errors import (
     WidsError,
     WrongContentError,
 )
-from wids.index import checksums, tar, writing
+from wids.index import checksums, tar, urls, writing
 from wids.index import table as tables
 from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, create_index
@@ -727,7 +727,7 @@ def test_a_base_is_where_the_shards_will_lie(tmp_path):
 def test_natural_order_and_names():
     """Numbers by value; words of a name once."""
     wanted = ["s1.tar", "s2.tar", "s10.tar", "t.tar"]
-    assert sorted(["s10.tar", "t.tar", "s2.tar", "s1.tar"], key=writing.natural_key) == wanted
+    assert sorted(["s10.tar", "t.tar", "s2.tar", "s1.tar"], key=urls.natural_key) == wanted
     assert writing.shorten_name("gs://b/train-000") == "gs-b-train"
     assert writing.common_directory(["s3://b/x/1.tar", "s3://b/x/y/2.tar"]) == "s3://b/x"
     assert writing.common_directory(["/a/b/1", "/a/bc/2"]) == "/a"

@@ -397,11 +397,11 @@ def test_processes_wait_at_the_same_time(web, load, monkeypatch):
     monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + sum(passed))
 
     @contextlib.contextmanager
-    def writing(*_):
+    def alone(*_):
         passed.append(table_packs._DIRECTORY_SECONDS)
         yield
 
-    monkeypatch.setattr(table_packs.CompiledIndexes, "writing", writing)
+    monkeypatch.setattr(table_packs.SharedFiles, "alone", alone)
     assert load()[0][".txt"] == b"a0"
     assert (passed, asked(web)) == ([table_packs._DIRECTORY_SECONDS], 0)
 

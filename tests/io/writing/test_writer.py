@@ -29,12 +29,12 @@ from wids.codecs.encoders import encode_field
 from wids.errors import InputError, SampleError, SpecError, WidsError
 from wids.events import Opened
 from wids.index import ustar
-from wids.index.pattern import parse_pattern
 from wids.index.spec import Shard
 from wids.index.table import build_table
 from wids.index.tar import scan
 from wids.osfiles import atomic, system
 from wids.readers.provider import AutoProvider
+from wids.writing.output import parse_pattern
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

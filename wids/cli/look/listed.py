@@ -12,7 +12,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from wids.cache.placement import default_cache_dir
 from wids.cache.published_tables import PublishedTables
 from wids.cli.format import count_of, format_size
 from wids.cli.look.download_bar import download_bar
@@ -21,6 +20,7 @@ from wids.cli.signals import Signals
 from wids.collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.index import urls
+from wids.osfiles.own_folder import default_cache_dir
 from wids.readers.provider import AutoProvider
 
 if TYPE_CHECKING:

@@ -260,7 +260,7 @@ class ResultOptions:
             write(report, self.html)
 
     def _check_target(self, path: str, what: str, index: str | None) -> None:
-        from wids.osfiles.index_paths import check_replaceable
+        from wids.transport.upload import check_replaceable
 
         found = os.path.abspath(path)
         directory = os.path.dirname(found)

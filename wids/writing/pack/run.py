@@ -17,13 +17,13 @@ import msgspec
 
 from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
 from wids.index import urls
-from wids.index.pattern import index_json, parse_pattern
 from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import PACKING, permutation
-from wids.transport.upload import Target, local_path, sweep
+from wids.transport.upload import local_path
+from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
 from wids.writing.pack.plan import PackTask, cut, number_key
 from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, write_shard
@@ -32,8 +32,8 @@ from wids.writing.writer import DEFAULT_SAMPLES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wids.index.pattern import ShardPattern
     from wids.jobs.runner import TaskResult
+    from wids.writing.output import ShardPattern
     from wids.writing.pack.listing import SourceListing
 
 _FORMAT = 1  # of shards' bytes; raised when the same inputs give other ones
@@ -98,7 +98,7 @@ def pack(
     if listing.problems and not settings.skips_errors:
         raise _of_problems(listing.problems)
     items = _select(listing, settings)
-    target = Target(settings.storage_options)
+    target = ShardTarget(settings.storage_options)
     target.make_directory(pattern.index_url)
     journal = JobJournal(pattern.index_url, SUFFIX, PackedShard, writer="wids pack", target=target, header=_HEADER)
     try:
@@ -178,7 +178,7 @@ class _Packing:
         items: Sequence[Any],
         settings: PackSettings,
         pattern: ShardPattern,
-        target: Target,
+        target: ShardTarget,
         journal: JobJournal[PackedShard],
     ) -> None:
         self.listing, self.items, self.settings, self.pattern = listing, items, settings, pattern

@@ -17,7 +17,8 @@ from wids.errors import SampleError, WidsError, shown
 from wids.index import urls
 from wids.osfiles import tempdirs
 from wids.transport.failures import CancelledTransferError
-from wids.transport.upload import Target, local_path
+from wids.transport.upload import local_path
+from wids.writing.output import ShardTarget
 from wids.writing.pack.listing import SampleProblem, SourceReader
 from wids.writing.pack.plan import PackTask, number_key
 from wids.writing.shard_file import ShardFile
@@ -26,8 +27,8 @@ from wids.writing.writer import name_members
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.index.pattern import ShardPattern
     from wids.jobs.runner import TaskContext
+    from wids.writing.output import ShardPattern
 
 _REPORT_SECONDS = 0.2
 # Fields that hold pictures.
@@ -110,7 +111,7 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
     """
     url = job.pattern.url(task.k)
     name = urls.basename_of(url)
-    target = Target(job.settings.storage_options)
+    target = ShardTarget(job.settings.storage_options)
     packed = PackedShard(k=task.k, inputs=task.inputs, entry=None)
     with contextlib.ExitStack() as stack:
         path = local_path(url)

@@ -1,0 +1,192 @@
+"""Where shards are written: a pattern such as ``out/train-%06d.tar``, and the files of one that are there.
+
+A pattern gives the names of shards, of their index and of the files beside them: one ``%d``, with or without a width,
+in the last component; no other ``%`` means anything. Nothing is deleted but files whose names match the pattern.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.cache.member_tables import check_table_replaceable
+from wids.errors import OutputExistsError, SpecError
+from wids.index import urls
+from wids.index.table import SUFFIX
+from wids.osfiles import atomic, system
+from wids.transport.upload import Target, explained, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.index.table import MemberTable
+
+_NUMBER = re.compile(r"%0?([0-9]{0,2})d")
+
+
+class ShardPattern(msgspec.Struct, frozen=True, kw_only=True):
+    """Where shards are written.
+
+    Attributes:
+        head, tail: the text before and after the number; ``head`` begins with the directory.
+        digits: of the number, at least.
+    """
+
+    head: str
+    tail: str
+    digits: int
+
+    def url(self, k: int) -> str:
+        """Of shard ``k``."""
+        return f"{self.head}{k:0{self.digits}d}{self.tail}"
+
+    @property
+    def directory(self) -> str:
+        """Where they lie; "" is the working directory."""
+        return urls.directory_of(self.head + self.tail)
+
+    @property
+    def name(self) -> str:
+        """Of the dataset: ``train`` for ``out/train-%06d.tar``, ``index`` where only the number is left."""
+        stem = urls.basename_of(self.head + "0")[:-1].rstrip("-_.") + self.tail.removesuffix(".tar")
+        return stem.strip("-_.") or "index"
+
+    @property
+    def index_url(self) -> str:
+        """Of the index, beside the shards."""
+        start = len(self.head) - len(urls.basename_of(self.head + "0")[:-1])
+        return f"{self.head[:start]}{self.name}.json"
+
+    def number_of(self, basename: str) -> int | None:
+        """Which shard a file beside them is; None if it is none of this pattern."""
+        head = urls.basename_of(self.head + "0")[:-1]
+        digits = basename[len(head) : len(basename) - len(self.tail)]
+        if not (digits.isascii() and digits.isdigit()):
+            return None
+        number = int(digits)
+        return number if basename == urls.basename_of(self.url(number)) else None
+
+
+def parse_pattern(text: str) -> ShardPattern:
+    """Read an output pattern.
+
+    Raises:
+        SpecError: it has no number, or several, or does not end in .tar.
+    """
+    found = list(_NUMBER.finditer(text))
+    is_one = len(found) == 1 and "/" not in text[found[0].end() :]
+    if not is_one or not text.endswith(".tar") or "\0" in text:
+        raise SpecError(
+            f"{text!r} does not say how shards are called; write it like 'out/train-%06d.tar', with one number, in the "
+            "file's name",
+            path="",
+        )
+    mark = found[0]
+    return ShardPattern(head=text[: mark.start()], tail=text[mark.end() :], digits=int(mark[1] or 1))
+
+
+def index_json(shardlist: Sequence[dict[str, Any]], *, name: str, info: Any = None) -> str:
+    """The text of an index: one line for each value, so that two of them can be compared."""
+    facts = {} if info is None else {"info": info}
+    rows = [{**row, "url": urls.relative_name(row["url"])} for row in shardlist]
+    return json.dumps({"wids_version": 1, "name": name, **facts, "shardlist": rows}, indent=1)
+
+
+class ShardTarget(Target):
+    """Shards by their pattern, to be written."""
+
+    def put_shard(self, part: str, url: str, table: MemberTable | None) -> None:
+        """Publish a local file as a shard, its table first; the file is gone afterwards.
+
+        A table beside no shard, or beside another one, is not used: it knows its shard's size and md5.
+
+        Raises:
+            OutputError: it cannot be put there. OutputExistsError: in the place of its table is another file.
+        """
+        if urls.is_local(url):
+            path = local_path(url) + SUFFIX
+            check_table_replaceable(path)
+            if table is None:  # that of an earlier shard
+                self.remove(url + SUFFIX)
+            else:
+                with explained(url):
+                    atomic.write_atomically(path, table.to_bytes())
+        elif table is not None:
+            # When a copy of it is made, and so what its time is, is not known yet.
+            identity = msgspec.structs.replace(table.identity, mtime_ns=None)
+            self.put_bytes(table.with_identity(identity).to_bytes(), url + SUFFIX)
+        self.put_file(part, url)
+
+    def find_shards(self, pattern: ShardPattern) -> dict[int, str]:
+        """The shards of a pattern that exist: number -> URL.
+
+        Raises:
+            OutputError: the store does not answer.
+        """
+        numbers = (pattern.number_of(name) for name in self.list_beside(pattern.url(0)))
+        return {number: pattern.url(number) for number in sorted(k for k in numbers if k is not None)}
+
+    def check_free(self, pattern: ShardPattern, *, allows_shards: bool = False, overwrite: bool) -> None:
+        """Refuse to write over an earlier dataset; or, with ``overwrite``, remove its index, which no longer holds.
+
+        Args:
+            pattern: of what will be written.
+            allows_shards: there may be shards, of a run that was ended; an index may not.
+            overwrite: allow it.
+
+        Raises:
+            OutputExistsError: there is one of them, and ``overwrite`` is not set.
+        """
+        index = pattern.index_url
+        if overwrite:
+            self.remove(index)
+            return
+        found = [] if allows_shards else [*self.find_shards(pattern).values()]
+        if self.describe(index) is not None:
+            found.append(index)
+        if found:
+            what = found[-1] if len(found) == 1 else f"{found[-1]} and {len(found) - 1} more"
+            raise OutputExistsError(
+                f"{what}: exists; write elsewhere, or pass overwrite=True", url=found[-1], hint="overwrite"
+            )
+
+    def remove_others(self, pattern: ShardPattern, kept: frozenset[int]) -> int:
+        """Remove the shards of a pattern that are not among ``kept``, and their tables; how many there were."""
+        others = [url for k, url in self.find_shards(pattern).items() if k not in kept]
+        for url in others:
+            with contextlib.suppress(OutputExistsError):  # another file
+                if urls.is_local(url):
+                    check_table_replaceable(local_path(url) + SUFFIX)
+                self.remove(url + SUFFIX)
+            self.remove(url)
+        return len(others)
+
+
+def sweep(pattern: ShardPattern) -> None:
+    """Remove part files of a local pattern that no process is writing: of runs that were killed."""
+    if not urls.is_local(pattern.url(0)):
+        return
+    directory = os.path.dirname(local_path(pattern.url(0)))
+    index = urls.basename_of(pattern.index_url) + "."
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            stem, _, rest = name.partition(".tar.")
+            shard = stem + ".tar"
+            is_ours = name.startswith(index) or (rest and pattern.number_of(shard) is not None)
+            if is_ours and name.endswith(".part"):
+                _remove_unlocked(os.path.join(directory, name))
+
+
+def _remove_unlocked(path: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, system.WRITE_FLAGS)
+        try:
+            if system.try_lock(fd, is_shared=False) is not False:
+                os.unlink(path)
+        finally:
+            os.close(fd)
