@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
-from wids.index import table as tables
+from wids.index.identity import Identity
 from wids.osfiles import forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.index.table import Identity
 
 
 def open_file(path: str) -> tuple[int, Identity]:
@@ -41,7 +40,7 @@ def open_file(path: str) -> tuple[int, Identity]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise IsADirectoryError(f"{path} is not a regular file")
-        return fd, tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns)
+        return fd, Identity(size=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def map_file(path: str) -> tuple[memoryview, os.stat_result]:
@@ -68,7 +67,7 @@ def map_file(path: str) -> tuple[memoryview, os.stat_result]:
 def identify(fd: int, *, md5: str | None = None) -> Identity:
     """What an open file is now, ``md5`` being known from elsewhere."""
     status = os.fstat(fd)
-    return tables.Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
+    return Identity(size=status.st_size, mtime_ns=status.st_mtime_ns, md5=md5)
 
 
 class ClosingOnError:
