@@ -109,8 +109,8 @@ def _write(directory: str, shape: Shape) -> dict:
 
 def _publish_table(path: str) -> None:
     """Write the shard's member table beside it, as ``wids index create --members`` does."""
-    from wids.cache import member_tables
-    from wids.osfiles import atomic
+    from wids.files import atomic
+    from wids.tables import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:

@@ -33,11 +33,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from wids import ShardListDataset, indexes
-from wids.index import table_pack
+from wids import ShardListDataset
+from wids.files import atomic
+from wids.index import loading
 from wids.jobs.index_edit import convert_index
-from wids.osfiles import atomic
 from wids.samplers import DistributedChunkedSampler
+from wids.tables import pack_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,7 @@ def write_indexes(directory: Path, n: int) -> None:
 
 def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
     """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
-    indexes.MIN_SHARDS = min(n, indexes.MIN_SHARDS) if is_compiled else sys.maxsize
+    loading.MIN_SHARDS = min(n, loading.MIN_SHARDS) if is_compiled else sys.maxsize
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
     dataset = ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)
@@ -156,7 +157,7 @@ def run_pack_case(directory: str, n: int) -> dict:
     """Measure the directory of a pack of ``n`` member tables: to make it, to map it, and to look into it."""
     names, path = [f"train-{k:07}.tar" for k in range(n)], f"{directory}/train.tables"
     begin = time.perf_counter()
-    head = table_pack.pack_head(names, [100_000] * n, place=path)
+    head = pack_format.pack_head(names, [100_000] * n, place=path)
     wrote = time.perf_counter() - begin
     size, wanted = len(head), [f"{directory}/{name}" for name in names[:: max(n // 10_000, 1)]]
     Path(path).write_bytes(head)
@@ -164,7 +165,7 @@ def run_pack_case(directory: str, n: int) -> dict:
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
     # The tables themselves are not written.
-    found = table_pack.unpack(atomic.map_file(path)[0], place=path, size=size + n * 100_000)
+    found = pack_format.unpack(atomic.map_file(path)[0], place=path, size=size + n * 100_000)
     opened, private = time.perf_counter() - begin, memory_bytes("RssAnon") - before
     begin = time.perf_counter()
     if not all(map(found.find, wanted)):

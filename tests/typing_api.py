@@ -19,8 +19,8 @@ from typing_extensions import assert_type
 
 import wids
 from wids import errors, events
-from wids.live_index import Location
-from wids.stats import Stats
+from wids.collection.live_index import Location
+from wids.collection.stats import Stats
 from wids.testing import Server, status
 
 URL = "https://bucket/train.json"

@@ -21,25 +21,25 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids import arguments
-from wids.batches import read_batch, read_foreign, read_sample
 from wids.cache.prefetch import Ahead
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.codecs.html import show_dataset
-from wids.collection import ShardCollection, load_shards, to_int
+from wids.collection import arguments
+from wids.collection.batches import read_batch, read_foreign, read_sample
+from wids.collection.live_index import LiveIndex
+from wids.collection.shard_collection import ShardCollection, load_shards, to_int
+from wids.collection.stats import COLUMNS, ROWS, Tally
+from wids.collection.views import WithViews
 from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
-from wids.index.fields import Alternatives, parse_fields
-from wids.live_index import LiveIndex
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
 from wids.readers.pool import STOPPED
 from wids.readers.provider import AutoProvider, parse_access
-from wids.stats import COLUMNS, ROWS, Tally
+from wids.tables.fields import Alternatives, parse_fields
 from wids.transport import retrying
-from wids.views import WithViews
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.cache.upcoming import Source
-    from wids.collection import OnCountMismatch, Shards
+    from wids.collection.shard_collection import OnCountMismatch, Shards
+    from wids.collection.stats import Stats
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
-    from wids.index.fields import FieldsArgument
-    from wids.index.table import Group, KeyRule
     from wids.readers.pool import OpenShard, OpenShards
     from wids.readers.provider import Access
-    from wids.stats import Stats
+    from wids.tables.fields import FieldsArgument
+    from wids.tables.table import Group, KeyRule
 
     Transform: TypeAlias = Callable[[Any], Any]
     # What ``transformations=`` takes.

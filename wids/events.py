@@ -62,7 +62,7 @@ fallback = _Fallback(logging.WARNING)
 logger.addHandler(fallback)
 
 
-# (a field of `wids.stats.Stats`, how much an event adds to it).
+# (a field of `wids.collection.stats.Stats`, how much an event adds to it).
 Counts = tuple[tuple[str, float], ...]
 
 
@@ -76,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.DEBUG
 
     def counts(self) -> Counts:
-        """How much the event adds to fields of `wids.stats.Stats`; most events add nothing."""
+        """How much the event adds to fields of `wids.collection.stats.Stats`; most events add nothing."""
         return ()
 
     def __repr__(self) -> str:

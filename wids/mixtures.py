@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset
 from typing_extensions import Self
 
 from wids.codecs.html import show_dataset
-from wids.collection import to_int
+from wids.collection.shard_collection import to_int
 from wids.errors import note_sample
 from wids.order.layout import contents, fingerprint
 from wids.order.mask import MarkedIndex
@@ -25,7 +25,7 @@ from wids.order.validation import suggest_names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.stats import Stats
+    from wids.collection.stats import Stats
 
 # Samples of each source that a notebook shows.
 _PREVIEWS, _SOURCES = 3, 12  # samples of a source, and sources, that a notebook shows

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import TracerProvider
 
+    from wids.collection.stats import Stats
     from wids.events import Event
-    from wids.stats import Stats
 
 SCOPE = "wids"
 _SPANS: dict[type[Event], str] = {

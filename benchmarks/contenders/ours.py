@@ -19,8 +19,8 @@ class Ours(WidsBatches, WidsApi):
     def open(self, row: dict):
         """Open each shard with the member table saved beside it, in the pool's own way but without the pool."""
         from wids.events import Opened
+        from wids.files import atomic
         from wids.index.spec import Shard
-        from wids.osfiles import atomic
         from wids.readers.provider import AutoProvider
 
         directory = os.path.join(self.scratch, "open")
@@ -83,8 +83,8 @@ class Ours(WidsBatches, WidsApi):
 
 
 def _build(path: str):
-    from wids.cache import member_tables
-    from wids.osfiles import atomic
+    from wids.files import atomic
+    from wids.tables import member_tables
 
     descriptor, identity = atomic.open_file(path)
     try:

@@ -35,11 +35,11 @@ from wids.cache import listing, usage_hints
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cli.format import count_of, format_seconds, format_size, parse_size, print_table, printable
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
+from wids.files import locks, system
+from wids.files.holders import Holder
 from wids.index.spec import Shard
 from wids.jobs.warm import part_bytes
-from wids.osfiles import locks, system
-from wids.osfiles.holders import Holder
 from wids.readers.provider import AutoProvider
 
 # What stands before the command line in its process: whoever runs the tests may be root.

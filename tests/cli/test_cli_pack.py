@@ -22,8 +22,8 @@ from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run
 from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
-from wids.index.table import parse_table
 from wids.jobs.runner import RunOptions
+from wids.tables.table import parse_table
 from wids.testing import Server
 from wids.writing.pack import datasets, folders, manifest
 from wids.writing.pack.labels import read_classes

@@ -21,18 +21,18 @@ from tests.support import tars
 from tests.support.cli import PATIENCE_SECONDS, complaint, in_one_line, run, run_ok, run_on_terminal, spawn
 from tests.support.servers import cut_unannounced, instead, status, whole
 from tests.support.shards import write_json, write_tar
-from wids.cache import member_tables
 from wids.codecs.decode import SampleDecoder
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.errors import CacheError
+from wids.files import atomic
 from wids.index.spec import Shard
-from wids.index.table import Identity, build_table
 from wids.jobs import check, scan
 from wids.jobs.check import CheckTask, check_shard
 from wids.jobs.problems import VerifySettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.verify import KeyCensus, open_journal, verify_shards
-from wids.osfiles import atomic
+from wids.tables import member_tables
+from wids.tables.table import Identity, build_table
 
 
 def image(color=0):

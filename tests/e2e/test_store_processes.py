@@ -25,8 +25,8 @@ from tests.support.servers import whole
 from wids.cache import shard_download
 from wids.cache.directory import CacheDirectory
 from wids.cache.store import ShardCache
+from wids.files import atomic
 from wids.index.spec import Shard
-from wids.osfiles import atomic
 from wids.readers.provider import AutoProvider
 from wids.transport import download, filesystems
 

@@ -20,15 +20,16 @@ from tests.support.children import PATIENCE_SECONDS, call_in_child, child, recei
 from tests.support.clocks import threads_named, wait_until
 from tests.support.range_faults import unsized
 from tests.support.servers import shard_requests, whole, whole_unannounced
-from wids.cache import background, member_tables, prefetch, shard_download, space
+from wids.cache import background, prefetch, shard_download, space
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheFull, SizeMismatchError, WidsError
+from wids.files import atomic, forks, locks, system
 from wids.index.spec import Shard
-from wids.osfiles import atomic, forks, locks, system
 from wids.policy import prefetching
 from wids.readers import pool
 from wids.readers.provider import AutoProvider
+from wids.tables import member_tables
 from wids.transport import download, retrying
 from wids.transport.download import Transfer
 

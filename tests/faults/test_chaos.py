@@ -52,7 +52,7 @@ from tests.support.servers import (
 )
 from wids.cache import space
 from wids.errors import CacheError, CacheFull
-from wids.osfiles import atomic, system
+from wids.files import atomic, system
 from wids.readers.provider import AutoProvider
 from wids.transport import download
 

@@ -22,13 +22,13 @@ from wids.errors import (
     OutputExistsError,
     WidsError,
 )
+from wids.files import atomic
 from wids.index import checksums, writing
 from wids.jobs import scan
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, split_index
 from wids.jobs.known import KnownShards
 from wids.jobs.scan import ScanTask, scan_shard
-from wids.osfiles import atomic
 
 # --- what is printed
 

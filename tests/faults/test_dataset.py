@@ -27,15 +27,15 @@ from tests.support import cache_shards, tars
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, receive
 from tests.support.servers import Server, bomb, endless, redirect, shard_requests, status, whole
 from tests.support.shards import write_shards
-from wids import errors, indexes
+from wids import errors
 from wids.codecs.decode import SampleDecoder
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.columns import file
-from wids.index import urls
-from wids.index.urls import cache_name
-from wids.osfiles import atomic
-from wids.transport import download
-from wids.transport.discovery import find_shards
+from wids.files import atomic
+from wids.index import loading
+from wids.index.discovery import find_shards
+from wids.transport import download, urls
+from wids.transport.urls import cache_name
 
 
 def run_script(text):
@@ -59,7 +59,7 @@ def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held(
     """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
     run_script("""
         import os, tempfile, threading, time
-        from wids.osfiles import atomic
+        from wids.files import atomic
         inside = threading.Event()
         look = tempfile._get_default_tempdir
         def slowly():
@@ -353,7 +353,7 @@ def test_a_redirect_leads_to_nothing_local(server, tmp_path, no_waits, form):
 )
 def test_files_of_an_index_that_are_too_long(server, tmp_path, monkeypatch, name, fault):
     """Each has a limit, also where it is named by another; the error names it, and nothing stays in the cache."""
-    for module in (download, indexes):
+    for module in (download, loading):
         monkeypatch.setattr(module, "MAX_READ_BYTES", 1 << 20)
     place = server.add(f"/{name}", b"{}", fault)
     if name == "part.json":
@@ -377,7 +377,7 @@ def test_files_of_an_index_that_are_too_long(server, tmp_path, monkeypatch, name
 
 def test_parts_of_an_index_that_are_too_long_together(server, tmp_path, monkeypatch):
     """The limit holds for all of them."""
-    monkeypatch.setattr(indexes, "MAX_READ_BYTES", 2500)
+    monkeypatch.setattr(loading, "MAX_READ_BYTES", 2500)
     for number in range(3):
         text = json.dumps({"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}], "note": " " * 900})
         server.add(f"/part{number}.json", text.encode())

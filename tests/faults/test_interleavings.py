@@ -19,12 +19,12 @@ from tests.support.cache_dirs import table_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.examples import PROFILE, some
 from tests.support.interleave import Actor, arrive, doomed, play, watch_calls
-from wids.cache import member_tables
 from wids.cache.cleanup import keep_most_recent_files
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
-from wids.osfiles import atomic
+from wids.files import atomic
 from wids.readers.provider import AutoProvider
+from wids.tables import member_tables
 
 pytestmark = pytest.mark.e2e  # processes that are killed, or stopped, by the hundred
 

@@ -15,10 +15,10 @@ from tests.support.children import call_in_child
 from tests.support.cli import run
 from wids.columns.sql import SampleTable, find_rows
 from wids.errors import CacheError, QueryError, SpecError, WidsError
+from wids.files import tempdirs
 from wids.jobs import ray_cluster
 from wids.jobs.index_edit import update_index
 from wids.jobs.known import KnownShards
-from wids.osfiles import tempdirs
 from wids.simulate.job import TrainingJob, read_epochs
 from wids.simulate.node_cache import NodeCache
 from wids.simulate.run import Simulation

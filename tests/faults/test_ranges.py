@@ -35,11 +35,11 @@ from tests.support.range_faults import (
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
-from wids.index import table as tables
-from wids.index.table import MemberTable
 from wids.readers import memo
 from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
+from wids.tables import table as tables
+from wids.tables.table import MemberTable
 from wids.transport import filesystems, range_client
 from wids.transport.range_client import ShardBytes
 

@@ -22,7 +22,8 @@ import wids
 from tests.support.cli import run
 from tests.support.servers import Server, instead, whole
 from tests.support.shards import serve, write_index, write_json, write_shards, write_tar
-from wids import error_log
+from wids.collection import error_log
+from wids.collection.substitutes import MAX_ATTEMPTS, pick
 from wids.errors import (
     ColumnsError,
     DecodeError,
@@ -33,9 +34,8 @@ from wids.errors import (
     ShardReadError,
     TooManyErrorsError,
 )
+from wids.files import atomic
 from wids.jobs.journal import JobJournal
-from wids.osfiles import atomic
-from wids.substitutes import MAX_ATTEMPTS, pick
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -1,7 +1,7 @@
 """A collection of shards, without torch: what it counts of shards of which no index says how many samples they hold."""
 
 from tests.support.shards import serve, write_shards
-from wids.collection import ShardCollection, load_shards
+from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.readers.provider import AutoProvider
 from wids.writing.pack.datasets import list_dataset
 

@@ -15,15 +15,14 @@ from torch.utils.data import DataLoader
 from tests.support.children import call_in_child, child, kill
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_index, write_json
-from wids import DistributedChunkedSampler, ShardListDataset, indexes
-from wids.cache import compiled_indexes
-from wids.collection import load_shards
+from wids import DistributedChunkedSampler, ShardListDataset
+from wids.collection.shard_collection import load_shards
 from wids.errors import FetchError, NotAllowedError, OutputError, SpecError
-from wids.index import compiled, container
+from wids.files import container, system
+from wids.files.shared_files import SharedFiles
+from wids.index import compiled, compiled_files, loading
 from wids.index.spec import list_shards
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index
-from wids.osfiles import system
-from wids.osfiles.shared_files import SharedFiles
 from wids.testing import Server
 
 COUNTS = (3, 4, 2, 5)
@@ -32,8 +31,8 @@ COUNTS = (3, 4, 2, 5)
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Two shards are many, and a file that was just written is taken for settled."""
-    monkeypatch.setattr(indexes, "MIN_SHARDS", 2)
-    monkeypatch.setattr(compiled_indexes, "_SETTLED_NS", -PATIENCE_SECONDS * 10**9)
+    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
+    monkeypatch.setattr(compiled_files, "_SETTLED_NS", -PATIENCE_SECONDS * 10**9)
 
 
 @pytest.fixture
@@ -62,8 +61,8 @@ def reads(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(indexes, "read_bytes", note("read", indexes.read_bytes))
-    monkeypatch.setattr(indexes, "parse_index", note("parse", indexes.parse_index))
+    monkeypatch.setattr(loading, "read_bytes", note("read", loading.read_bytes))
+    monkeypatch.setattr(loading, "parse_index", note("parse", loading.parse_index))
     return seen
 
 
@@ -86,7 +85,7 @@ def is_mapped(dataset):
 def parsed(monkeypatch, *args, **options):
     """The same dataset, its shards parsed."""
     with monkeypatch.context() as patch:
-        patch.setattr(indexes, "MIN_SHARDS", 1 << 30)
+        patch.setattr(loading, "MIN_SHARDS", 1 << 30)
         return ShardListDataset(*args, **options)
 
 
@@ -124,7 +123,7 @@ def test_a_changed_index_is_compiled_again(index, cache, reads):
 
 def test_a_file_that_was_just_written_is_not_remembered(index, cache, monkeypatch):
     """It may change again without its times showing it."""
-    monkeypatch.setattr(compiled_indexes, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+    monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
     assert is_mapped(ShardListDataset(index, cache_dir=cache))
     assert files(cache, ".source") == []
 
@@ -292,7 +291,7 @@ def die_while_writing(connection, index, cache):
         connection.send("half")
         connection.recv()
 
-    indexes.MIN_SHARDS = 2
+    loading.MIN_SHARDS = 2
     system.write_parts = half
     ShardListDataset(index, cache_dir=cache)
 
@@ -313,7 +312,7 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(index, cache):
 
 def open_and_tell(index, cache):
     """What another process finds."""
-    indexes.MIN_SHARDS = 2
+    loading.MIN_SHARDS = 2
     dataset = ShardListDataset(index, cache_dir=cache)
     return is_mapped(dataset), dataset.fingerprint
 
@@ -322,7 +321,7 @@ def open_and_tell(index, cache):
 def test_one_of_several_compiles(index, cache, monkeypatch):
     """One that waited for the lock finds the file there, and does not parse."""
     answers = []
-    real = indexes.parse_index
+    real = loading.parse_index
 
     def parse(*args, **options):
         answers.append(1)
@@ -335,7 +334,7 @@ def test_one_of_several_compiles(index, cache, monkeypatch):
             answers.append(call_in_child(open_and_tell, index, cache, method="forkserver"))
         return alone(self, key)
 
-    monkeypatch.setattr(indexes, "parse_index", parse)
+    monkeypatch.setattr(loading, "parse_index", parse)
     monkeypatch.setattr(SharedFiles, "alone", slow)
     dataset = ShardListDataset(index, cache_dir=cache)
     assert answers == [(True, dataset.fingerprint)]
@@ -370,7 +369,7 @@ def test_options_go_to_the_same_servers(tmp_path, cache, monkeypatch):
         given = {"headers": {"X": "1"}}
         found = [load_shards(place, storage_options=given, cache_dir=cache) for _ in range(2)]
         assert [shards.is_mapped for _, shards, _ in found] == [True, True]
-        monkeypatch.setattr(indexes, "MIN_SHARDS", 1 << 30)
+        monkeypatch.setattr(loading, "MIN_SHARDS", 1 << 30)
         _, _, expected = load_shards(place, storage_options=given, cache_dir=cache)
         assert [options for _, _, options in found] == [expected] * 2
         assert "https://mine.invalid" in expected
@@ -460,7 +459,7 @@ def test_no_damage_is_taken_for_an_index(converted, tmp_path, index, cache):
 @pytest.mark.parametrize("kind", ["its own", "compiled here", "downloaded"])
 def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypatch, kind):
     """Each machine does so at the first opening, and when the file is another one; pickles too go by that."""
-    monkeypatch.setattr(indexes, "_CHECKED_BYTES", 0)
+    monkeypatch.setattr(loading, "_CHECKED_BYTES", 0)
     summed = []
     monkeypatch.setattr(container, "crc32", lambda data, *rest: summed.append(len(data)) or crc32(data, *rest))
     with serve(tmp_path / "d") as server:
@@ -482,7 +481,7 @@ def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypa
         os.utime(path)
         assert open_it()[0]
         assert not open_it()[0]
-        monkeypatch.setattr(compiled_indexes, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+        monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
         os.utime(path)
         assert open_it()[0]
         assert open_it()[0]  # written just now, it may change without its times showing it
@@ -492,13 +491,13 @@ def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypa
 def test_a_remote_one_is_downloaded_once(converted, index, tmp_path, cache, monkeypatch):
     """Into the cache directory, checked; a new version is downloaded anew."""
     downloads = []
-    real = indexes.download_to
+    real = loading.download_to
 
     def download(url, *args, **options):
         downloads.append(url)
         real(url, *args, **options)
 
-    monkeypatch.setattr(indexes, "download_to", download)
+    monkeypatch.setattr(loading, "download_to", download)
     with serve(tmp_path / "d") as server:
         place = f"{server.url}/train.widsx"
         first = ShardListDataset(place, cache_dir=cache, prefetch=False)

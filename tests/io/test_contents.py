@@ -10,8 +10,8 @@ import pytest
 
 import wids
 from tests.support import columns as made
-from wids import indexes
 from wids.errors import ColumnsError, SpecError, StateError
+from wids.index import loading
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index
 
@@ -156,8 +156,8 @@ def test_a_saved_view(tmp_path, before, now, is_noticed):
 
 def test_a_pickle_whose_compiled_index_is_gone(tmp_path, monkeypatch):
     """It is compiled again, and refused if the shards were written anew meanwhile."""
-    monkeypatch.setattr(indexes, "MIN_SHARDS", 2)
-    monkeypatch.setattr(indexes, "_MIN_ROW_BYTES", 1)
+    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
+    monkeypatch.setattr(loading, "_MIN_ROW_BYTES", 1)
     index = pack(tmp_path / "d")
     data = pickle.dumps(open_it(index, cache_dir=tmp_path / "cache"))
     shutil.rmtree(tmp_path / "cache")

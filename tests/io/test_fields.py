@@ -13,7 +13,7 @@ import wids
 from tests.support.shards import write_tar
 from wids.errors import DuplicateMemberError, InputError, SelectionError
 from wids.events import RangesRead, SampleSubstituted
-from wids.index.fields import parse_fields
+from wids.tables.fields import parse_fields
 from wids.testing import Server
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -39,8 +39,8 @@ from wids.errors import (
     TruncatedShardError,
 )
 from wids.events import Evicted, Fetched, Opened, Rejected
-from wids.index import tar
-from wids.osfiles import locks, system
+from wids.files import locks, system
+from wids.tables import tar
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import wids
 import wids.events
 from tests.support.cli import run
 from tests.support.shards import write_json, write_tar
+from wids.collection.substitutes import pick
 from wids.errors import FetchError, ShardReadError, TooManyErrorsError, TruncatedShardError
-from wids.osfiles import system
-from wids.substitutes import pick
+from wids.files import system
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

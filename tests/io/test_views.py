@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import wids
 from tests.support.shards import serve, write_index, write_shards, write_tar
-from wids import indexes
 from wids.errors import InputError, NotAllowedError, OutputError, OutputExistsError, SpecError
+from wids.index import loading
 from wids.index.selection import Selection
 from wids.index.view_file import pack_rows, unpack_rows
 
@@ -509,12 +509,12 @@ def test_keys_to_leave_out(dataset, tmp_path):
 @pytest.mark.parametrize(("again", "found"), [(4, "s2-001"), (0, "s0-000")])
 def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkeypatch, again, found):
     """The opener has read which rows it has, and these are gone by then: it takes those that are there."""
-    path, read = tmp_path / "view.json", indexes.read_bytes
+    path, read = tmp_path / "view.json", loading.read_bytes
     dataset.select([0]).save(path)
 
     def read_and_save(*arguments, **options):
         data = read(*arguments, **options)
-        monkeypatch.setattr(indexes, "read_bytes", save_and_read)
+        monkeypatch.setattr(loading, "read_bytes", save_and_read)
         dataset.select([4]).save(path)
         return data
 
@@ -522,5 +522,5 @@ def test_a_view_that_is_saved_again_while_it_is_opened(dataset, tmp_path, monkey
         dataset.select([again]).save(path)
         return read(*arguments, **options)
 
-    monkeypatch.setattr(indexes, "read_bytes", read_and_save)
+    monkeypatch.setattr(loading, "read_bytes", read_and_save)
     assert keys(wids.ShardListDataset(path, transformations=[])) == [found]

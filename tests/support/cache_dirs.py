@@ -3,7 +3,7 @@
 import os
 
 from wids.cache.directory import CacheDirectory, directory_of
-from wids.osfiles import atomic
+from wids.files import atomic
 
 
 def put_file(directory, name, data=b""):

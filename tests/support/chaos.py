@@ -33,9 +33,9 @@ from wids import DistributedChunkedSampler, ShardListDataset
 from wids.cache import space, usage_hints
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import WidsError
+from wids.files import system
+from wids.files.own_folder import LOCK_SUFFIX
 from wids.index import spec
-from wids.osfiles import system
-from wids.osfiles.own_folder import LOCK_SUFFIX
 from wids.readers.provider import AutoProvider
 from wids.transport import filesystems
 

@@ -8,8 +8,8 @@ import signal
 
 from tests.support.cache_shards import texts
 from tests.support.clocks import PATIENCE_SECONDS, skip_waits
+from wids.files import locks
 from wids.index.spec import Shard
-from wids.osfiles import locks
 from wids.readers.provider import AutoProvider
 
 

@@ -15,8 +15,8 @@ import time
 import traceback
 
 from tests.support.children import PATIENCE_SECONDS, child
-from wids.index import table as tables
-from wids.osfiles import system
+from wids.files import system
+from wids.tables import table as tables
 
 # What changes a file or a lock. Between two of these the disk is the same.
 _CALLS = ("open", "replace", "unlink", "ftruncate", "pwrite", "utime", "fsync", "mkdir")

@@ -7,10 +7,10 @@ from contextlib import suppress
 from itertools import accumulate
 
 from wids.errors import TarError
-from wids.index import table_pack
-from wids.index.keys import first_dot
-from wids.index.table import SUFFIX, Identity, MemberTable, build_table
-from wids.index.tar import scan
+from wids.tables import pack_format
+from wids.tables.keys import first_dot
+from wids.tables.table import SUFFIX, Identity, MemberTable, build_table
+from wids.tables.tar import scan
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -147,8 +147,8 @@ def publish(server, path, data=None):
 
 def pack_of(tables, place):
     """The pack at ``place`` of member tables (URL of a shard -> the table's bytes)."""
-    names = [table_pack.name_in(place, url) for url in tables]
-    head = table_pack.pack_head(names, [len(data) for data in tables.values()], place=place)
+    names = [pack_format.name_in(place, url) for url in tables]
+    head = pack_format.pack_head(names, [len(data) for data in tables.values()], place=place)
     return head + b"".join(data + bytes(-len(data) % 8) for data in tables.values())
 
 

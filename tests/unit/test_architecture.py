@@ -19,33 +19,27 @@ ROOT = Path(wids.__file__).parent
 # From the bottom up. A part may import those of the rows above it, and what `BESIDE` adds from its own row.
 LAYERS = (
     ("errors",),
-    ("events", "stats"),
-    ("index", "order", "policy"),
-    ("osfiles",),
+    ("events",),
+    ("files",),
+    ("order", "policy"),
     ("transport",),
+    ("tables",),
+    ("index",),
     ("cache",),
-    ("indexes",),
     ("readers",),
-    ("codecs", "collection"),
-    ("error_log", "keys"),
-    ("substitutes",),
-    ("arguments", "batches", "live_index", "view_saving"),
-    ("views",),
-    ("jobs", "writing", "columns"),
+    ("codecs",),
+    ("collection",),
+    ("jobs",),
+    ("columns",),
+    ("writing",),
     ("dataset", "samplers", "batch_samplers", "mixtures", "otel"),
     ("simulate", "testing", "lightning"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {
-    "batch_samplers": {"samplers"},
-    "stats": {"events"},
-    "policy": {"index"},
-    "columns": {"jobs"},
-    "writing": {"jobs", "columns"},
-}
+BESIDE = {"batch_samplers": {"samplers"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-PURE = {"index", "order", "policy"}
+PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.
 LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py")
@@ -128,14 +122,35 @@ def test_what_simulates_does_so_with_the_real_rules():
         assert parts <= PURE | {"errors", "simulate"}, path
 
 
-@pytest.mark.parametrize("part", sorted(PURE | {"simulate"}))
-def test_pure_parts_do_no_io(part):
-    """They import nothing that does I/O or starts processes, not even inside a function."""
-    for path in sorted((ROOT / part).glob("*.py")):
-        tops = {name.split(".")[0] for name in imports_of(path, is_top_only=False)}
-        assert not tops & IMPURE, path
-        calls = {node.func.id for node in ast.walk(parsed(path)) if is_plain_call(node)}
-        assert not calls & {"open", "print", "input", "exec", "eval"}, path
+def is_pure(path: Path) -> bool:
+    """Whether a module says that it does no I/O: its docstring has a sentence that begins with Pure."""
+    return part_of(path) in PURE | {"simulate"} or re.search(
+        r"(^|\. )Pure\b", ast.get_docstring(parsed(path)), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("path", [*filter(is_pure, modules())], ids=lambda path: str(path.relative_to(ROOT)))
+def test_pure_modules_do_no_io(path):
+    """They import nothing that does I/O or starts processes, also through others, not even inside a function."""
+    names = imports_of(path, is_top_only=False)
+    assert not {name.split(".")[0] for name in names} & IMPURE
+    ours = {path.relative_to(ROOT.parent).with_suffix("").as_posix().replace("/", "."): path for path in modules()}
+    used = {next((each for each in (name, name.rpartition(".")[0]) if each in ours), None) for name in names}
+    assert not [name for name in used - {None, "wids.errors", "wids.events"} if not is_pure(ours[name])]
+    calls = {node.func.id for node in ast.walk(parsed(path)) if is_plain_call(node)}
+    assert not calls & {"open", "print", "input", "exec", "eval"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "wids/README.md"])
+def test_pictures_of_the_layers(name):
+    """They have each part once, and none above what imports it."""
+    rows = re.findall(
+        r"(?m)^ {4,6}(\S+(?:(?:,| \|) \S+)*)(?: {2,}.*)?$", (ROOT.parent / name).read_text(encoding="utf-8")
+    )
+    parts = [[part for side in row.split(" | ") for part in side.split(", ")] for row in rows]
+    shown = [part for row in parts for part in row if part in LEVELS]
+    assert sorted(shown) == sorted(LEVELS)
+    assert [LEVELS[part] for part in shown] == sorted((LEVELS[part] for part in shown), reverse=True)
 
 
 def is_plain_call(node):

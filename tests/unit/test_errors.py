@@ -24,8 +24,8 @@ from wids.cli.advice import with_advice
 from wids.cli.format import print_error, shown_url
 from wids.errors import FetchError, WidsError, without_secrets
 from wids.events import NotFetchedAhead, Retried, logger
+from wids.index.discovery import find_shards
 from wids.transport import download
-from wids.transport.discovery import find_shards
 from wids.transport.range_client import ShardBytes
 from wids.transport.upload import Target
 

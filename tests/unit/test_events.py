@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from wids import events
+from wids.collection.stats import Stats
 from wids.events import (
     Closed,
     Event,
@@ -28,7 +29,6 @@ from wids.events import (
     emit,
     log_event,
 )
-from wids.stats import Stats
 
 ALL = [
     Fetched(url="u", path="p", size_bytes=1, seconds=0.5),

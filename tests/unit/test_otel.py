@@ -13,9 +13,9 @@ from opentelemetry.trace import StatusCode
 from torch.utils.data import DataLoader
 
 import wids
+from wids.collection.stats import Stats
 from wids.events import Closed, Evicted, Fetched, Hit, Retried, Waited, WaitedForRoom
 from wids.otel import OpenTelemetryHook, observe
-from wids.stats import Stats
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

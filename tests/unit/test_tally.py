@@ -10,6 +10,7 @@ import torch
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
+from wids.collection.stats import Stats, Tally
 from wids.dataset import _SharedTally
 from wids.events import (
     Closed,
@@ -24,7 +25,6 @@ from wids.events import (
     Waited,
     WaitedForRoom,
 )
-from wids.stats import Stats, Tally
 
 EVENTS = {
     Fetched(url="u", path="p", size_bytes=10, seconds=0.5): {

@@ -21,7 +21,7 @@ from wids.cache.background import end_at_exit, join_threads
 from wids.cache.directory import directory_of
 from wids.errors import CacheError, CacheFull
 from wids.events import logger
-from wids.osfiles import forks
+from wids.files import forks
 from wids.policy import prefetching
 from wids.transport.failures import CancelledTransferError
 
@@ -81,7 +81,7 @@ class Arrivals:
         self._begin()
         forks.reset_in_child(self)
 
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.osfiles.open_file`
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.files.open_file`
         if not is_ending() and (cancelled := getattr(self, "_cancelled", None)) is not None:
             cancelled.set()
 
@@ -94,7 +94,7 @@ class Arrivals:
         return multiprocessing.parent_process() is None or self._is_prefetching()
 
     def start_child(self) -> None:
-        """See `wids.osfiles.forks`: the threads are the parent's."""
+        """See `wids.files.forks`: the threads are the parent's."""
         self._begin()
 
     def has_failed(self, path: str) -> bool:

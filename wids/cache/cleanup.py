@@ -27,12 +27,12 @@ from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, directory_of
 from wids.cache.space import Excess, Space, evict_from
 from wids.errors import CacheError
 from wids.events import Swept, format_size, logger
-from wids.index import table as tables
+from wids.files import locks
+from wids.files.holders import find_holders
+from wids.files.own_folder import LOCK_SUFFIX
 from wids.order.validation import suggest_names
-from wids.osfiles import locks
-from wids.osfiles.holders import find_holders
-from wids.osfiles.own_folder import LOCK_SUFFIX
 from wids.policy.eviction import Entry
+from wids.tables import table as tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

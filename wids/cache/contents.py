@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
-from wids.osfiles import system
+from wids.files import system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
     NAME                                  a cached shard
     .wids/tables/NAME.widx                its member table, written by the download
     .wids/tables/NAME.keep                present: the shard is not to be evicted
-    .wids/indexes/KEY.SUFFIX              a file that is made once for all processes (`wids.osfiles.shared_files`)
+    .wids/indexes/KEY.SUFFIX              a file that is made once for all processes (`wids.files.shared_files`)
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
     .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it
@@ -30,9 +30,9 @@ import msgspec
 
 from wids.errors import CacheError, WidsError
 from wids.events import logger
-from wids.index import table as tables
-from wids.osfiles.own_folder import LOCK_SUFFIX, OwnFolder
+from wids.files.own_folder import LOCK_SUFFIX, OwnFolder
 from wids.policy.eviction import Entry
+from wids.tables import table as tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

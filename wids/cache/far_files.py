@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wids.cache.upcoming import Source, UpcomingShard
-from wids.osfiles import page_cache
+from wids.files import page_cache
 from wids.policy import prefetching
 from wids.policy.prefetch_window import AheadLimits
 

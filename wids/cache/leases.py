@@ -3,7 +3,7 @@
 An open cached shard has a lease and cannot be evicted, so no process keeps one open that it does not read: pools that
 lease shards in a directory register for it, and release them when a process needs the space. One thread looks at all
 directories with leases for requests of other processes; it starts with the first lease and ends after the last. The
-notes change under `wids.osfiles.forks.lock`, and nothing slow or foreign is called under it: no file system that hangs,
+notes change under `wids.files.forks.lock`, and nothing slow or foreign is called under it: no file system that hangs,
 no hook. A forked child begins with none.
 """
 
@@ -15,8 +15,8 @@ import time
 import weakref
 from typing import Protocol
 
-from wids.osfiles import forks, locks
-from wids.osfiles.open_file import OpenFile
+from wids.files import forks, locks
+from wids.files.open_file import OpenFile
 
 # How often a directory is looked at, and for how long more often: one request is mostly followed by others.
 _IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.005, 1.0
@@ -25,7 +25,7 @@ _IDLE_SECONDS, _BUSY_SECONDS, _SERIES_SECONDS = 0.25, 0.005, 1.0
 class Lease(OpenFile):
     """An open shard of a cache, which no process evicts while it is open.
 
-    It is a shared lock on the file; see `wids.osfiles.locks`. A forked child closes its copy, which would keep it.
+    It is a shared lock on the file; see `wids.files.locks`. A forked child closes its copy, which would keep it.
     """
 
     __slots__ = ()

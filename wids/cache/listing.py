@@ -18,8 +18,8 @@ from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.errors import CacheError
-from wids.osfiles import locks, system
-from wids.osfiles.holders import Holder, find_holders
+from wids.files import locks, system
+from wids.files.holders import Holder, find_holders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from wids.cache.directory import directory_of
 from wids.errors import CacheError
-from wids.index import urls
 from wids.policy import freshness
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,12 +24,11 @@ from wids.cache import usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, format_size, logger
-from wids.index import urls
 from wids.order.layout import Shards
 from wids.policy import prefetching
 from wids.policy.prefetch_window import PrefetchWindow
 from wids.policy.prefetching import RateEstimator
-from wids.transport import filesystems
+from wids.transport import filesystems, urls
 from wids.transport.failures import DAMAGE, CancelledTransferError
 
 if TYPE_CHECKING:

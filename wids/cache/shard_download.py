@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from wids.cache import member_tables
 from wids.cache.directory import directory_of, writing
 from wids.cache.leases import Lease
 from wids.cache.space import table_allowance
 from wids.errors import DigestMismatchError, EmptyShardError, SizeMismatchError, WrongContentError
+from wids.files import atomic, locks, system
 from wids.index import checksums
-from wids.index import table as tables
-from wids.osfiles import atomic, locks, system
 from wids.policy.freshness import mark_of
+from wids.tables import member_tables
+from wids.tables import table as tables
 from wids.transport import download
 from wids.transport.failures import InterruptedTransferError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wids.cache.space import Space
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.index.table import Identity, MemberTable
+    from wids.tables.table import Identity, MemberTable
 
 _PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!doctype xml")
 

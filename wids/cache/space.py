@@ -24,7 +24,7 @@ from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
-from wids.osfiles import atomic, locks, system
+from wids.files import atomic, locks, system
 from wids.policy import prefetching
 from wids.policy.eviction import victims
 from wids.policy.reservation import Grant, MustWait, Refuse, Request, settle
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from wids.cache.directory import Transients
     from wids.events import Hook
-    from wids.index.table import MemberTable
     from wids.policy.eviction import Entry
+    from wids.tables.table import MemberTable
 
 WAIT_SECONDS = 300.0
 # The work under the lock takes milliseconds, or as long as listing a large directory on a file server.

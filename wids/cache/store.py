@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from wids.cache import member_tables, shard_download
+from wids.cache import shard_download
 from wids.cache.directory import CacheDirectory, directory_of, using
 from wids.cache.leases import Lease, leases
 from wids.cache.shard_download import CachedShard, DownloadOptions, ShardDownload, identify
 from wids.cache.space import Space
 from wids.errors import CacheError, ShardError
 from wids.events import Fetched, Hit, Rejected, emit, logger
+from wids.files import atomic, locks
 from wids.index.checksums import promised, word
-from wids.osfiles import atomic, locks
 from wids.policy.freshness import find_difference, find_difference_in_size
+from wids.tables import member_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from wids.cache.placement import Placement
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.index.table import Identity, MemberTable
+    from wids.tables.table import Identity, MemberTable
 
 # How often a cache directory may vanish under a download before that is an error.
 _WIPED_ATTEMPTS = 2

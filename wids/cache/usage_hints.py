@@ -17,7 +17,7 @@ import msgspec
 
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import CacheError
-from wids.osfiles import atomic, forks, system
+from wids.files import atomic, forks, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -103,9 +103,9 @@ def create_columns(
 
 
 def _place_of(index: str) -> str:
-    from wids.collection import lists_shards
+    from wids.collection.shard_collection import lists_shards
     from wids.columns.file import place_beside
-    from wids.index import urls
+    from wids.transport import urls
 
     place = place_beside(index)
     if place is None or not urls.is_local(index) or lists_shards(index):

@@ -96,7 +96,7 @@ def load_selected(index: str, selected: slice, storage_options: dict[str, Any] |
     Raises:
         SelectionError: no shards are selected. WidsError: the index cannot be read.
     """
-    from wids.collection import load_shards
+    from wids.collection.shard_collection import load_shards
 
     _, listed, storage_options = load_shards(index, storage_options=storage_options)
     numbers, chosen = select_shards(len(listed), selected), listed.selection

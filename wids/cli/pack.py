@@ -327,7 +327,7 @@ def _list(
     kind: str, sources: list[str], flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
 ) -> SourceListing:
     from wids.cli.progress import progress
-    from wids.osfiles.own_folder import default_cache_dir
+    from wids.files.own_folder import default_cache_dir
     from wids.writing.pack import datasets, folders, labels, manifest
 
     source = sources[0]

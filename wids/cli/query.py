@@ -107,10 +107,10 @@ def _check_output(output: str, index: str, flags: QueryFlags) -> str:
 
 
 def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
-    from wids.collection import ShardCollection, load_shards
+    from wids.collection.shard_collection import ShardCollection, load_shards
     from wids.columns.samples import beside
     from wids.errors import QueryError
-    from wids.osfiles.own_folder import default_cache_dir
+    from wids.files.own_folder import default_cache_dir
     from wids.readers.provider import AutoProvider
 
     cache_dir = default_cache_dir()
@@ -191,8 +191,8 @@ def _write(table: Any, path: str, sql: str) -> None:
     import pyarrow.parquet as pq
 
     from wids.errors import QueryError
+    from wids.files import atomic
     from wids.jobs.journal import unwritten
-    from wids.osfiles import atomic
 
     try:
         with atomic.part_file(path) as (part, fd):

@@ -24,8 +24,8 @@ from wids.cli.options import (
     load_selected,
     with_option_groups,
 )
-from wids.index import urls
 from wids.index.checksums import promised
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -138,10 +138,10 @@ def run_verify(index: Index, flags: VerifyFlags, run: RunFlags, is_json: Json = 
         raise typer.BadParameter(
             "--quick asks for all shards each time, and --journal remembers some; give one of them"
         )
-    from wids import error_log
     from wids.cli.format import count_of, parse_range, shown_url
     from wids.cli.progress import job_bar
     from wids.cli.signals import resumable
+    from wids.collection import error_log
     from wids.errors import JobError
     from wids.jobs.problems import VerifySettings
     from wids.jobs.verify import verify_shards
@@ -201,7 +201,7 @@ def _journal(index: str, flags: VerifyFlags) -> AbstractContextManager[JobJourna
     Raises:
         OutputError: the one that was asked for cannot be written.
     """
-    from wids.collection import lists_shards
+    from wids.collection.shard_collection import lists_shards
     from wids.errors import OutputError
     from wids.jobs.verify import open_journal
 
@@ -222,9 +222,9 @@ def _decoder(flags: VerifyFlags) -> Any:
 
 
 def _write_report(path: str, outcome: VerifyOutcome) -> None:
-    """Write a line for each member that cannot be decoded; see `wids.error_log`."""
-    from wids import error_log
-    from wids.osfiles.atomic import write_atomically
+    """Write a line for each member that cannot be decoded; see `wids.collection.error_log`."""
+    from wids.collection import error_log
+    from wids.files.atomic import write_atomically
 
     lines = [
         error_log.format_line(
@@ -318,7 +318,7 @@ def _print_keys(keys: KeyCensus, places: dict[int, str]) -> None:
 def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str, str]]:
     """The lines of the table; a shard's name once, and of a shard with very many problems the first ones."""
     from wids.cli.format import printable, shown_url
-    from wids.index import urls
+    from wids.transport import urls
 
     for finding in findings:
         name = shown_url(urls.basename_of(finding.url) or finding.url)

@@ -16,8 +16,8 @@ from typing import Any, Literal, cast
 
 from wids.codecs.decoders import Decoder, Options, decode_gzipped, find_decoder
 from wids.errors import DecodeError, InputError, UnsafeFormatError
-from wids.index.fields import Alternatives, FieldNames
 from wids.order.validation import suggest_names
+from wids.tables.fields import Alternatives, FieldNames
 
 _Plan = dict[str, Decoder | None]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.codecs import tenbin
 from wids.errors import DecodeError, UnsafeFormatError, shown
-from wids.osfiles import forks
+from wids.files import forks
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.columns import kinds
 from wids.columns.extract import ExtractTask, extract_part
 from wids.columns.file import METADATA_KEY, SUFFIX, VERSION, TableFacts, is_table, table_schema
@@ -24,13 +24,13 @@ from wids.columns.parts import STATE_SUFFIX, KnownParts, digest_state
 from wids.columns.spec import MAX_SIZES, ColumnSpec, size_names
 from wids.errors import DecodeError, InputError, JobError, OutputError
 from wids.events import logger
-from wids.index import urls
+from wids.files import atomic
 from wids.index.fingerprint import contents, fingerprint_of
+from wids.index.paths import absolute
 from wids.jobs.journal import unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress
 from wids.jobs.runner import RunOptions, run
-from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute
+from wids.transport import urls
 from wids.transport.upload import check_no_device, check_place, check_replaceable
 
 if TYPE_CHECKING:

@@ -19,28 +19,28 @@ import msgspec
 import numpy as np
 
 from wids.codecs.decode import SampleDecoder
-from wids.collection import count_mismatch
+from wids.collection.shard_collection import count_mismatch
 from wids.columns import kinds
 from wids.columns.packages import import_arrow
 from wids.columns.spec import MAX_SIZES, ColumnRule, ColumnSpec, fold
 from wids.errors import ClosedReaderError, DecodeError, WidsError, shown
 from wids.events import Fetched, RangesRead, TableRead
-from wids.index import urls
+from wids.files import tempdirs
+from wids.index.discovery import Found, look_local
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.runner import TaskContext
 from wids.jobs.scan import look_remote, path_of
-from wids.osfiles import tempdirs
 from wids.readers.provider import AutoProvider
-from wids.transport.discovery import Found, look_local
+from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from wids.events import Event
-    from wids.index.table import MemberTable
     from wids.readers.base import Sample
     from wids.readers.provider import Access
+    from wids.tables.table import MemberTable
 
 # Samples read at a time: one call of a remote reader waits for all its requests together.
 _ROWS = 1024
@@ -57,7 +57,7 @@ class PartFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         url: of the shard. nsamples: in it.
-        size, mark: its version; see `wids.transport.discovery.Found`.
+        size, mark: its version; see `wids.index.discovery.Found`.
         spec: digest of the rules.
         kinds: of each column of a rule, in their order; see `wids.columns.kinds`.
         extensions: of the members, in lower case; empty where they are more than there are columns for.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.collection import ShardCollection
+    from wids.collection.shard_collection import ShardCollection
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
 

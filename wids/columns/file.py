@@ -18,11 +18,10 @@ import numpy as np
 from wids.columns import kinds as types
 from wids.columns.packages import import_arrow, import_parquet
 from wids.errors import CacheError, ColumnsError, MissingTableError, ShardNotFoundError
-from wids.index import urls
+from wids.files.own_folder import default_cache_dir
+from wids.files.shared_files import SharedFiles
 from wids.index.fingerprint import contents, have_changed
-from wids.osfiles.own_folder import default_cache_dir
-from wids.osfiles.shared_files import SharedFiles
-from wids.transport import retrying
+from wids.transport import retrying, urls
 from wids.transport.download import download_to
 from wids.transport.stores import open_source
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError
-from wids.osfiles import forks, tempdirs
+from wids.files import forks, tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

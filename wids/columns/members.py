@@ -22,8 +22,8 @@ from wids.errors import ColumnsError, InputError, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.collection import ShardCollection
-    from wids.index.table import MemberTable
+    from wids.collection.shard_collection import ShardCollection
+    from wids.tables.table import MemberTable
 
 HAS = "has_"
 # What is known without them, and what is said where they cannot be had.

@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 from wids.errors import DependencyError
-from wids.osfiles import forks
+from wids.files import forks
 
 
 def import_arrow() -> Any:

@@ -25,11 +25,12 @@ from wids.columns.file import CREATE, open_table
 from wids.columns.packages import import_arrow
 from wids.errors import ColumnsError, without_secrets
 from wids.events import logger
-from wids.index import urls, writing
+from wids.files import atomic, locks
+from wids.index import writing
+from wids.index.discovery import look_local
+from wids.index.paths import absolute
 from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
-from wids.osfiles import atomic, locks
-from wids.osfiles.index_paths import absolute
-from wids.transport.discovery import look_local
+from wids.transport import urls
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:

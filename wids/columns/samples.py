@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from wids.collection import lists_shards
+from wids.collection.shard_collection import lists_shards
 from wids.columns import join, members, sql
 from wids.columns.file import check_contents, check_of_index, fetch_table, open_table, place_beside
 from wids.columns.kinds import writable
@@ -27,7 +27,7 @@ from wids.index.fingerprint import contents, fingerprint, have_changed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wids.collection import ShardCollection
+    from wids.collection.shard_collection import ShardCollection
     from wids.columns.mapped import MappedTable
     from wids.index.shardlist import ShardList
 

@@ -24,7 +24,7 @@ import numpy as np
 from wids.columns.file import check_values
 from wids.columns.packages import import_arrow, import_duckdb
 from wids.errors import QueryError
-from wids.osfiles import tempdirs
+from wids.files import tempdirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

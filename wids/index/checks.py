@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from wids.errors import SpecError
-from wids.index import urls
 from wids.index.shardlist import MAX_COUNT
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

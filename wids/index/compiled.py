@@ -1,6 +1,6 @@
 """A compiled index on disk (``.widsx``): the columns of a shard list, to be mapped instead of parsed.
 
-Pure: bytes in, columns over them out; a `wids.index.container`, whose header is `CompiledFacts`. The sections, of n
+Pure: bytes in, columns over them out; a `wids.files.container`, whose header is `CompiledFacts`. The sections, of n
 shards and k shards that have keys of their own::
 
     counts, ends, filesizes  i8 x n          samples of each shard; their running sums; bytes, -1: not known
@@ -11,7 +11,7 @@ shards and k shards that have keys of their own::
 
 Counts, ends and offsets are compared with each other and with the file's length each time it is opened (some
 milliseconds for a million shards); the checksum of the sections unless the caller has compared it before (it takes ten
-times as long: once for each machine, `wids.indexes`). So no wrong byte makes a read leave the file.
+times as long: once for each machine, `wids.index.loading`). So no wrong byte makes a read leave the file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from wids.index import urls
-from wids.index.container import START_BYTES, Format, Invariant, ascending, ends, hash_of, lengths, sums, within
+from wids.files.container import START_BYTES, Format, Invariant, ascending, ends, hash_of, lengths, sums, within
 from wids.index.fingerprint import contents, fingerprint_of
 from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged
 from wids.index.shardlist import MAX_COUNT, Columns, Facts
-from wids.index.urls import MAX_SHARDS
+from wids.transport import urls
+from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from wids.index.container import Sections
+    from wids.files.container import Sections
     from wids.index.shardlist import ShardList
 
 SUFFIX = ".widsx"

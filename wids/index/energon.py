@@ -13,9 +13,10 @@ import re
 from typing import Any
 
 from wids.errors import SpecError
-from wids.index import checks, urls
+from wids.index import checks
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
+from wids.transport import urls
 
 NAMES = frozenset({".info.json", ".info.yaml"})
 _TOP = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(?: +([A-Za-z0-9'\"][^#]*))?\s*")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.index import urls
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

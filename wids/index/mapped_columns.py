@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from wids.errors import SpecError
-from wids.index import urls
-from wids.index.container import hash_of
+from wids.files.container import hash_of
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
         nsamples: samples promised; None where no index says (plain lists of local tars).
         filesize: bytes promised, or None.
         md5sum, crc32: hexadecimal digests promised, in lower case, or None.
-        packs: where its member table may be beside others': packs (`wids.index.table_pack`) that the index names.
+        packs: where its member table may be beside others': packs (`wids.tables.pack_format`) that the index names.
     """
 
     url: str

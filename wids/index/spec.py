@@ -26,9 +26,10 @@ import msgspec
 
 from wids.errors import NotAllowedError, SpecError, shown
 from wids.events import logger
-from wids.index import checks, urls
+from wids.index import checks
 from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList
-from wids.index.urls import MAX_SHARDS
+from wids.transport import urls
+from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +48,7 @@ __all__ = [
     "parse_json",
 ]
 
-# The key of an index that names packs of member tables (`wids.index.table_pack`).
+# The key of an index that names packs of member tables (`wids.tables.pack_format`).
 PACKS = "member_tables"
 # What keys of a shard may be meant by others, spelt without dashes and a last s.
 _MEANT = {**{key.removesuffix("s"): key for key in KNOWN_KEYS}, "md5": "md5sum", "crc": "crc32"}
@@ -161,8 +162,8 @@ def parse_index(
         base: overrides what relative URLs are relative to.
         options: top-level keys that override the index's.
         allow_local: let an index that came from a remote place point at local files or ``pipe:``.
-        named: the servers (`wids.index.urls.origins_of`) that the caller names, here and in texts of its own, are added
-            before anything is loaded from them.
+        named: the servers (`wids.transport.urls.origins_of`) that the caller names, here and in texts of its own, are
+            added before anything is loaded from them.
 
     Raises:
         SpecError: malformed; ``path`` names the value, ``url`` the index.

@@ -8,7 +8,7 @@ JSON form::
 
 ``view_of`` and ``rows`` are relative to the view; the checksum of the rows is that of their file, in 8 hexadecimal
 digits. A view of shards that have no index has their ``"shardlist"`` in the
-place of ``view_of``. The file of rows is a `wids.index.container`::
+place of ``view_of``. The file of rows is a `wids.files.container`::
 
     ends   i8 x shards    where each shard's samples end, counted over the view
     rows   u4 x samples, or wide_rows i8 x samples: the row of each in its shard, ascending within a shard
@@ -23,16 +23,16 @@ import msgspec
 import numpy as np
 
 from wids.errors import SpecError
+from wids.files.container import START_BYTES, Format, Invariant, NoFacts
+from wids.files.container import ends as ends_at
 from wids.index import checks
-from wids.index.container import START_BYTES, Format, Invariant, NoFacts
-from wids.index.container import ends as ends_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from wids.index.container import Sections
+    from wids.files.container import Sections
     from wids.index.selection import Integers
 
 # What a text has in it that is a view.

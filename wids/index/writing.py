@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from wids.errors import SpecError
-from wids.index import urls
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def relative_to(place: str, home: str | None) -> str:
     """``place`` as seen from the directory ``home``, if it lies below it; else as it is.
 
     Args:
-        place: a URL or an absolute path, also as `wids.index.urls.writable` gives it.
+        place: a URL or an absolute path, also as `wids.transport.urls.writable` gives it.
         home: a URL or an absolute path.
     """
     name = urls.name_below(place, home)

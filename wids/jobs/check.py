@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import member_tables, shard_download
-from wids.cache.table_packs import TablePacks
+from wids.cache import shard_download
 from wids.errors import (
     FetchDeniedError,
     FetchError,
@@ -26,26 +25,28 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
-from wids.index import checksums, foreign, urls
-from wids.index import table as tables
+from wids.files import atomic, tempdirs
+from wids.index import checksums
+from wids.index.discovery import look_local
+from wids.index.paths import absolute
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs import scan
 from wids.jobs.decode import decode_file
 from wids.jobs.problems import Finding, Problem, VerifySettings, problem_of
 from wids.jobs.runner import TaskContext
-from wids.osfiles import atomic, tempdirs
-from wids.osfiles.index_paths import absolute
 from wids.policy.freshness import find_difference_in_count, find_difference_in_size, find_difference_in_table
-from wids.transport import download, retrying
-from wids.transport.discovery import look_local
+from wids.tables import foreign, member_tables
+from wids.tables import table as tables
+from wids.tables.table_packs import TablePacks
+from wids.transport import download, retrying, urls
 from wids.transport.range_client import ShardBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.index import tar
-    from wids.index.table import MemberTable
     from wids.jobs.decode import Decode
+    from wids.tables import tar
+    from wids.tables.table import MemberTable
 
 # What may be wrong with a copy and right with the shard.
 _OF_TRANSFER = frozenset({"size", "digest", "tar", "count"})

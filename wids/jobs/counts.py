@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError
-from wids.index import urls
+from wids.index import discovery
 from wids.index.shardlist import MAX_COUNT
 from wids.index.spec import parse_json
-from wids.transport import discovery
+from wids.transport import urls
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import ChangedShardError, DecodeError, JobError, ShardError, UnsafeFormatError
+from wids.files.open_file import OpenFile
 from wids.jobs.problems import Problem, problem_of
-from wids.osfiles.open_file import OpenFile
 from wids.readers.local import LocalReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
-    from wids.index.table import MemberTable
+    from wids.tables.table import MemberTable
 
     Sample: TypeAlias = dict[str, Any]
     Decode: TypeAlias = Callable[[Sample], Sample]

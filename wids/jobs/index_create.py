@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache.member_tables import check_table_replaceable
 from wids.errors import InputError, JobError, ShardNotFoundError, WidsError
-from wids.index import checks, checksums, urls, writing
+from wids.files import atomic
+from wids.index import checks, checksums, writing
+from wids.index.discovery import look_for_shards
+from wids.index.paths import absolute, check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
-from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.counts import match_counts
 from wids.jobs.journal import unwritten
 from wids.jobs.known import KnownShards
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
-from wids.osfiles import atomic
-from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output
-from wids.transport.discovery import look_for_shards
+from wids.tables.member_tables import check_table_replaceable
+from wids.tables.table import SUFFIX as TABLE_SUFFIX
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
-    from wids.transport.discovery import Found, Sources
+    from wids.index.discovery import Found, Sources
 
 # Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
 _PROCESSES_PAY_BYTES = 16 << 30
@@ -118,7 +119,7 @@ def create_index(
     """Write the index of the shards that ``sources`` name.
 
     Args:
-        sources: see `wids.transport.discovery.find_shards`.
+        sources: see `wids.index.discovery.find_shards`.
         output: path of the index. Beside it stand its ``.state``, and until it is done its ``.journal``.
         name: of the dataset.
         info: what it is, in words.

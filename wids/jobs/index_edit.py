@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.errors import InputError, SelectionError, SpecError
-from wids.index import checks, checksums, compiled, urls, view_file, writing
+from wids.files import atomic, system
+from wids.index import checks, checksums, compiled, view_file, writing
+from wids.index.discovery import Found, look_for_shards, look_local
+from wids.index.paths import absolute, check_index_replaceable, check_output, named_packs, names_of
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs import view_edit
 from wids.jobs.index_create import Indexing, IndexOutcome, IndexSettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.view_edit import IndexToMerge
-from wids.osfiles import atomic, system
-from wids.osfiles.index_paths import absolute, check_index_replaceable, check_output, named_packs, names_of
-from wids.transport.discovery import Found, look_for_shards, look_local
+from wids.transport import urls
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:

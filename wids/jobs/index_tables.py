@@ -17,22 +17,23 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from wids.cache import member_tables
-from wids.cache.member_tables import check_table_replaceable
-from wids.collection import count_mismatch, load_shards
+from wids.collection.shard_collection import count_mismatch, load_shards
 from wids.errors import FetchError, JobError, OutputError, SpecError, TableError
 from wids.events import logger
-from wids.index import checks, compiled, table_pack, urls, writing
-from wids.index import table as tables
+from wids.files import atomic, locks, system
+from wids.index import checks, compiled, writing
+from wids.index.discovery import look_local
+from wids.index.paths import absolute, check_output
 from wids.index.spec import PACKS, Shard, own_packs, parse_json
 from wids.jobs import scan
 from wids.jobs.index_edit import refuse_view
 from wids.jobs.journal import JobJournal, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, TaskContext, run
-from wids.osfiles import atomic, locks, system
-from wids.osfiles.index_paths import absolute, check_output
-from wids.transport.discovery import look_local
+from wids.tables import member_tables, pack_format
+from wids.tables import table as tables
+from wids.tables.member_tables import check_table_replaceable
+from wids.transport import urls
 from wids.transport.download import read_bytes
 from wids.transport.failures import forget_frames
 from wids.transport.upload import Target, check_place, check_replaceable
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.index.spec import ShardList
-    from wids.index.table import MemberTable
+    from wids.tables.table import MemberTable
 
 _REMOTE_JOBS, _RAY_JOBS = 16, 64
 _JOURNAL_SUFFIX, _SPOOL_SUFFIX = ".journal", ".spool"
@@ -150,7 +151,7 @@ def pack_tables(
     _, shards, storage_options = load_shards(index, storage_options=settings.storage_options)
     refuse_view(shards, place)
     settings = msgspec.structs.replace(settings, storage_options=storage_options)
-    path = _check_pack(output or os.path.splitext(index)[0] + table_pack.SUFFIX, shards, settings)
+    path = _check_pack(output or os.path.splitext(index)[0] + pack_format.SUFFIX, shards, settings)
     outcome = TablesOutcome(index=index, output=path)
     with contextlib.closing(_TablePacking(shards, outcome, settings, show)) as packing:
         packing.find_all(options)
@@ -218,8 +219,8 @@ def _check_pack(output: str, shards: ShardList, settings: TablesSettings) -> str
         OutputError: it cannot be written there. OutputExistsError: it would replace something else.
     """
     path = check_place(output, "a pack", "train.tables")
-    if not path.endswith(table_pack.SUFFIX):
-        raise OutputError(f"{output}: the name of a pack ends in {table_pack.SUFFIX}", path=path)
+    if not path.endswith(pack_format.SUFFIX):
+        raise OutputError(f"{output}: the name of a pack ends in {pack_format.SUFFIX}", path=path)
     named = [urls.local_path(absolute(url)) for url in shards.all_packs() if urls.is_local(url)]
     check_replaceable(
         path,
@@ -239,9 +240,9 @@ def _is_pack_of(path: str, shards: ShardList) -> bool:
     """
     try:
         with open(path, "rb") as file:
-            data, _ = table_pack.read_head(lambda _, length: file.read(length), place=path)
+            data, _ = pack_format.read_head(lambda _, length: file.read(length), place=path)
             size = os.fstat(file.fileno()).st_size
-        directory = table_pack.unpack(data, place=path, size=size)
+        directory = pack_format.unpack(data, place=path, size=size)
     except TableError:
         return False
     names = {absolute(url) for url in shards.urls}
@@ -351,8 +352,8 @@ class _TablePacking:
         """
         outcome, place = self._outcome, self._outcome.output
         kept = [k for k in self._numbers if self._places[k, 1] >= 0]
-        names = [table_pack.name_in(place, absolute(self._shards.urls[k])) for k in kept]
-        head = table_pack.pack_head(names, self._places[kept, 1].tolist(), place=place)
+        names = [pack_format.name_in(place, absolute(self._shards.urls[k])) for k in kept]
+        head = pack_format.pack_head(names, self._places[kept, 1].tolist(), place=place)
         try:
             with atomic.part_file(place) as (part, fd):
                 system.write_all(fd, head, 0)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from wids.errors import OutputError, OutputExistsError
-from wids.index import urls
-from wids.osfiles import atomic, system
+from wids.files import atomic, system
+from wids.transport import urls
 from wids.transport.upload import check_replaceable, local_path
 
 if TYPE_CHECKING:

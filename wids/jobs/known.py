@@ -10,10 +10,10 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from wids.files import atomic
 from wids.index import writing
 from wids.jobs.journal import JobJournal, check_state, format_record, parse_records
 from wids.jobs.scan import ShardFacts
-from wids.osfiles import atomic
 from wids.transport.upload import Target
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache import member_tables, shard_download
-from wids.cache.member_tables import check_table_replaceable
+from wids.cache import shard_download
 from wids.errors import (
     ChangedShardError,
     FetchDeniedError,
@@ -25,22 +24,24 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import logger
-from wids.index import checksums, tar, urls
-from wids.index import table as tables
-from wids.index.tar import Members
+from wids.files import atomic, system, tempdirs
+from wids.index import checksums
+from wids.index.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
-from wids.osfiles import atomic, system, tempdirs
 from wids.readers.header_reader import FIRST_BYTES, Window
-from wids.transport import download, retrying
-from wids.transport.discovery import Found, mark_words
+from wids.tables import member_tables, tar
+from wids.tables import table as tables
+from wids.tables.member_tables import check_table_replaceable
+from wids.tables.tar import Members
+from wids.transport import download, retrying, urls
 from wids.transport.range_client import ShardBytes
 from wids.transport.upload import Target, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wids.index.keys import Split
-    from wids.index.table import Identity, MemberTable
+    from wids.tables.keys import Split
+    from wids.tables.table import Identity, MemberTable
 
     IsCancelled = Callable[[], bool]
 
@@ -112,7 +113,7 @@ class ScanTask(msgspec.Struct, kw_only=True, frozen=True):
         checksums: which are wanted, by their keys in an index.
         has_table: its member table is to be published beside it.
         known: facts of an earlier run; if size and mark are still the same, it is the answer.
-        rule, group: how members become samples; see `wids.index.table.build_table`.
+        rule, group: how members become samples; see `wids.tables.table.build_table`.
         storage_options, allow_pipe: see `wids.transport.download.download_to`.
     """
 

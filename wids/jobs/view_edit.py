@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wids.collection.views import choose
 from wids.errors import SpecError
 from wids.events import logger
-from wids.index import checksums, urls
+from wids.index import checksums
 from wids.index.fingerprint import fingerprint
+from wids.index.loading import IndexRequest, load_rows
+from wids.index.paths import absolute, public_place
 from wids.index.selection import pick
+from wids.index.shared_rows import SharedSelection
 from wids.index.spec import list_shards
-from wids.indexes import IndexRequest, load_rows
-from wids.osfiles.index_paths import absolute, public_place
-from wids.osfiles.shared_selection import SharedSelection
-from wids.view_saving import check_not_parent, name_parent, save, write_view
-from wids.views import choose
+from wids.index.view_saving import check_not_parent, name_parent, save, write_view
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -24,11 +24,11 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.space import table_allowance
 from wids.errors import CacheError, CacheFull, InputError, without_secrets
 from wids.events import Fetched, Hit, Retried
+from wids.files import atomic, system
+from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard  # noqa: TC001 - msgspec reads the annotations
 from wids.jobs.outcome import JobOutcome, JobProgress, sum_progress
 from wids.jobs.runner import RunOptions, run
-from wids.osfiles import atomic, system
-from wids.osfiles.own_folder import default_cache_dir
 from wids.readers.provider import AutoProvider
 from wids.transport.failures import CancelledTransferError
 

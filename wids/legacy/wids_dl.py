@@ -12,10 +12,9 @@ from filelock import FileLock
 
 from wids.errors import FetchError
 from wids.events import logger
-from wids.index import urls
+from wids.files import atomic, locks
 from wids.legacy import refuse
-from wids.osfiles import atomic, locks
-from wids.transport import download
+from wids.transport import download, urls
 
 if TYPE_CHECKING:
     from typing_extensions import Self

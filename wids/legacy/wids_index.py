@@ -9,14 +9,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import SpecError, WidsError
-from wids.index import urls, writing
+from wids.files.atomic import write_atomically
+from wids.index import writing
+from wids.index.paths import check_index_replaceable
 from wids.index.writing import shorten_name
 from wids.jobs.index_edit import read_index
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.legacy import refuse
-from wids.osfiles.atomic import write_atomically
-from wids.osfiles.index_paths import check_index_replaceable
+from wids.transport import urls
 from wids.transport.download import read_bytes
 from wids.wids_specs import load_remote_dsdesc_raw, urldir  # by the name that it has for users, as in `wids.wids`
 
@@ -41,8 +42,8 @@ __getattr__ = refuse(
     __name__,
     {
         "print_long_info": "main_info prints it; `wids info INDEX` says more",
-        "urlfile": "use wids.index.urls.basename_of",
-        "urldirbase": "use wids.index.urls.directory_of",
+        "urlfile": "use wids.transport.urls.basename_of",
+        "urldirbase": "use wids.transport.urls.directory_of",
         **dict.fromkeys(("maybe_read", "maybe_decode"), _RAW),
     },
 )

@@ -7,10 +7,9 @@ import os
 from io import BytesIO
 from typing import TYPE_CHECKING, BinaryIO
 
-from wids.cache import member_tables
 from wids.errors import TruncatedShardError
-from wids.index import table
 from wids.legacy import refuse
+from wids.tables import member_tables, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView

@@ -8,9 +8,9 @@ from typing import IO, Any
 
 from wids.errors import SpecError
 from wids.index.spec import ShardList, list_shards, parse_index, parse_json
-from wids.index.urls import directory_of as urldir
-from wids.index.urls import join as urlmerge
 from wids.transport.download import read_bytes
+from wids.transport.urls import directory_of as urldir
+from wids.transport.urls import join as urlmerge
 from wids.wids_dl import download_and_open  # by the name that it has for users, as in `wids.wids`
 
 __all__ = [

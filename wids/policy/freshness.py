@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wids.index.spec import Shard
-    from wids.index.table import Identity, MemberTable
+    from wids.tables.table import Identity, MemberTable
 
 FILE = "file:"
 _CRC32 = "crc32:"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from wids.events import Hook
-    from wids.index.table import MemberTable
+    from wids.tables.table import MemberTable
 
 Sample: TypeAlias = dict[str, Any]
 

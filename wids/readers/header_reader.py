@@ -22,7 +22,7 @@ FIRST_BYTES, _GROWTH, _MAX_BYTES = 256 << 10, 4, 8 << 20
 
 
 class Window:
-    """Reads for `wids.index.tar.scan`, which asks for headers, from a place where each read has its price.
+    """Reads for `wids.tables.tar.scan`, which asks for headers, from a place where each read has its price.
 
     Where members are short, their payload is read with them, in ever longer pieces; where it is long, it is skipped.
     For checksums, all is read, piece by piece. Where all passes anyway, its CRC-32 is computed.

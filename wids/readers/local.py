@@ -4,7 +4,7 @@ Rules: ``os.pread``, unless the user asks for a memory map. It has no position, 
 descriptor; and on a file that someone truncates, or a network file system that fails, it comes up short or raises,
 where a map kills the process with SIGBUS. A map copies large members two to three times as fast; it is checked against
 the file's size before each read, which leaves a window of microseconds. How one thread closes what another reads:
-`wids.osfiles.open_file`.
+`wids.files.open_file`.
 
 A call costs more than a small sample's bytes. So where small samples are read close together (a shuffled chunk), whole
 blocks are read ahead into memory; where they are not, nothing is (see `Blocks`).
@@ -18,20 +18,20 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from wids.cache import member_tables
 from wids.errors import ChangedShardError, ClosedReaderError, ShardError, ShardReadError, TarError, TruncatedShardError
 from wids.events import logger
-from wids.index.keys import encode_name
-from wids.osfiles import system
-from wids.osfiles.open_file import ClosedFileError
+from wids.files import system
+from wids.files.open_file import ClosedFileError
 from wids.readers.base import Reader
+from wids.tables import member_tables
+from wids.tables.keys import encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from wids.index.table import MemberTable
-    from wids.osfiles.open_file import OpenFile
+    from wids.files.open_file import OpenFile
     from wids.readers.base import Sample
+    from wids.tables.table import MemberTable
 
 # A sample whose members lie within this many bytes is read in one go; others member by member.
 SPAN_BYTES = 16 << 10

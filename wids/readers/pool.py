@@ -25,7 +25,7 @@ from wids.cache.directory import CacheDirectory, directory_of
 from wids.cache.leases import leases
 from wids.errors import ClosedReaderError
 from wids.events import Closed, emit
-from wids.osfiles import forks, system
+from wids.files import forks, system
 from wids.readers.base import Rows
 from wids.readers.lru import LRUCache
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.index.table import MemberTable
     from wids.readers.base import Reader, Sample
     from wids.readers.provider import ShardProvider
+    from wids.tables.table import MemberTable
 
 _SMALLEST, _LARGEST = 16, 512
 # What Python says of a generator (PEP 479): it would end the loop over the dataset or its loader, unseen.

@@ -11,28 +11,28 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wids.cache import member_tables
 from wids.cache.arrivals import Arrivals
 from wids.cache.placement import Placement
 from wids.cache.store import Miss, ShardCache
 from wids.errors import ChangedShardError, FetchDeniedError, ShardError, ShardNotFoundError
 from wids.events import logger
-from wids.index import table as tables
-from wids.index import urls
-from wids.osfiles import system
-from wids.osfiles.open_file import OpenFile
+from wids.files import system
+from wids.files.open_file import OpenFile
 from wids.readers.base import announce
 from wids.readers.local import Blocks, LocalReader
 from wids.readers.memo import Remembered
 from wids.readers.range_provider import RangeProvider
+from wids.tables import member_tables
+from wids.tables import table as tables
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.index.table import Group, Identity, KeyRule, MemberTable
     from wids.readers.base import Reader
+    from wids.tables.table import Group, Identity, KeyRule, MemberTable
 
 
 Access: TypeAlias = Literal["fetch", "range", "auto"]
@@ -69,7 +69,7 @@ class LocalFiles:
     """Makes readers of open local files.
 
     Args:
-        rule, group: see `wids.index.table.build_table`.
+        rule, group: see `wids.tables.table.build_table`.
         use_mmap: see `wids.readers.local`.
         hooks: called with every event.
     """

@@ -1,6 +1,6 @@
 """From a remote shard to a reader of its members where they are: only its member table is needed for that.
 
-A table comes from memory, else from where it is published (`wids.cache.published_tables`), else from the shard's
+A table comes from memory, else from where it is published (`wids.tables.published_tables`), else from the shard's
 headers.
 """
 
@@ -10,17 +10,16 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.cache import member_tables
-from wids.cache.published_tables import PublishedTables
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
-from wids.index import table as tables
-from wids.index import tar, urls
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
 from wids.readers.remote import RangeReader, are_same
-from wids.transport import filesystems, retrying
+from wids.tables import member_tables, tar
+from wids.tables import table as tables
+from wids.tables.published_tables import PublishedTables
+from wids.transport import filesystems, retrying, urls
 from wids.transport.failures import CancelledTransferError, forget_frames
 from wids.transport.range_client import ShardBytes
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from wids.events import Hook
     from wids.index.spec import Shard
-    from wids.index.table import Group, KeyRule, MemberTable
     from wids.readers.base import Reader
+    from wids.tables.table import Group, KeyRule, MemberTable
 
 
 # A server that does not answer for so long is waited for by the download.
@@ -47,7 +46,7 @@ class RangeProvider:
     Args:
         is_final: a shard that gives no ranges is an error, and reading on never turns into downloading; else both do.
         storage_options: for fsspec.
-        rule, group: see `wids.index.table.build_table`.
+        rule, group: see `wids.tables.table.build_table`.
         hooks: called with every event.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
     """

@@ -21,20 +21,20 @@ import numpy as np
 
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, TarError, UnsupportedMemberError
 from wids.events import RangesRead, emit, logger
-from wids.index import headers, tar
-from wids.index import table as tables
-from wids.index.keys import encode_name, first_dot
-from wids.osfiles.open_file import Closable, ClosedFileError
+from wids.files.open_file import Closable, ClosedFileError
 from wids.readers.base import Reader
+from wids.tables import headers, tar
+from wids.tables import table as tables
+from wids.tables.keys import encode_name, first_dot
 from wids.transport.failures import CancelledTransferError, forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from wids.events import Hook
-    from wids.index.keys import Split
-    from wids.index.table import MemberTable
     from wids.readers.base import Sample
+    from wids.tables.keys import Split
+    from wids.tables.table import MemberTable
     from wids.transport.range_client import ShardBytes
 
 _NAME_BYTES = 100  # what fits a header by itself

@@ -14,9 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import CacheFull, NotAllowedError, SizeMismatchError, TooLongError
-from wids.index import urls
-from wids.osfiles import system
-from wids.transport import filesystems, retrying, spans
+from wids.files import system
+from wids.transport import filesystems, retrying, spans, urls
 from wids.transport.failures import CancelledTransferError, InterruptedTransferError, StalledTransferError
 from wids.transport.scheduler import read_spans
 from wids.transport.source import Sink

@@ -1,6 +1,6 @@
 """Failures of transfers: whether another try may end better, and the typed error that says what to do.
 
-Pure: clients are recognised by the shape of their errors, never imported. Unknown errors are final unless a network
+Clients are recognised by the shape of their errors, never imported. Unknown errors are final unless a network
 client raised them.
 """
 
@@ -29,7 +29,7 @@ from wids.errors import (
     WrongContentError,
     without_secrets,
 )
-from wids.index import urls
+from wids.transport import urls
 
 # Damage that persists is the server's or the index's, not the wire's: one more try, then say so.
 DAMAGE = (

@@ -2,8 +2,8 @@
 
 Rules: ask for a file system at each use and never keep one: fsspec keeps those that it may, and one that was made
 before a fork cannot be used after it. The module's globals are there for forks alone: a fork copies the module.
-Options go to the servers that they hold for (`wids.index.urls.options_for`), and no credential follows a redirect to
-another one.
+Options go to the servers that they hold for (`wids.transport.urls.options_for`), and no credential follows a redirect
+to another one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
-from wids.index import urls
-from wids.osfiles import forks
+from wids.files import forks
 from wids.policy import prefetching
+from wids.transport import urls
 from wids.transport.failures import StalledTransferError
 from wids.transport.source import parse_tag
 

@@ -15,8 +15,7 @@ import zlib
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from wids.index import urls
-from wids.transport import filesystems
+from wids.transport import filesystems, urls
 from wids.transport.failures import InterruptedTransferError, StalledTransferError
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat, parse_tag
 from wids.transport.spans import Span
@@ -107,7 +106,7 @@ class HttpSource(ByteSource):
             filesystems.loop().call_soon_threadsafe(self._drop)
 
     # An interrupt may come before `close`: an answer that is kept keeps a connection taken.
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.osfiles.open_file`
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # see `wids.files.open_file`
         if not is_ending() and getattr(self, "_opened", None) is not None:
             self.close()
 

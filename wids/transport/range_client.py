@@ -13,8 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from wids.errors import ChangedShardError, FetchError, NoRangesError
-from wids.index import urls
-from wids.transport import filesystems, retrying, spans
+from wids.transport import filesystems, retrying, spans, urls
 from wids.transport.failures import CancelledTransferError
 from wids.transport.scheduler import read_spans
 from wids.transport.source import Sink

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import WidsError
 from wids.events import Retried, emit
-from wids.index import urls
+from wids.transport import urls
 from wids.transport.failures import (
     DAMAGE,
     CancelledTransferError,

@@ -9,8 +9,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wids.index import urls
-from wids.transport import filesystems
+from wids.transport import filesystems, urls
 from wids.transport.failures import InterruptedTransferError, StalledTransferError, is_transient
 from wids.transport.source import Sink
 

@@ -8,9 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import NotAllowedError
-from wids.index import urls
-from wids.osfiles import atomic, system
-from wids.transport import filesystems
+from wids.files import atomic, system
+from wids.transport import filesystems, urls
 from wids.transport.http import HttpSource
 from wids.transport.pipe import PipeSource
 from wids.transport.source import BLOCK_BYTES, HEAD, ByteSource, Stat

@@ -15,9 +15,8 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import DependencyError, OutputError, OutputExistsError, ShardNotFoundError, WidsError
-from wids.index import urls
-from wids.osfiles import atomic
-from wids.transport import filesystems
+from wids.files import atomic
+from wids.transport import filesystems, urls
 from wids.transport.download import read_bytes
 from wids.transport.failures import missing_advice, public_cause
 

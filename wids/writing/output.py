@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.cache.member_tables import check_table_replaceable
 from wids.errors import OutputExistsError, SpecError
-from wids.index import urls
-from wids.index.table import SUFFIX
-from wids.osfiles import atomic, system
+from wids.files import atomic, system
+from wids.tables.member_tables import check_table_replaceable
+from wids.tables.table import SUFFIX
+from wids.transport import urls
 from wids.transport.upload import Target, explained, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wids.index.table import MemberTable
+    from wids.tables.table import MemberTable
 
 _NUMBER = re.compile(r"%0?([0-9]{0,2})d")
 

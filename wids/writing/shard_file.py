@@ -11,15 +11,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import OutputError
-from wids.index import table as tables
-from wids.index import ustar
+from wids.files import atomic, system
 from wids.index.checksums import Checksums
-from wids.osfiles import atomic, system
+from wids.tables import table as tables
+from wids.tables import ustar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wids.index.tar import Member
+    from wids.tables.tar import Member
 
 _BUFFER_BYTES = 1 << 20
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, OutputError, OutputExistsError, SampleError, shown, without_secrets
 from wids.events import logger, parse_size
-from wids.index import urls, ustar
-from wids.index.keys import encode_name, first_dot
+from wids.files import tempdirs
 from wids.order.validation import suggest_names
-from wids.osfiles import tempdirs
+from wids.tables import ustar
+from wids.tables.keys import encode_name, first_dot
+from wids.transport import urls
 from wids.transport.upload import local_path
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.shard_file import ShardFile

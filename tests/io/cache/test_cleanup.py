@@ -21,8 +21,8 @@ from tests.support.cache_dirs import files_in, keep_mark_of, put_file, put_shard
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
 from wids.cache import cleanup, usage_hints
-from wids.osfiles import atomic, locks
-from wids.osfiles.holders import Holder
+from wids.files import atomic, locks
+from wids.files.holders import Holder
 
 ROOT = str(Path(wids.__file__).parents[1])
 

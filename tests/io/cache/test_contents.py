@@ -14,7 +14,7 @@ from tests.support.children import call_in_child
 from wids.cache import contents as contents_module
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory
-from wids.osfiles import system
+from wids.files import system
 
 
 @pytest.fixture

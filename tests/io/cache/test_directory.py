@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.cache_dirs import put_file, put_garbage, put_shard
 from wids.cache import directory as directories
 from wids.cache.directory import CacheDirectory
-from wids.osfiles import atomic
+from wids.files import atomic
 from wids.policy.eviction import Entry
 
 HEX = "0123456789abcdef"

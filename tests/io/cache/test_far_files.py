@@ -13,7 +13,7 @@ from tests.support.clocks import threads_named, wait_until
 from wids.cache import far_files, prefetch
 from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
-from wids.osfiles import page_cache
+from wids.files import page_cache
 from wids.policy import prefetching
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 

@@ -13,14 +13,14 @@ from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import child, receive
 from tests.support.clocks import wait_until
 from tests.support.servers import Server, status
-from wids.cache import published_tables
 from wids.cache.directory import CacheDirectory
-from wids.cache.published_tables import ENOUGH, MissingTables, PublishedTables
 from wids.errors import FetchError, ShardNotFoundError
-from wids.index import table as tables
-from wids.index import urls
-from wids.osfiles.shared_files import SharedFiles
+from wids.files.shared_files import SharedFiles
 from wids.readers.provider import AutoProvider
+from wids.tables import published_tables
+from wids.tables import table as tables
+from wids.tables.published_tables import ENOUGH, MissingTables, PublishedTables
+from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
 
 TAGS = "abcdefgh"

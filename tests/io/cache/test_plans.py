@@ -17,7 +17,7 @@ from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.cache.usage_hints import PlanFile
-from wids.osfiles import atomic, system
+from wids.files import atomic, system
 
 LONG_AGO, IN_AN_HOUR = 1_000_000.0, time.time() + 3600.0
 NAME = "1-0123abcd.plan"

@@ -26,18 +26,19 @@ from tests.support.cache_dirs import (
 )
 from tests.support.cache_shards import described, files_open_in, texts, texts_of
 from tests.support.children import child, receive
-from wids.cache import member_tables, usage_hints
 from wids.cache import space as spaces
+from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
 from wids.errors import CacheError, CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom
+from wids.files import atomic, locks, system
 from wids.index.spec import Shard
-from wids.osfiles import atomic, locks, system
 from wids.policy.eviction import Entry
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
+from wids.tables import member_tables
 
 A, B = shards.shard("a"), shards.shard("b")
 

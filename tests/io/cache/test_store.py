@@ -16,7 +16,7 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.servers import cut_unannounced, instead, redirect, status, whole
-from wids.cache import member_tables, shard_download
+from wids.cache import shard_download
 from wids.cache.store import ShardCache
 from wids.errors import (
     CacheError,
@@ -36,11 +36,12 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Fetched, Hit, Opened, Rejected, RepeatedKeys
+from wids.files import atomic, system
+from wids.files.own_folder import default_cache_dir
 from wids.index.spec import Shard
-from wids.osfiles import atomic, system
-from wids.osfiles.own_folder import default_cache_dir
 from wids.readers import memo
 from wids.readers.provider import AutoProvider
+from wids.tables import member_tables
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

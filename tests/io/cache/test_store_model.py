@@ -26,16 +26,17 @@ from tests.support.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.support.cache_shards import described, files_open_in
 from tests.support.clocks import skip_waits
 from tests.support.examples import examples
-from wids.cache import contents, member_tables
+from wids.cache import contents
 from wids.cache import space as spaces
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
 from wids.errors import CacheFull, FetchError, ShardError
-from wids.index import table as tables
-from wids.osfiles import atomic, system
+from wids.files import atomic, system
 from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
+from wids.tables import member_tables
+from wids.tables import table as tables
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
 # Later than any file is really written, so that the order of use is the model's, to the step.

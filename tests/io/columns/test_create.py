@@ -27,9 +27,9 @@ from wids.columns.create import create_columns
 from wids.columns.file import open_table
 from wids.columns.spec import ColumnSpec, parse_spec
 from wids.errors import ColumnsError, InputError, JobError, OutputError, OutputExistsError
+from wids.files import atomic
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.runner import RunOptions
-from wids.osfiles import atomic
 
 COUNTS = (3, 0, 5, 2)
 

@@ -21,14 +21,14 @@ from wids.errors import (
     SpecError,
     TableError,
 )
-from wids.index import table_pack
-from wids.index.table import Identity, parse_table
+from wids.files import atomic
 from wids.jobs import index_tables
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import TablesSettings, pack_tables
 from wids.jobs.runner import RunOptions
-from wids.osfiles import atomic
+from wids.tables import pack_format
+from wids.tables.table import Identity, parse_table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -66,7 +66,7 @@ def remote(web, tmp_path):
 def tables_in(path):
     """Name of each shard that is looked for -> its table in a pack, or None."""
     data = Path(path).read_bytes()
-    directory = table_pack.unpack(data, place=str(path), size=len(data))
+    directory = pack_format.unpack(data, place=str(path), size=len(data))
 
     def find(url):
         place = directory.find(url)

@@ -30,8 +30,8 @@ from wids.errors import (
     WidsError,
     WrongContentError,
 )
-from wids.index import checksums, tar, urls, writing
-from wids.index import table as tables
+from wids.index import checksums, discovery, writing
+from wids.index.discovery import find_shards, look_local
 from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
@@ -39,8 +39,9 @@ from wids.jobs.known import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.readers.header_reader import Window
-from wids.transport import discovery
-from wids.transport.discovery import find_shards, look_local
+from wids.tables import table as tables
+from wids.tables import tar
+from wids.transport import urls
 
 
 def read(path):

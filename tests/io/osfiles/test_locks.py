@@ -15,7 +15,7 @@ from tests.support.cache_dirs import put_file
 from tests.support.children import PATIENCE_SECONDS, call_in_child, child, kill, receive, stop_here
 from wids.errors import CacheError
 from wids.events import Waited
-from wids.osfiles import forks, locks, system
+from wids.files import forks, locks, system
 
 
 def is_free(path):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.children import child, kill, receive, stop_here
 from wids.errors import CacheError
-from wids.osfiles import system, tempdirs
+from wids.files import system, tempdirs
 
 
 @pytest.fixture(autouse=True)

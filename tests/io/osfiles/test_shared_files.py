@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.children import child, kill
 from wids.errors import CacheError, OutputError
-from wids.osfiles import system
-from wids.osfiles.shared_files import SharedFiles
+from wids.files import system
+from wids.files.shared_files import SharedFiles
 
 KEY = "0" * 64
 

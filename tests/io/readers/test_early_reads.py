@@ -21,9 +21,9 @@ from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import lying_table, publish, publish_pack
-from wids import batches
 from wids.cache import arrivals
 from wids.cache.usage_hints import PlanFile
+from wids.collection import batches
 from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
 from wids.readers import range_provider

@@ -21,8 +21,8 @@ from tests.support.cache_shards import texts, texts_of
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from wids.errors import CacheError, FetchDeniedError, ShardNotFoundError
 from wids.events import Closed
+from wids.files import system
 from wids.index.spec import Shard
-from wids.osfiles import system
 from wids.readers import lru as lru_module
 from wids.readers.pool import LRUCache, OpenShards, default_capacity
 from wids.readers.provider import AutoProvider

@@ -25,9 +25,9 @@ from wids.errors import (
     ShardError,
     SizeMismatchError,
 )
-from wids.index import table as tables
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
+from wids.tables import table as tables
 
 DATA = shards.shard("a", 3, 40_000)
 

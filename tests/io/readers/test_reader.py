@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.examples import examples
-from wids.cache import member_tables
 from wids.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
-from wids.osfiles import atomic, forks, open_file, system
-from wids.osfiles.open_file import OpenFile
+from wids.files import atomic, forks, open_file, system
+from wids.files.open_file import OpenFile
 from wids.readers import local
 from wids.readers.local import SPAN_BYTES, Blocks, LocalReader
+from wids.tables import member_tables
 
 
 def open_shard(path, *, group="adjacent", url="shard-url", **options):

@@ -14,7 +14,7 @@ from tests.support import tars
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import PATIENCE_SECONDS
 from wids.errors import ClosedReaderError
-from wids.index.table import SUFFIX
+from wids.tables.table import SUFFIX
 
 DATA = shards.shard("a", 3, 40_000)
 

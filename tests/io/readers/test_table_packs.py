@@ -18,12 +18,11 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.containers import Parts
 from tests.support.servers import instead, status
 from tests.support.tars import lying_table, pack_of, publish, publish_pack, table_of
-from wids import indexes
-from wids.cache import table_packs
 from wids.cache.cleanup import keep_most_recent_files
 from wids.events import TableRead
-from wids.index import table_pack
+from wids.index import loading
 from wids.jobs.index_edit import convert_index
+from wids.tables import pack_format, table_packs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -84,7 +83,7 @@ def beside(web):
 
 def kept(cache):
     """The paths of directories of packs in a cache directory."""
-    return sorted(Path(cache, ".wids", "indexes").glob("*" + table_pack.SUFFIX))
+    return sorted(Path(cache, ".wids", "indexes").glob("*" + pack_format.SUFFIX))
 
 
 @pytest.mark.parametrize("access", ["range", "auto"])
@@ -187,7 +186,7 @@ def test_a_large_directory(web, load, monkeypatch):
 
 def test_a_compiled_index(web, load, tmp_path, monkeypatch):
     """It names the pack too: compiled in the cache, or written by `convert` and published."""
-    monkeypatch.setattr(indexes, "MIN_SHARDS", 2)
+    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
     dataset = load()
     assert dataset._collection.shards.is_mapped
     check_samples(dataset)
@@ -302,7 +301,7 @@ def forget_versions(web):
 
 def damage_tables(web):
     """The directory is right, and the tables are not."""
-    end = table_pack.directory_end(web.files[PACK], place=PACK)
+    end = pack_format.directory_end(web.files[PACK], place=PACK)
     web.add(PACK, web.files[PACK][:end] + bytes(len(web.files[PACK]) - end))
 
 

@@ -35,10 +35,10 @@ from wids.errors import (
     UnreachableError,
     WrongContentError,
 )
+from wids.files import system
+from wids.index.discovery import find_shards
 from wids.jobs.index_create import IndexSettings, create_index
-from wids.osfiles import system
 from wids.transport import download, filesystems, retrying
-from wids.transport.discovery import find_shards
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 

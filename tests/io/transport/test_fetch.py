@@ -55,8 +55,8 @@ from wids.errors import (
     WidsError,
 )
 from wids.events import Retried
+from wids.files import system
 from wids.index.spec import Shard
-from wids.osfiles import system
 from wids.transport import download, filesystems, retrying
 from wids.transport.upload import Target
 

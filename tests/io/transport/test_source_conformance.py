@@ -109,7 +109,7 @@ class Local(Store):
             os.truncate(self.url, len(DATA) // 2)
             return real(fd, count, at)
 
-        self._patch.setattr("wids.osfiles.system.pread", read)
+        self._patch.setattr("wids.files.system.pread", read)
 
 
 class Memory(Store):

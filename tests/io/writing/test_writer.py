@@ -28,12 +28,12 @@ from wids.codecs.decode import UNASKED, SampleDecoder
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, SampleError, SpecError, WidsError
 from wids.events import Opened
-from wids.index import ustar
+from wids.files import atomic, system
 from wids.index.spec import Shard
-from wids.index.table import build_table
-from wids.index.tar import scan
-from wids.osfiles import atomic, system
 from wids.readers.provider import AutoProvider
+from wids.tables import ustar
+from wids.tables.table import build_table
+from wids.tables.tar import scan
 from wids.writing.output import parse_pattern
 
 json_values = st.recursive(

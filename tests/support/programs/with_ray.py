@@ -22,7 +22,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from wids import cli, testing
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.jobs.index_create import create_index
 from wids.jobs.ray_cluster import alive_nodes
 from wids.jobs.runner import RunOptions

@@ -16,12 +16,14 @@ from tests.support import tars
 from tests.support.containers import Parts
 from tests.support.examples import examples
 from wids.errors import SpecError, TableError
-from wids.index import compiled, container, table_pack, view_file
-from wids.index.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
-from wids.index.identity import Identity
+from wids.files import container
+from wids.files.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
+from wids.files.identity import Identity
+from wids.index import compiled, view_file
 from wids.index.shardlist import ShardList
 from wids.index.spec import list_shards
-from wids.index.table import build_table, parse_table
+from wids.tables import pack_format
+from wids.tables.table import build_table, parse_table
 
 
 class Facts(msgspec.Struct):
@@ -201,8 +203,8 @@ def widsx(data=None):
 def tables(data=None):
     """The directory of a pack of tables."""
     if data is not None:
-        return table_pack.unpack(data, place="x.tables")
-    return table_pack.pack_head([f"{k}.tar" for k in range(4)], [0] * 4, place="x.tables")
+        return pack_format.unpack(data, place="x.tables")
+    return pack_format.pack_head([f"{k}.tar" for k in range(4)], [0] * 4, place="x.tables")
 
 
 def rows(data=None):

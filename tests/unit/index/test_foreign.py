@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.support import tars
 from tests.support.examples import examples
 from tests.support.shards import write_shard
-from wids.cache import member_tables
-from wids.collection import load_shards
+from wids.collection.shard_collection import load_shards
 from wids.dataset import ShardListDataset
 from wids.errors import NotAllowedError, SpecError, TableError
-from wids.index import energon, foreign, tar
+from wids.files import atomic
+from wids.index import energon
 from wids.index.spec import Shard
-from wids.osfiles import atomic
 from wids.readers.provider import AutoProvider
+from wids.tables import foreign, member_tables, tar
 
 # --- as the tools write them, from what tarfile finds in a shard
 

@@ -16,8 +16,8 @@ from tests.support import tars
 from tests.support.containers import Parts
 from tests.support.examples import examples
 from wids.errors import DuplicateMemberError, TableError
-from wids.index import table, widx
-from wids.index.table import (
+from wids.tables import table, widx
+from wids.tables.table import (
     Identity,
     MemberTable,
     build_table,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.support.containers import START, Parts
 from tests.support.examples import examples
 from wids.errors import TableError
-from wids.index import table_pack
-from wids.index.container import MAGIC
+from wids.files.container import MAGIC
+from wids.tables import pack_format
 
 checked = settings(max_examples=examples(100))
 PLACE = "https://host/d/train.tables"
@@ -21,7 +21,7 @@ names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=20)
 
 def packed(tables, place=PLACE):
     """The bytes of a pack of these tables (name -> bytes)."""
-    head = table_pack.pack_head(list(tables), [len(data) for data in tables.values()], place=place)
+    head = pack_format.pack_head(list(tables), [len(data) for data in tables.values()], place=place)
     return head + b"".join(data + bytes(-len(data) % 8) for data in tables.values())
 
 
@@ -30,7 +30,7 @@ def packed(tables, place=PLACE):
 def test_what_is_packed_is_found(tables, other):
     """Each table at a multiple of 8, whole; no other shard has one."""
     data = packed(tables, place="/train.tables")
-    directory = table_pack.unpack(data, place="train.tables", size=len(data))
+    directory = pack_format.unpack(data, place="train.tables", size=len(data))
     assert len(directory) == len(tables)
     for name, table in tables.items():
         at, length = directory.find(name)
@@ -43,10 +43,10 @@ def test_what_is_packed_is_found(tables, other):
 def test_the_directory_is_all_that_opening_needs():
     """Its end is known from the header; what lies behind it is not looked at."""
     data = packed({f"s{k}.tar": b"x" * k for k in range(100)})
-    head = table_pack.head_end(data[:START], place=PLACE)
-    end = table_pack.directory_end(data[:head], place=PLACE)
+    head = pack_format.head_end(data[:START], place=PLACE)
+    end = pack_format.directory_end(data[:head], place=PLACE)
     assert end == head + 24 * 100
-    assert table_pack.unpack(data[:end], place=PLACE, size=len(data)).find("https://host/d/s7.tar")[1] == 7
+    assert pack_format.unpack(data[:end], place=PLACE, size=len(data)).find("https://host/d/s7.tar")[1] == 7
 
 
 @pytest.mark.parametrize(
@@ -60,34 +60,34 @@ def test_the_directory_is_all_that_opening_needs():
 )
 def test_names(place, url, name):
     """Relative where the shard lies below the pack's directory, so that both may be moved together."""
-    assert table_pack.name_in(place, url) == name
+    assert pack_format.name_in(place, url) == name
     data = packed({name: b"table"})
-    assert table_pack.unpack(data, place=place).find(url)[1] == 5
+    assert pack_format.unpack(data, place=place).find(url)[1] == 5
 
 
 def test_a_shard_that_has_come_below_the_pack_is_found_by_its_url():
     """It was packed under its whole URL, and pack and shards were put together since."""
     data = packed({"https://host/d/s.tar": b"table"})
-    assert table_pack.unpack(data, place=PLACE).find("https://host/d/s.tar")[1] == 5
+    assert pack_format.unpack(data, place=PLACE).find("https://host/d/s.tar")[1] == 5
 
 
 def test_an_empty_pack():
     """It has a header, and finds nothing."""
     data = packed({})
-    assert len(data) == table_pack.head_end(data, place=PLACE)
-    assert table_pack.unpack(data, place=PLACE, size=len(data)).find("s.tar") is None
+    assert len(data) == pack_format.head_end(data, place=PLACE)
+    assert pack_format.unpack(data, place=PLACE, size=len(data)).find("s.tar") is None
 
 
 def test_names_of_one_hash_are_refused(monkeypatch):
     """One shard would get the table of another."""
-    monkeypatch.setattr(table_pack, "hash_of", len)
+    monkeypatch.setattr(pack_format, "hash_of", len)
     with pytest.raises(TableError, match=r"bb and cc have the same hash.*rename"):
         packed({"a": b"1", "bb": b"2", "cc": b"3"})
 
 
 def test_too_many(monkeypatch):
     """What no reader would open is not written."""
-    monkeypatch.setattr(table_pack, "MAX_SHARDS", 1)
+    monkeypatch.setattr(pack_format, "MAX_SHARDS", 1)
     with pytest.raises(TableError, match="would have 2 tables"):
         packed({"a": b"1", "b": b"2"})
 
@@ -97,14 +97,14 @@ def test_too_many(monkeypatch):
 def test_every_damaged_byte_is_seen(data):
     """Of header and directory; a cut one, too."""
     whole = packed({f"s{k}.tar": b"table" for k in range(5)})
-    end = table_pack.directory_end(whole, place=PLACE)
+    end = pack_format.directory_end(whole, place=PLACE)
     at = data.draw(st.integers(0, end - 1))
     broken = bytearray(whole)
     broken[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(TableError, match="this pack of member tables"):
-        table_pack.unpack(bytes(broken), place=PLACE, size=len(whole))
+        pack_format.unpack(bytes(broken), place=PLACE, size=len(whole))
     with pytest.raises(TableError, match="cut short"):
-        table_pack.unpack(whole[:at], place=PLACE, size=len(whole))
+        pack_format.unpack(whole[:at], place=PLACE, size=len(whole))
 
 
 HOSTILE = st.sampled_from([0, 1, 8, 40, 159, 160, 167, 168, 1 << 31, 1 << 62, 1 << 63, (1 << 64) - 1, (1 << 64) - 8])
@@ -119,12 +119,12 @@ def test_no_number_leads_outside(places, one, other):
     for place in places:
         parts.columns["offsets"][place], parts.columns["lengths"][place] = one, other
     try:
-        directory = table_pack.unpack(parts.sealed(), place=PLACE, size=len(whole))
+        directory = pack_format.unpack(parts.sealed(), place=PLACE, size=len(whole))
     except TableError:
         return
     for k in range(5):
         at, length = directory.find(f"https://host/d/s{k}.tar")
-        assert table_pack.directory_end(whole, place=PLACE) <= at <= at + length <= len(whole)
+        assert pack_format.directory_end(whole, place=PLACE) <= at <= at + length <= len(whole)
 
 
 @pytest.mark.parametrize("count", [1 << 63, (1 << 64) - 1, 1 << 40, 6, (1 << 22) + 1, -1])
@@ -137,7 +137,7 @@ def test_counts_that_the_file_has_no_bytes_for(count):
     tracemalloc.start()
     try:
         with pytest.raises(TableError, match=r"contradicts its own header|bytes"):
-            table_pack.unpack(broken, place=PLACE, size=len(broken))
+            pack_format.unpack(broken, place=PLACE, size=len(broken))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -148,18 +148,18 @@ def test_hashes_that_do_not_ascend():
     parts = Parts(packed({"a.tar": b"1", "b.tar": b"2"}))
     parts.columns["hashes"].reverse()
     with pytest.raises(TableError, match="contradicts itself"):
-        table_pack.unpack(parts.sealed(), place=PLACE)
+        pack_format.unpack(parts.sealed(), place=PLACE)
 
 
 def test_another_version_and_another_size():
     """The error says which."""
     data = packed({"a.tar": b"1"})
     with pytest.raises(TableError, match="has version 7, and this wids reads version 1"):
-        table_pack.unpack(data[:16] + struct.pack("<I", 7) + data[20:], place=PLACE)
+        pack_format.unpack(data[:16] + struct.pack("<I", 7) + data[20:], place=PLACE)
     with pytest.raises(TableError, match=f"{len(data) - 1} of {len(data)} bytes"):
-        table_pack.unpack(data, place=PLACE, size=len(data) - 1)
+        pack_format.unpack(data, place=PLACE, size=len(data) - 1)
     with pytest.raises(TableError, match="is none"):
-        table_pack.unpack(b"<html>" + bytes(100), place=PLACE)
+        pack_format.unpack(b"<html>" + bytes(100), place=PLACE)
 
 
 @checked
@@ -167,4 +167,4 @@ def test_another_version_and_another_size():
 def test_any_bytes(data):
     """They are an error, and no crash."""
     with pytest.raises(TableError):
-        table_pack.unpack(MAGIC + data, place=PLACE, size=len(data) + 8)
+        pack_format.unpack(MAGIC + data, place=PLACE, size=len(data) + 8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from wids.errors import SpecError
-from wids.index import urls
+from wids.transport import urls
 
 checked = settings(max_examples=examples(300))
 

@@ -175,6 +175,6 @@ def run_daemon(
 
 
 def _default() -> str:
-    from wids.osfiles.own_folder import default_cache_dir
+    from wids.files.own_folder import default_cache_dir
 
     return default_cache_dir()

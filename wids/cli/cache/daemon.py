@@ -26,8 +26,8 @@ from wids.cli.cache.systemd import Supervisor, is_journal
 from wids.cli.format import count_of, format_size, printable, to_json
 from wids.errors import CacheError
 from wids.events import logger
-from wids.osfiles import locks
-from wids.osfiles.holders import find_holders
+from wids.files import locks
+from wids.files.holders import find_holders
 
 if TYPE_CHECKING:
     from types import TracebackType

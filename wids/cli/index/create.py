@@ -13,10 +13,10 @@ import typer
 from wids.cli.format import count_of, format_size, print_errors, print_json, printable, shown_path, shown_url
 from wids.cli.progress import job_bar
 from wids.errors import OutputExistsError
-from wids.index.urls import local_path
 from wids.index.writing import stem_of
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import update_index
+from wids.transport.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

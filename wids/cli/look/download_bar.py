@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from wids.cli.format import printable
 from wids.cli.progress import progress
-from wids.index import urls
 from wids.jobs.warm import part_bytes
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
 from wids.cli.look.listed import Listed
 from wids.errors import JobError, ShardError, SpecError, WidsError
-from wids.index.table import SUFFIX as TABLE_SUFFIX
+from wids.tables.table import SUFFIX as TABLE_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from wids.cli.format import printable
 from wids.cli.progress import progress
 from wids.errors import SelectionError
-from wids.index.keys import encode_name
+from wids.tables.keys import encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wids.cli.look.listed import Listed
-    from wids.index.table import MemberTable
+    from wids.tables.table import MemberTable
 
 _SUGGESTIONS = 3
 _MAX_MESSAGES = 10

@@ -12,25 +12,25 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from wids.cache.published_tables import PublishedTables
 from wids.cli.format import count_of, format_size
 from wids.cli.look.download_bar import download_bar
 from wids.cli.look.keys import Search
 from wids.cli.signals import Signals
-from wids.collection import ShardCollection, load_shards
+from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
-from wids.index import urls
-from wids.osfiles.own_folder import default_cache_dir
+from wids.files.own_folder import default_cache_dir
 from wids.readers.provider import AutoProvider
+from wids.tables.published_tables import PublishedTables
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from wids.cli.options import ReadFlags
-    from wids.index.table import MemberTable
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
+    from wids.tables.table import MemberTable
 
 # Otherwise a key: 000123 is one that many datasets have.
 _INDEX = re.compile(r"-?(0|[1-9][0-9]*)")

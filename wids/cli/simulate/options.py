@@ -58,7 +58,7 @@ class ShardOptions:
             return [self.samples] * self.shards, [self.shard_size] * self.shards, None
         if self.shards is not None or self.samples is not None:
             raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
-        from wids.collection import ShardCollection, load_shards, mixed_parts
+        from wids.collection.shard_collection import ShardCollection, load_shards, mixed_parts
         from wids.readers.provider import AutoProvider
 
         _, found, narrowed = load_shards(index)

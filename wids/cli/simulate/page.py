@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wids.cli.simulate.picture import can_draw, draw_svg, panels
 from wids.cli.simulate.report import traffic_table
-from wids.osfiles.atomic import write_atomically
+from wids.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

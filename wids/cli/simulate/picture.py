@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from wids.errors import DependencyError, OutputError
-from wids.osfiles.atomic import write_atomically
+from wids.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

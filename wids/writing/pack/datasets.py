@@ -12,20 +12,22 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.collection import ShardCollection, is_archive, load_shards
+from wids.collection.shard_collection import ShardCollection, is_archive, load_shards
 from wids.columns.samples import beside
 from wids.errors import SampleError, shown
-from wids.index import compiled, urls, ustar
-from wids.index.keys import encode_name
+from wids.index import compiled
 from wids.readers.pool import default_capacity
 from wids.readers.provider import AutoProvider
+from wids.tables import ustar
+from wids.tables.keys import encode_name
+from wids.transport import urls
 from wids.writing.pack.listing import SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wids.collection import Shards
-    from wids.index.table import MemberTable
+    from wids.collection.shard_collection import Shards
+    from wids.tables.table import MemberTable
     from wids.writing.pack.listing import Fields
 
 

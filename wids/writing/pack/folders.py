@@ -12,7 +12,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from wids.errors import InputError, SampleError, shorten
-from wids.index.keys import decode_name, encode_name, first_dot
+from wids.tables.keys import decode_name, encode_name, first_dot
 from wids.writing.pack.labels import check_alike, count_classes, describe_classes, find_alike, fold_names, name_some
 from wids.writing.pack.listing import (
     IMAGES,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, SampleError, shorten, shown
-from wids.index.keys import encode_name
+from wids.tables.keys import encode_name
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import msgspec
 
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import InputError, SampleError, shorten, shown
-from wids.index import urls, ustar
-from wids.index.keys import encode_name
-from wids.osfiles import atomic
+from wids.files import atomic
+from wids.tables import ustar
+from wids.tables.keys import encode_name
+from wids.transport import urls
 from wids.transport.download import read_bytes
 
 if TYPE_CHECKING:

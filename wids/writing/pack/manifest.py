@@ -22,8 +22,8 @@ import msgspec
 
 from wids.codecs.encoders import encode_field
 from wids.errors import InputError, SampleError, SpecError, WidsError, shorten, shown
-from wids.index import urls
-from wids.transport.discovery import find_shards
+from wids.index.discovery import find_shards
+from wids.transport import urls
 from wids.transport.download import read_bytes
 from wids.writing.pack.labels import Labels, describe_classes, find_joined, number_labels
 from wids.writing.pack.listing import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wids.columns.packages import import_arrow
 from wids.errors import DependencyError, FetchError, InputError, SampleError
-from wids.index import urls
+from wids.transport import urls
 from wids.transport.download import read_bytes
 from wids.writing.pack.listing import InRow
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wids.index import ustar
+from wids.tables import ustar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

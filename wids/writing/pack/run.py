@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.errors import InputError, JobError, OutputError, SampleError, WorkerError, shorten
-from wids.index import urls
-from wids.index.table import SUFFIX as TABLE_SUFFIX
 from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import PACKING, permutation
+from wids.tables.table import SUFFIX as TABLE_SUFFIX
+from wids.transport import urls
 from wids.transport.upload import local_path
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations

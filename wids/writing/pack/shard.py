@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from wids.errors import SampleError, WidsError, shown
-from wids.index import urls
-from wids.osfiles import tempdirs
+from wids.files import tempdirs
+from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
 from wids.transport.upload import local_path
 from wids.writing.output import ShardTarget

@@ -1,0 +1,687 @@
+"""The shards of a dataset without torch: what a program passes as ``shards``, where each sample is, open shards.
+
+Rules: an index and the sub-datasets it names are read once, here; a file that is passed open stays the caller's. What
+is neither an index nor a list of shards is refused with a sentence that says what would do. Options go to the servers
+that the caller names, in the call or in a local index; whom a remote index names gets none. An index may also be the
+``.nv-meta/.info.json`` of a Megatron-Energon dataset, which is known by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import itertools
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+
+import numpy as np
+
+from wids.cache.far_files import FarSource
+from wids.cache.upcoming import Source
+from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
+from wids.events import logger
+from wids.files import page_cache
+from wids.index.discovery import find_shards
+from wids.index.fingerprint import contents, fingerprint_of_part
+from wids.index.loading import IndexRequest, load_index
+from wids.index.selection import RepeatedRows, no_sample
+from wids.index.shardlist import MAX_COUNT
+from wids.index.spec import list_shards, own_packs
+from wids.order.mixture import name_parts
+from wids.readers.pool import OpenShards
+from wids.readers.provider import AutoProvider
+from wids.tables.fields import Alternatives
+from wids.transport import urls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wids.events import Hook
+    from wids.index.selection import SampleRows, Selection
+    from wids.index.spec import ShardList
+    from wids.order.mixture import SourceSpan
+    from wids.readers.base import Reader
+    from wids.readers.pool import OpenShard
+    from wids.tables.table import MemberTable
+
+# What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a local directory or
+# glob of tars, or a list of shards.
+ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
+Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[ShardLike]"
+# A stretch of indices in one open shard: (first, end, its reader, name of its sub-dataset, the row of each index of a
+# view; None: rows follow each other from 0 on).
+Stretch: TypeAlias = "tuple[int, int, Reader, str, SampleRows | None]"
+OnCountMismatch: TypeAlias = Literal["error", "warn"]
+
+_SIZED_SHARDS = 64
+_TABLES_AT_A_TIME = 16  # that are asked for
+_NAMED = 10  # extensions in a message
+# A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_GLOB = frozenset("*?[")
+
+
+def is_archive(place: str) -> bool:
+    """Whether a path, URL or brace pattern is that of shards by its name; any other one is that of an index."""
+    return urls.basename_of(place).lower().endswith(_ARCHIVES)
+
+
+def lists_shards(place: str) -> bool:
+    """Whether a text is a tar, a brace pattern of tars, or a local directory or glob of them; any other is an index."""
+    return is_archive(place) or _is_several(place)
+
+
+def _is_several(place: str) -> bool:
+    """Whether a text is a local directory, or a glob and no existing file."""
+    if not urls.is_local(place) or "\0" in place or "::" in place:
+        return False
+    path = os.path.expanduser(urls.local_path(place))
+    return os.path.isdir(path) or (not _GLOB.isdisjoint(path) and not os.path.lexists(path))
+
+
+def load_shards(
+    shards: Shards,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    options: dict[str, Any] | None = None,
+    allow_local: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
+) -> tuple[str | None, ShardList, dict[str, Any] | None]:
+    """(base, shard list, options): what relative URLs were resolved against, if anything; shards; `storage_options`.
+
+    Args:
+        shards: an index (URL, path, path-like, open file), or shards (list of dicts, of pairs, of tars; a tar, a
+            brace pattern, or a local directory or glob of tars, in natural order).
+        base: overrides the index's own ``base`` and its place.
+        options: top-level keys that override the index's; for a list of shards, its only ones.
+        allow_local: let an index from a remote place point at local files.
+        storage_options: for fsspec; see `wids.transport.urls.options_for`. The returned ones hold for the index's
+            server and for those that the caller names.
+        cache_dir: the directory in which a large index is compiled, to be mapped by all processes
+            (`wids.index.loading`); None: it is parsed in each.
+
+    Raises:
+        SpecError: it is none of these, or malformed. FetchError: the index cannot be read.
+    """
+    base = None if base is None else os.fspath(base)
+    if isinstance(shards, os.PathLike):
+        shards = os.fspath(shards)
+    data: bytes | str | None = None
+    if isinstance(shards, str):
+        if not shards:
+            raise SpecError("shards is an empty text; give an index (URL or path), a tar, or a list", path="shards")
+        _check_place(shards, base)
+        if is_archive(shards) or (base is None and _is_several(shards)):
+            return base, _list([shards], base, options), storage_options
+    elif hasattr(shards, "read"):
+        data = shards.read()
+    else:
+        return base, _list(shards, base, options), storage_options
+    request = IndexRequest(
+        place=shards if isinstance(shards, str) else None,
+        base=base,
+        options=options,
+        allow_local=allow_local,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
+    )
+    found, narrowed = load_index(request, data)
+    return base if base is not None else _own_base(found.header, request.place), found, narrowed
+
+
+def mixed_parts(shards: ShardList) -> list[SourceSpan] | None:
+    """The sub-datasets as sources of a mixture, if the index has weights for them.
+
+    Those of which a view has no samples are left out; if none with a weight is left, the view is no mixture.
+
+    Raises:
+        SpecError: bad weights.
+    """
+    found, firsts = shards.weighted_parts(), [0, *shards.ends()]
+    if shards.selection is not None:
+        found = [part for part in found if firsts[part[1]] < firsts[part[2]]]
+    if all(weight == 0 for *_, weight in found) and (shards.selection is not None or not found):
+        return None
+    parts = [
+        (name, firsts[a], firsts[b], weight, fingerprint_of_part(shards, a, b), contents(shards, a, b))
+        for name, a, b, weight in found
+    ]
+    try:
+        return name_parts(parts)
+    except ValueError as error:
+        raise SpecError(str(error), path="datasets") from None
+
+
+class _NoReader:
+    """The reader of no shard."""
+
+    def read(self, *_: Any) -> NoReturn:
+        raise ClosedReaderError("no shard is open")
+
+
+CLOSED = cast("Reader", _NoReader())
+# No shard is open: no index lies in it.
+NOWHERE: Stretch = (0, 0, CLOSED, "", None)
+
+
+class ShardCollection:
+    """A list of shards and what reads them.
+
+    Args:
+        shards: each with its count, or -1: see `count_unknown`.
+        provider: opens them.
+        capacity: shards kept open; see `wids.readers.pool.OpenShards`.
+        hooks: called with every event.
+        on_count_mismatch: ``"error"``: `check_count` raises; ``"warn"``: it warns, once for each shard.
+        advice: makes the end of the error's message of a mismatch, from this collection, the shard's table and the
+            expected count; it travels to workers with the collection.
+
+    Attributes:
+        shards: the shard list. lengths: samples of each. ends: where each shard's samples end.
+        pool: the open shards of this process.
+        here: the stretch that was read last; `find` looks there first.
+        place: the URL or path of the index that lists the shards as they are; None: there is none.
+        name: of all its samples, as a source of a mixture; None: the shards have names of their own.
+    """
+
+    name: str | None = None
+    here: Stretch
+    _is_remote: bool | None
+    _is_far: bool | None
+    _whole_ends: Sequence[int] | None
+    _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
+    _parts: tuple[list[SourceSpan] | None] | None
+
+    def __init__(
+        self,
+        shards: ShardList,
+        provider: AutoProvider,
+        *,
+        capacity: int | None = None,
+        hooks: Sequence[Hook] = (),
+        on_count_mismatch: OnCountMismatch = "error",
+        advice: Callable[[ShardCollection, MemberTable, int], str] | None = None,
+    ) -> None:
+        self.provider, self.on_count_mismatch = provider, on_count_mismatch
+        self._advice = advice or _advice
+        self._miscounted: set[str] = set()  # URLs that were warned of
+        self._expected: Sequence[Sequence[str]] = ()
+        self.pool = OpenShards(provider, capacity=capacity, find=shards.find, hooks=hooks)
+        self.adopt(shards)
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lengths": None, "ends": None, "_cum_lengths": None, "_whole_ends": None, "here": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.sum_lengths()
+
+    def expect_fields(self, fields: Sequence[str] | None) -> None:
+        """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?
+
+        Of alternatives, one is enough.
+        """
+        self._expected = fields.groups if isinstance(fields, Alternatives) else [(field,) for field in fields or ()]
+
+    # --- which shards
+
+    def select(self, selection: Selection) -> ShardCollection:
+        """The same shards, of which the other collection has these samples; they share the open shards."""
+        found = copy.copy(self)
+        found.shards = self.shards.select(selection)
+        found.sum_lengths()
+        return found
+
+    def named(self, name: str) -> ShardCollection:
+        """The same shards, whose samples have another name; they share the open shards."""
+        found = copy.copy(self)
+        found.name, found.here, found._parts = name, NOWHERE, None  # noqa: SLF001 - of this class
+        return found
+
+    def adopt(self, shards: ShardList) -> None:
+        """Make these the collection's shards."""
+        self.pool.clear()
+        self.place: str | None = None
+        self.shards, self.pool.find = shards, shards.find
+        self.sum_lengths()
+
+    def replace(self, k: int, row: ShardList) -> None:
+        """Make shard ``k`` the one shard of ``row``."""
+        del self.pool.lru[self.shards.urls[k]]
+        self.shards.replace(k, row)
+        self.here, self._is_remote, self._is_far, self.place, self._parts = NOWHERE, None, None, None, None
+        if self.shards.nsamples is not self.lengths:
+            self.sum_lengths()
+
+    def count_unknown(
+        self,
+        shards: ShardList,
+        *,
+        open_remote: Callable[[int], Reader] | None = None,
+        on_count: Callable[[int, MemberTable], None] = lambda *_: None,
+    ) -> None:
+        """Count the samples of shards that have no count, as plain tars; those of the collection, or to be.
+
+        Args:
+            shards: which. Those of the collection are counted before anything is asked of it.
+            open_remote: opens the remote shard of a number, which may download it; None: they are not counted.
+            on_count: called with the number and the table of each shard that was counted.
+
+        Raises:
+            SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read.
+        """
+        misses = self.pool.misses
+        for k in shards.unknown_counts():
+            table = self._read_table(shards, k, open_remote)
+            shards.note_count(k, table.nsamples)
+            on_count(k, table)
+        self.pool.misses = misses
+        if shards is self.shards:
+            self.sum_lengths()
+
+    def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
+        url, provider = shards.urls[k], self.provider
+        if provider.cache.place(url)[1]:
+            return self.pool.open(shards[k]).table
+        if urls.is_local(url):  # it will be copied when it is read; all copies now could take hours
+            files = provider.files
+            opened: Reader = AutoProvider(cache_dir=None, rule=files.rule, group=files.group).open(shards[k])
+        elif open_remote is not None:
+            opened = open_remote(k)
+        else:
+            raise SpecError(
+                f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
+                "make an index (wids index create) or give (url, nsamples) pairs",
+                path=f"shards[{k}]",
+            )
+        with contextlib.closing(opened) as reader:
+            return reader.table
+
+    def sum_lengths(self) -> None:
+        """Take note of counts that have changed."""
+        self.here, self._cum_lengths, self._whole_ends = NOWHERE, None, None
+        self._is_remote = self._is_far = self._parts = None
+        self.lengths: Sequence[int] = self.shards.lengths
+        self.ends: Sequence[int] = self.shards.ends()
+
+    @property
+    def cum_lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """`ends` as an array: int64, one for each shard."""
+        if self._cum_lengths is None:
+            self._cum_lengths = np.asarray(self.ends, np.int64)
+        return self._cum_lengths
+
+    def mixed_parts(self) -> list[SourceSpan] | None:
+        """See `mixed_parts`; found once, for the fingerprints of a million shards take seconds."""
+        if self._parts is None:
+            self._parts = (mixed_parts(self.shards) if self.name is None else None,)
+        return self._parts[0]
+
+    def has_remote(self) -> bool:
+        """Whether any shard goes through the cache."""
+        if self._is_remote is None:
+            is_copied = self.provider.cache.placement.cache_local
+            facts = self.shards.facts
+            is_local = all(map(urls.is_local, self.shards.urls)) if facts is None else facts.is_local
+            self._is_remote = is_copied or not is_local
+        return self._is_remote
+
+    def prefetch_source(self, ahead_bytes: int | None, *, has_fields: bool = False) -> Source | None:
+        """The part of this collection that prefetching uses; None: no shard is far from its readers.
+
+        Args:
+            ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+            has_fields: not all members of a sample are read, and perhaps a small part of a file.
+        """
+        if self._lies_far():
+            if has_fields:
+                return None
+            rows_of = None if self.shards.selection is None else self._rows_of_whole
+            return FarSource(
+                self.provider.cache, lambda k: self.shards[k], ahead_bytes, self.shard_bytes(), rows_of=rows_of
+            )
+        if self.provider.access == "range" or not self.has_remote():
+            return None
+        return Source(
+            self.provider.cache,
+            lambda k: self.shards[k],
+            ahead_bytes,
+            self.shard_bytes(),
+            self.provider.reads_early,
+            lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
+            self.provider.cache.placement.directory,
+            lambda: self.pool.accesses,
+        )
+
+    def _rows_of_whole(self, k: int) -> tuple[range | np.ndarray[Any, Any], int]:
+        """The rows of a view in shard ``k``, and how many it has."""
+        return self.rows_of(k), max(self.shards.nsamples[k], 1)
+
+    def _lies_far(self) -> bool:
+        """Whether its shards are local ones on a network file system; the first one stands for all."""
+        if self._is_far is None:
+            is_local = len(self) > 0 and not self.has_remote()
+            self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
+        return self._is_far
+
+    def shard_bytes(self) -> int | None:
+        """Bytes of a shard, about: the mean of some whose size the index knows; None: it knows none."""
+        count = len(self.shards)
+        sizes = [self.shards[k].filesize for k in range(0, count, max(count // _SIZED_SHARDS, 1))]
+        known = [size for size in sizes if size is not None]
+        return sum(known) // len(known) if known else None
+
+    # --- where a sample is
+
+    def plain(self, index: Any) -> int:
+        """What counts as an integer, negative ones from the end, as an int from 0 on.
+
+        Raises:
+            IndexError: out of range. TypeError: not an integer.
+        """
+        plain: int = index if type(index) is int else to_int(index)
+        total = self.ends[-1] if self.ends else 0
+        if not -total <= plain < total:
+            raise no_sample(plain, total)
+        return plain + total if plain < 0 else plain
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(number of the shard, row in it) of a sample, 0 <= index < len."""
+        k = bisect_right(self.ends, index)
+        if self.shards.selection is not None:
+            return k, self.shards.selection.rows[index]
+        return k, index - (self.ends[k - 1] if k else 0)
+
+    @property
+    def whole_ends(self) -> Sequence[int]:
+        """Where each shard's samples end, counted over the dataset that this is a view of, or this itself."""
+        if self._whole_ends is None:
+            self._whole_ends = self.ends if self.shards.selection is None else self.shards.whole_ends()
+        return self._whole_ends
+
+    @property
+    def whole_length(self) -> int:
+        """How many samples the dataset has that this is a view of, or this itself."""
+        return self.whole_ends[-1] if self.whole_ends else 0
+
+    def whole_index(self, index: int) -> int:
+        """The index of a sample in the dataset that this is a view of, or in this itself."""
+        if self.shards.selection is None:
+            return index
+        k, row = self.locate(index)
+        return (self.whole_ends[k - 1] if k else 0) + row
+
+    def whole_indices(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """The same of all samples of a view: int64, ascending; None: this is no view."""
+        chosen = self.shards.selection
+        return None if chosen is None else chosen.whole_indices(self.shards.nsamples)
+
+    def span_of(self, index: int) -> tuple[int, int]:
+        """The indices of the samples in the shard of a sample, half-open."""
+        k = bisect_right(self.ends, index)
+        return (self.ends[k - 1] if k else 0), self.ends[k]
+
+    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
+        """The rows of shard ``k`` that its samples are."""
+        return range(self.lengths[k]) if self.shards.selection is None else self.shards.selection.rows_of(k)
+
+    def find(self, index: int) -> Stretch:
+        """The stretch of a sample, 0 <= index < len, if its shard is open and of the right count; else `NOWHERE`."""
+        here = self.here
+        if here[0] <= index < here[1]:
+            return here
+        ends = self.ends
+        k = bisect_right(ends, index)
+        lo, hi = ends[k - 1] if k else 0, ends[k]
+        shard, chosen = self.pool.lru[self.shards.urls[k]], self.shards.selection
+        if shard is None or shard.reader.table.nsamples != (hi - lo if chosen is None else self.shards.nsamples[k]):
+            return NOWHERE
+        rows = None if chosen is None else chosen.rows
+        self.here = here = (lo, hi, shard.reader, self.name_of(k), rows)
+        return here
+
+    def pin_stretch(self, index: int) -> Stretch:
+        """The stretch of a sample, its shard open until the caller unpins its reader.
+
+        Raises:
+            WidsError: as `open`.
+        """
+        k = bisect_right(self.ends, index)
+        reader = self.pin(k)
+        lo, hi = self.ends[k - 1] if k else 0, self.ends[k]
+        count, promised = reader.table.nsamples, self.shards.nsamples[k]
+        rows: SampleRows | None = None
+        if self.shards.selection is not None:
+            rows = self.shards.selection.rows if count >= promised else RepeatedRows(self.shards.selection.rows, count)
+        elif count < promised:  # it repeats its samples, and this is one pass through them
+            lo += (index - lo) // count * count
+            hi = min(lo + count, hi)
+        self.here = here = (lo, hi, reader, self.name_of(k), rows)
+        return here
+
+    def name_of(self, k: int) -> str:
+        """The ``__dataset__`` of shard ``k``'s samples; ``""``: none, and not None, which torch cannot collate."""
+        return self.shards.dataset_of(k) or "" if self.name is None else self.name
+
+    # --- open shards
+
+    def close(self) -> None:
+        """Close all open shards; they open again when they are read."""
+        self.here = NOWHERE
+        self.pool.clear()
+
+    def open(self, k: int) -> OpenShard:
+        """Shard number ``k``, from the pool or opened now.
+
+        Raises:
+            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
+            FetchError, CacheError, ShardError: it cannot be had or read.
+        """
+        found = self.pool.open(self.shards[k])
+        self.check_count(k, found.table)
+        return found
+
+    def member_tables(self, numbers: Iterable[int]) -> Iterator[tuple[int, MemberTable | None]]:
+        """The numbers of shards, each with its member table; None: it cannot be had without a download of the shard.
+
+        Those of shards that are not on this machine are published ones that are certain to be their own.
+
+        Raises:
+            CountMismatchError: see `open`. WidsError: a shard, or a published table, cannot be read.
+        """
+        todo = iter(numbers)
+        with contextlib.ExitStack() as held:
+            each: Callable[..., Iterable[MemberTable | None]] = map
+            if self.has_remote():
+                pool = held.enter_context(ThreadPoolExecutor(_TABLES_AT_A_TIME, "wids-tables"))
+                held.callback(pool.shutdown, wait=False, cancel_futures=True)
+                each = pool.map
+            while some := list(itertools.islice(todo, 4 * _TABLES_AT_A_TIME)):
+                for k, table in zip(some, each(self._table_at_hand, some), strict=True):
+                    if table is not None:
+                        self.check_count(k, table)
+                    yield k, table
+
+    def _table_at_hand(self, k: int) -> MemberTable | None:
+        opened = self.pool.lru[self.shards.urls[k]]
+        return self.provider.find_table(self.shards[k]) if opened is None else opened.reader.table
+
+    def pin(self, k: int) -> Reader:
+        """The reader of shard number ``k``, open until the caller unpins it.
+
+        Raises:
+            WidsError: as `open`.
+        """
+        reader = self.pool.pin(self.shards[k])
+        if self._expected:
+            self._look_for_expected(reader)
+        if reader.table.nsamples != self.shards.nsamples[k]:
+            try:
+                self.check_count(k, reader.table)
+            except BaseException:
+                reader.unpin()
+                raise
+        return reader
+
+    def _look_for_expected(self, reader: Reader) -> None:
+        fields, table = self._expected, reader.table
+        self._expected = ()
+        missing = [field for field in fields if not table.ids_of(field)]
+        if missing and table.nsamples:
+            there = [*map(shorten, sorted(table.extensions)[:_NAMED])] + ["..."] * (len(table.extensions) > _NAMED)
+            close = [
+                each
+                for name in missing
+                for field in name
+                for each in difflib.get_close_matches(field, table.extensions, n=1)
+            ]
+            logger.warning(
+                "fields: no sample of %s has %s; its samples have %s (other shards were not looked at)%s",
+                without_secrets(reader.url, reader.url),
+                ", ".join(" or ".join(map(shown, field)) for field in missing),
+                ", ".join(there),
+                f"; did you mean {shorten(close[0])}?" if close else "",
+            )
+
+    def warn_of_misses(self, name: str) -> None:
+        """Say that many accesses opened a shard, unless the best of orders does so, too: it opens each shard once."""
+        accesses, misses = self.pool.accesses, self.pool.misses
+        if misses * len(self) > 2 * accesses * len(self.shards):
+            logger.warning(
+                "%s: %.1f%% of accesses opened a shard; use a sampler with locality (DistributedChunkedSampler), "
+                "or raise lru_size (%d)",
+                name,
+                100.0 * misses / accesses,
+                self.pool.lru.capacity,
+            )
+
+    @contextlib.contextmanager
+    def pinned(self, k: int) -> Iterator[Reader]:
+        """As `pin`, for the time of the block."""
+        reader = self.pin(k)
+        try:
+            yield reader
+        finally:
+            reader.unpin()
+
+    def check_count(self, k: int, table: MemberTable) -> None:
+        """Compare a shard's table with what the index says, if it does.
+
+        Raises:
+            CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none.
+        """
+        url, expected, found = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
+        if expected in (-1, found):
+            return
+        facts = f" (shard {k} of {len(self.shards)})"
+        if found and self.on_count_mismatch == "warn":
+            if url not in self._miscounted:
+                self._miscounted.add(url)
+                how = "they are repeated, from the first one on" if found < expected else "the last ones are left out"
+                logger.warning("%s; %s", count_words(url, expected, found) + facts, how)
+            return
+        shard = self.pool.lru.cache.pop(url, None)
+        if shard is not None:
+            shard.reader.close()
+        raise count_mismatch(url, expected, found, advice=facts + self._advice(self, table, expected))
+
+
+def _advice(_collection: ShardCollection, _table: MemberTable, _expected: int) -> str:
+    return "; write the index again"
+
+
+def count_words(url: str, expected: int, found: int, *, by: str = "and the index says") -> str:
+    """That a shard does not hold as many samples as were promised."""
+    return f"{url}: holds {found} samples, {by} {expected}"
+
+
+def count_mismatch(
+    url: str, expected: int, found: int, *, by: str = "and the index says", advice: str = ""
+) -> CountMismatchError:
+    """The error for a shard that does not hold as many samples as were promised; ``advice`` ends its message."""
+    story = count_words(url, expected, found, by=by) + advice
+    return CountMismatchError(story, shard=url, expected=expected, found=found)
+
+
+def to_int(index: Any) -> int:
+    """What counts as an integer (numpy's and torch's do), as an int.
+
+    Raises:
+        TypeError: nothing else does; says what to do instead.
+    """
+    try:
+        return int(operator.index(index))  # index() alone would let subclasses of int through
+    except TypeError:
+        kind = type(index).__name__
+        hint = {
+            "str": "for a key use dataset[dataset.keys.index(key)]",
+            "slice": "for a range use dataset.select(range(lo, hi))",
+        }.get(kind, "for several samples use dataset.__getitems__(indices)")
+        raise TypeError(f"{index!r:.50} is not an index: dataset indices are integers, not {kind}; {hint}") from None
+
+
+def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> ShardList:
+    if isinstance(shards, Mapping):
+        raise SpecError("shards is a dict; give the index's path, or its list of shards (index['shardlist'])", path="")
+    if isinstance(shards, (bytes, bytearray)) or not isinstance(shards, Iterable):
+        raise SpecError(
+            f"shards is {shards!r}; give an index (URL, path or open file) or a list of shards (dicts, pairs or tars)",
+            path="",
+        )
+    if isinstance(shards, (list, tuple)):
+        for name in shards:
+            if isinstance(name, str):
+                _check_place(name, base)
+
+    def find(name: str) -> list[str] | None:
+        return [shard.url for shard in find_shards([name])] if base is None and _is_several(name) else None
+
+    found = list_shards(shards, base=base, find=find)
+    if sum(found.nsamples) > MAX_COUNT:
+        raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
+    found.header.update(options or {})
+    found.use_packs(own_packs(found.header, None, base))
+    return found
+
+
+def _check_place(place: str, base: str | None) -> None:
+    """Refuse a place that is neither an index nor a shard, and say what to do.
+
+    Raises:
+        SpecError: it is a directory or glob of a store, or several places in one text.
+    """
+    parts = place.split("::")
+    if len(parts) > 1 and all(map(is_archive, parts)):
+        raise _no_shards(place, f"is several places in one text; give a list of them: {parts}")
+    if len(parts) > 1 and all(part.endswith(".json") for part in parts):
+        raise _no_shards(place, "is several indexes in one text; merge them (wids index merge), or mix them (wids.mix)")
+    if base is not None or (is_archive(place) and _GLOB.isdisjoint(place)):
+        return
+    scheme, why = urls.scheme_of(place), "whose shards would have to be read to count their samples"
+    if scheme in ("", "pipe", "file"):
+        return
+    way = "make its index (wids index create 'URL' -o train.json)"
+    if urls.without_query(place).endswith("/"):
+        raise _no_shards(place, f"is a directory of a store, {why}; {way}")
+    if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):
+        raise _no_shards(place, f"is a glob of a store, {why}; {way}")
+
+
+def _no_shards(place: str, what: str) -> SpecError:
+    return SpecError(f"shards: {place} {what}", path="shards", url=place)
+
+
+def _own_base(header: dict[str, Any], place: str | None) -> str | None:
+    """What an index's relative URLs are relative to when the caller does not say: its own base, else its place."""
+    home = urls.directory_of(place) if place is not None else None
+    own = header.get("base") or header.get("base_path")
+    return urls.join(home, own) if own else home

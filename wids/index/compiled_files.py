@@ -1,0 +1,120 @@
+"""Compiled indexes in a cache directory (`wids.files.shared_files`), and notes of which are known to be right.
+
+    .wids/indexes/KEY.widsx         a compiled index (`wids.index.compiled`)
+    .wids/indexes/KEY.source        which of them a local JSON file is, as long as its size, times and inode are these
+    .wids/indexes/KEY.checked       likewise, that the checksum of a compiled index was compared; KEY: of its path
+
+An index names the servers that credentials go to: another user's is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wids.files.shared_files import SharedFiles
+from wids.index.compiled import SUFFIX
+
+if TYPE_CHECKING:
+    from wids.files.shared_files import SharedFile
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# A file that changes again within the tick of a clock may keep its times.
+_SETTLED_NS = 2_000_000_000
+
+
+class FileStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What tells one state of a local file from all others."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True):
+    status: FileStatus
+    digest: str
+
+
+def look_at(path: str) -> FileStatus | None:
+    """The state of a regular file; None: there is none, or it was written just now."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status_of(status) if stat.S_ISREG(status.st_mode) and _is_settled(status) else None
+
+
+def _is_settled(status: os.stat_result) -> bool:
+    return max(status.st_mtime_ns, status.st_ctime_ns) <= time.time_ns() - _SETTLED_NS
+
+
+def status_of(status: os.stat_result) -> FileStatus:
+    """The state of a file that was asked for."""
+    return FileStatus(
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+        device=status.st_dev,
+    )
+
+
+def _key_of(path: str) -> str:
+    return hashlib.blake2b(b"checked " + os.fsencode(path), digest_size=32).hexdigest()
+
+
+class CompiledIndexes(SharedFiles):
+    """The compiled indexes of one cache directory.
+
+    Args:
+        directory: the cache directory, which is made when something is written.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory, SUFFIX)
+        self._sources, self._checked = SharedFiles(directory, ".source"), SharedFiles(directory, ".checked")
+
+    def recall(self, key: str, status: FileStatus) -> str | None:
+        """The digest that was remembered for a file as it is now.
+
+        Args:
+            key: 64 hexadecimal digits for the file's path, and for how it is parsed.
+            status: of the file.
+        """
+        return _read_note(self._sources.open(key), status)
+
+    def remember(self, key: str, status: FileStatus, digest: str) -> None:
+        """Let `recall` find a digest; best effort."""
+        if self.recall(key, status) != digest:
+            self._sources.put(key, msgspec.json.encode(_Note(status=status, digest=digest)))
+
+    def is_checked(self, path: str, status: os.stat_result) -> bool:
+        """Whether the checksum of a file was compared as it is now."""
+        key = _key_of(path)
+        return _read_note(self._checked.open(key), status_of(status)) == key
+
+    def note_checked(self, path: str, status: os.stat_result | None = None) -> None:
+        """Let `is_checked` know; best effort. ``status``: of the file; None: this process wrote it just now."""
+        with contextlib.suppress(OSError):
+            if status is None or _is_settled(status):
+                note = _Note(status=status_of(status or os.stat(path)), digest=_key_of(path))
+                self._checked.put(note.digest, msgspec.json.encode(note))
+
+
+def _read_note(file: SharedFile | None, status: FileStatus) -> str | None:
+    if file is not None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            note = msgspec.json.decode(file.data, type=_Note)
+            if note.status == status and _DIGEST.fullmatch(note.digest):
+                return note.digest
+    return None

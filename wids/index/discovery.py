@@ -1,0 +1,239 @@
+"""From what a user names to the shards to be indexed: paths, directories, globs, brace patterns, URLs, prefixes.
+
+Rules: each source gives its shards in natural order, sources stand as they were given, a shard that is named twice
+comes once, by two links too. Links are followed. In a directory, all files with the name of an archive count, also
+unreadable ones (compressed, a link to nothing): the reader of the shards reports them. Facts of a shard in a listing
+(size, version) are kept, so that they are not asked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import FetchDeniedError, SpecError, WidsError
+from wids.transport import filesystems, retrying, urls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+SUFFIX = ".tar"
+# The compressed ones are no shards, and named as such when they are read.
+_ARCHIVE = re.compile(r"(?is).*\.(tar(\.(gz|bz2|xz|zst|zstd|lz4|lz|lzma|z))?|tgz|taz|tbz2?|txz|tzst)")
+_INDEXES = (".json", ".widsx")
+_GLOB, _WEB = frozenset("*?["), ("http", "https")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One shard.
+
+    Attributes:
+        url: a URL or an absolute path.
+        size: bytes, or None where that is not known yet.
+        mark: its version in words, as `mark_words` has it; None likewise.
+        file: (device, inode) of a local one.
+    """
+
+    url: str
+    size: int | None = None
+    mark: str | None = None
+    file: tuple[int, int] | None = None
+
+
+class Sources:
+    """What sources name; see `find_shards`.
+
+    Attributes:
+        found: place -> shard, in order.
+        repeated: another place of a shard that is found already -> the first one. Both are local.
+        failed: directories that cannot be gone through -> why.
+    """
+
+    def __init__(self, known: Iterable[Found] = ()) -> None:
+        self.found: dict[str, Found] = {}
+        self.repeated: dict[str, str] = {}
+        self.failed: dict[str, WidsError] = {}
+        self._files = {shard.file: shard.url for shard in known if shard.file is not None}
+
+    def add(self, shards: Sequence[Found]) -> None:
+        """Take the shards that are not there yet; of two names of one file, the one that is no link."""
+        counts = Counter(shard.file for shard in shards)
+        for is_link in (False, True):
+            for shard in shards:
+                if shard.file is not None and (counts[shard.file] == 1 or _is_link(shard.url) is is_link):
+                    self._files.setdefault(shard.file, shard.url)
+        for shard in shards:
+            first = shard.url if shard.file is None else self._files[shard.file]
+            if first == shard.url:
+                self.found.setdefault(shard.url, shard)
+            elif shard.url not in self.found:
+                self.repeated[shard.url] = first
+
+
+def find_shards(sources: Iterable[str], *, storage_options: dict[str, Any] | None = None) -> list[Found]:
+    """The shards that the sources name, each once.
+
+    Raises:
+        SpecError: a pattern is malformed, or a directory, pattern or prefix holds no shards.
+        FetchError: a remote one cannot be listed. FetchDeniedError: a directory cannot be read.
+    """
+    named = look_for_shards(sources, storage_options=storage_options)
+    for error in named.failed.values():
+        raise error
+    return list(named.found.values())
+
+
+def look_for_shards(
+    sources: Iterable[str], *, known: Iterable[Found] = (), storage_options: dict[str, Any] | None = None
+) -> Sources:
+    """As `find_shards`, with the files that are left out; files of ``known`` shards have these names."""
+    named = Sources(known)
+    for source in sources:
+        for shards in _expand(source, storage_options, named.failed):
+            named.add(shards)
+    return named
+
+
+def _is_link(url: str) -> bool:
+    path = urls.local_path(url)
+    return os.path.realpath(path) != path
+
+
+def mark_words(mark: Any) -> str | None:
+    """What tells versions of a shard apart, as text; None where nothing does."""
+    if mark is None or isinstance(mark, str):
+        return mark or None
+    return " ".join(map(str, mark)) or None
+
+
+def look_local(url: str) -> Found:
+    """What a local shard is now; without size and mark where it cannot be asked."""
+    try:
+        facts = os.stat(urls.local_path(url))
+    except (OSError, ValueError):  # also a name that no file can have
+        return Found(url)
+    return Found(url, facts.st_size, f"{facts.st_mtime_ns}", (facts.st_dev, facts.st_ino))
+
+
+def _expand(source: str, storage_options: dict[str, Any] | None, failed: dict[str, WidsError]) -> Iterator[list[Found]]:
+    if not urls.scheme_of(source) and os.path.lexists(os.path.expanduser(source)):
+        yield _local(source, failed)  # the name of an existing file may hold any letters
+        return
+    for name in urls.expand(source):
+        if urls.is_local(name):
+            yield _local(name, failed)
+        elif urls.scheme_of(name) == "pipe":
+            yield [Found(name)]
+        elif urls.without_query(name).endswith("/"):
+            yield list(_listed(name, "prefix", storage_options))
+        elif urls.scheme_of(name) not in _WEB and not _GLOB.isdisjoint(name):
+            yield list(_listed(name, "pattern", storage_options))
+        else:
+            yield [Found(name)]
+
+
+def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
+    path = os.path.abspath(os.path.expanduser(urls.local_path(name)))
+    if os.path.isdir(path):
+        before = len(failed)
+        paths = _archives_in(path, failed)
+        if not paths and len(failed) == before:
+            indexes = [found for found in sorted(os.listdir(path)) if found.endswith(_INDEXES)]
+            advice = f"; for an index give its file, as {os.path.join(name, indexes[0])}" if indexes else ""
+            raise SpecError(f"{name}: there are no {SUFFIX} files in this directory{advice}", path=path)
+    elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
+        matches = glob.glob(path, recursive=True)
+        paths = [found for found in matches if not os.path.isdir(found)]
+        for directory in sorted(set(matches).difference(paths)):
+            paths += _archives_in(directory, failed)
+        if not paths:
+            raise SpecError(f"{name}: no file has a name like this", path=path)
+    else:
+        paths = [path]
+    return [look_local(urls.writable(found)) for found in sorted(dict.fromkeys(paths), key=urls.natural_key)]
+
+
+def _archives_in(root: str, failed: dict[str, WidsError]) -> list[str]:
+    """The archives below a directory. Links to directories come last, so that those inside have their own names."""
+    found, todo, links = list[str](), [root], list[str]()
+    seen: set[tuple[int, int]] = set()
+    while todo or links:
+        directory = todo.pop() if todo else links.pop(0)
+        try:
+            status = os.stat(directory)
+            entries = sorted(os.scandir(directory), key=lambda entry: urls.natural_key(entry.name))
+        except OSError as error:
+            why = f"{directory}: this directory cannot be read ({error.strerror or error})"
+            failed[directory] = FetchDeniedError(why, url=directory)
+            continue
+        if (status.st_dev, status.st_ino) in seen:  # links may lead in circles
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in entries:
+            if entry.is_dir():
+                (links if entry.is_symlink() else todo).append(entry.path)
+            elif _is_archive(entry.name):
+                found.append(entry.path)
+    return found
+
+
+def _is_archive(name: str) -> bool:
+    """Whether a file's name is that of an archive; hidden files are others' (``._a.tar`` of macOS)."""
+    return _ARCHIVE.fullmatch(name) is not None and not name.startswith(".")
+
+
+def _listed(url: str, kind: str, storage_options: dict[str, Any] | None) -> Iterator[Found]:
+    """The shards below a remote prefix, or of the names that match a pattern."""
+    is_web = urls.scheme_of(url) in _WEB
+    listed = _list(url, kind, storage_options)
+    names = [name for name in listed if kind == "pattern" or _is_archive(urls.basename_of(name))]
+    if not names:
+        advice = "; give the shards' names, as in 'https://host/train-{000000..000099}.tar'" if is_web else ""
+        raise SpecError(f"{url}: there are no {SUFFIX} files at this {kind}{advice}", url=url)
+    for name in sorted(names, key=urls.natural_key):
+        info = listed[name]
+        if info.get("type") != "directory":
+            yield Found(name, info.get("size"), mark_words(filesystems.version_of(info)[0]))
+
+
+def list_names(url: str, is_wanted: Callable[[str], bool], storage_options: dict[str, Any] | None) -> list[str]:
+    """The files below a remote prefix whose last parts are wanted, in natural order.
+
+    Raises:
+        FetchError: it cannot be listed.
+    """
+    found = [name for name in _list(url, "prefix", storage_options) if is_wanted(urls.basename_of(name))]
+    return sorted(found, key=urls.natural_key)
+
+
+def _list(url: str, kind: str, storage_options: dict[str, Any] | None) -> dict[str, Any]:
+    """The files by name, with the listing's facts of each."""
+
+    def once() -> dict[str, Any]:
+        filesystem, name = filesystems.open_filesystem(url, storage_options)
+        filesystem.invalidate_cache()
+        if kind == "pattern":
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # of a bucket that can only be listed
+                info = filesystem.info(name)
+                if info.get("type") != "directory":  # the name of an existing object may hold any letters
+                    return {url: info}
+            return {filesystem.unstrip_protocol(key): info for key, info in filesystem.glob(name, detail=True).items()}
+        if urls.scheme_of(url) in _WEB:  # a page with links: those of this directory, for links may lead in circles
+            return {info["name"]: {} for info in filesystem.ls(name, detail=True)}
+        return {filesystem.unstrip_protocol(key): info for key, info in filesystem.find(name, detail=True).items()}
+
+    def ask() -> None:
+        filesystem, name = filesystems.open_filesystem(url, storage_options, tries_once=True)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            filesystem.info(name)
+
+    if urls.scheme_of(url) not in _WEB and urls.origin_of(url) not in retrying.answered():
+        # A client keeps its own retries for the pages of a long listing; a store that is not there is reported before.
+        retrying.try_repeatedly(ask, url=url, path=None, hooks=())
+    return retrying.try_repeatedly(once, url=url, path=None, hooks=())

@@ -1,0 +1,556 @@
+"""An index at a URL or path -> the shards that it lists, parsed or mapped. Without torch.
+
+A large JSON index is compiled (`wids.index.compiled`) by the first process of a machine that opens it, and mapped by
+the others: from the cache directory, where its digest is its name. A local file that is the same as when it was
+compiled is not even read. A compiled index may be opened itself: a local one is mapped where it lies, a remote one is
+downloaded into the cache directory once, checked, and mapped there.
+
+Rules: a mapped list is the list that parsing would give. What a cache directory holds is used if it is this user's own
+and agrees with itself, and else made again; where there is no room for it, the index is parsed as a small one is. A
+pickle of a mapped list is its place and how it was opened: where that file is gone (another machine, an emptied cache)
+it is made again, and refused if it is not the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from wids.errors import FetchError, ShardNotFoundError, SpecError
+from wids.events import logger
+from wids.files import atomic, system
+from wids.files.own_folder import default_cache_dir
+from wids.index import checks, compiled, energon, view_file
+from wids.index.compiled_files import CompiledIndexes, look_at
+from wids.index.fingerprint import contents, fingerprint, have_changed
+from wids.index.shardlist import ShardList
+from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
+from wids.index.view_rows import ViewRows
+from wids.transport import retrying, urls
+from wids.transport.download import MAX_READ_BYTES, download_to, read_bytes
+from wids.transport.stores import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wids.files.shared_files import SharedFile
+    from wids.index.compiled import Compiled
+    from wids.index.compiled_files import FileStatus
+    from wids.index.shared_rows import SharedSelection
+    from wids.transport.source import Stat
+
+# The checksum of a compiled index of fewer bytes is compared at each opening, in half a millisecond.
+_CHECKED_BYTES = 1 << 20
+# Indexes of fewer shards are parsed in a tenth of a second, and pickled in a few MB.
+MIN_SHARDS = 20_000
+# A shard takes more bytes than that in an index.
+_MIN_ROW_BYTES = 25
+# Changed when the format is another one, or an index is parsed to something else: it is then compiled again.
+_MADE_BY = compiled.VERSION, "member_tables"
+_ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
+
+
+class IndexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An index, and how it is to be read.
+
+    Attributes:
+        place: its URL or path; None: its text was passed.
+        base, options, allow_local, storage_options, cache_dir: see `wids.collection.shard_collection.load_shards`.
+        may_be_view: it is not what a view is of.
+    """
+
+    place: str | None
+    base: str | None = None
+    options: dict[str, Any] | None = None
+    allow_local: bool = False
+    storage_options: dict[str, Any] | None = None
+    cache_dir: str | None = None
+    may_be_view: bool = True
+
+
+class LoadedIndex(NamedTuple):
+    """The shards of an index, and the storage options that hold for them."""
+
+    shards: ShardList
+    storage_options: dict[str, Any] | None
+
+
+class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a mapped index lies; see `wids.index.shardlist.Origin`.
+
+    Attributes:
+        path: the compiled index; "": there is no file of it.
+        is_cached: it lies in a cache directory.
+        identity: tells it from others. fingerprint, contents: of its shards; see `wids.index.fingerprint`.
+        request: how it came about.
+    """
+
+    path: str
+    is_cached: bool
+    identity: bytes
+    fingerprint: str
+    contents: dict[str, str]
+    request: IndexRequest
+
+    def reopen(self) -> ShardList:
+        """The same shards, mapped again; compiled or downloaded again where the file is gone.
+
+        Raises:
+            SpecError: the index has changed. FetchError: it cannot be read.
+        """
+        try:
+            data, status = atomic.map_file(self.path)
+            if status.st_uid == system.user_id() or not self.is_cached:
+                found = _open(data, status, self.request, path=self.path, place=self.path)
+                if found.identity == self.identity:
+                    return ShardList(found.header, columns=found.columns, origin=self)
+        except (OSError, SpecError) as error:
+            logger.debug("%s: %s", self.path, error)
+        shards = load_index(self.request).shards
+        if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
+            raise SpecError(
+                f"{self.request.place}: the index has changed since the dataset was made, and its compiled form "
+                f"({self.path}) is gone; make the dataset anew",
+                path="",
+                url=self.request.place,
+            )
+        return shards
+
+
+def load_index(request: IndexRequest, data: bytes | str | None = None) -> LoadedIndex:
+    """The shards of an index.
+
+    Args:
+        request: which, and how.
+        data: its text, if it has no place.
+
+    Raises:
+        SpecError: malformed. FetchError: it cannot be read. NotAllowedError: a remote one points at local files.
+    """
+    if data is not None or request.place is None:
+        if view_file.MARK in (data.encode() if isinstance(data, str) else data or b""):
+            return _load_view(request, data or b"")
+        return _parse(data or b"", request, named=None if request.storage_options is None else set())[0]
+    if not compiled.is_compiled(request.place):
+        return _JsonIndex(request, request.place).load()
+    if urls.is_local(request.place):
+        return _map_local(request, request.place)
+    return _RemoteIndex(request, request.place).load()
+
+
+# --- JSON
+
+
+class _PartTexts:
+    """The texts of the sub-datasets that an index names, each read once, and whose servers options are for."""
+
+    def __init__(self, request: IndexRequest, named: set[str] | None) -> None:
+        self._request, self._named = request, named
+        self._is_narrow = not (request.place is None or urls.is_local(request.place))
+        self.found: dict[str, bytes] = {}
+
+    def load(self, url: str) -> bytes:
+        """The text at a URL."""
+        if url not in self.found:
+            if not urls.is_local(url):  # from here on there are names that are not the caller's
+                self._is_narrow = True
+            left = max(MAX_READ_BYTES - sum(map(len, self.found.values())), 0)  # for all of them together
+            self.found[url] = read_bytes(url, storage_options=self.options, max_bytes=left)
+        return self.found[url]
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """The storage options, for whom they hold by now."""
+        given = self._request.storage_options
+        return urls.narrow_options(given, self._named or ()) if self._is_narrow else given
+
+
+def _parse(data: bytes | str, request: IndexRequest, *, named: set[str] | None) -> tuple[LoadedIndex, _PartTexts]:
+    texts = _PartTexts(request, named)
+    shards = parse_index(
+        data,
+        place=request.place,
+        load=texts.load,
+        base=request.base,
+        options=request.options,
+        allow_local=request.allow_local,
+        named=named,
+    )
+    return LoadedIndex(shards, texts.options), texts
+
+
+class _JsonIndex:
+    """A JSON index at a place, and its compiled form in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._key = _digest_of(place, request.base, request.options, request.allow_local)
+        self._indexes: CompiledIndexes | None = None
+        if request.cache_dir is not None and self._key:
+            self._indexes = CompiledIndexes(request.cache_dir)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped if they are many."""
+        request, indexes = self._request, self._indexes
+        status = None if indexes is None else self._look()
+        if indexes is not None and status is not None:
+            digest = indexes.recall(self._key, status)
+            if digest is not None and (found := indexes.find(digest, self._take)) is not None:
+                return found
+        data = read_bytes(self._place, storage_options=request.storage_options)
+        if energon.is_info(self._place):
+            data = energon.convert_info(data, place=self._place)
+        if view_file.MARK in data:
+            return _load_view(request, data)
+        if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
+            return _parse(data, request, named=None if request.storage_options is None else set())[0]
+        digest = _digest(self._key.encode(), data)
+        found = self._compile(indexes, digest, data)
+        if status is not None and found.shards.origin is not None:
+            indexes.remember(self._key, status, digest)
+        return found
+
+    def _look(self) -> FileStatus | None:
+        """The state of the file; None where to remember it would be of no use."""
+        if not urls.is_local(self._place):
+            return None
+        status = look_at(os.path.expanduser(urls.local_path(self._place)))
+        return None if status is None or status.size < MIN_SHARDS * _MIN_ROW_BYTES else status
+
+    def _take(self, file: SharedFile) -> LoadedIndex | None:
+        """The shards of a compiled index, if its sub-datasets are what they were.
+
+        Raises:
+            SpecError: it is damaged.
+        """
+        found = _open(file.data, file.status, self._request, path=file.path, place=file.path)
+        texts = _PartTexts(self._request, set(found.source.named))
+        if any(_digest(texts.load(url)) != before for url, before in found.source.texts):
+            return None
+        return LoadedIndex(_mapped(found, self._request, path=file.path, is_cached=True), texts.options)
+
+    def _compile(self, indexes: CompiledIndexes, digest: str, data: bytes) -> LoadedIndex:
+        """The shards, mapped from a file that is written now; parsed if they are few, or that is not possible."""
+        made: list[LoadedIndex] = []
+
+        def parse() -> tuple[_PartTexts, set[str]]:
+            named: set[str] = set()
+            parsed, texts = _parse(data, self._request, named=named)
+            made[:] = [parsed]
+            return texts, named
+
+        def make(_: str, fd: int) -> bool:
+            texts, named = parsed or parse()
+            if len(made[0].shards) < MIN_SHARDS:
+                return False
+            parts = tuple((url, _digest(text)) for url, text in texts.found.items())
+            source = compiled.CompiledFrom(parts, tuple(sorted(named)))
+            try:
+                packed = compiled.pack(made[0].shards, source=source)
+            except (TypeError, ValueError) as error:  # values that JSON does not have
+                logger.debug("%s is not compiled: %s", self._place, error)
+                return False
+            system.write_parts(fd, packed)
+            return True
+
+        parsed = None
+        if data.count(_ROW_MARK) < MIN_SHARDS:  # of a small text with large sub-datasets it is not known yet
+            if (found := indexes.find(digest, self._take)) is not None:
+                return found
+            parsed = parse()
+            if len(made[0].shards) < MIN_SHARDS:
+                return made[0]
+        found = indexes.get(digest, make, self._take)
+        if found is None and not made:
+            parse()
+        return found or made[0]
+
+
+# --- views
+
+
+def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
+    """The shards of a view, and its selection.
+
+    Raises:
+        SpecError: malformed; or what it is a view of is not what it was. NotAllowedError: likewise.
+        FetchError: what it is a view of cannot be read.
+    """
+    place = request.place
+    raw, view = _parse_view(request, data)
+    if view is None:  # a name that has the mark in it
+        return _parse(data, request, named=None if request.storage_options is None else set())[0]
+    if not request.may_be_view:
+        what = f"view_of: {place} is a view itself; open it and save a view of it"
+        raise SpecError(what, path="view_of", url=place)
+    raw["made_by"] = view.made_by
+    if view.view_of is None:
+        found = _parse(data, request, named=None if request.storage_options is None else set())[0]
+    else:
+        raw["view_of"] = parent = _resolved(request, view.view_of, "view_of")
+        found = _load_parent(request, view, parent)
+    selection = load_rows(request, view, found.shards.nsamples)
+    if selection is None:
+        # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
+        return _load_view(request, read_bytes(str(place), storage_options=request.storage_options))
+    shards = found.shards.select(selection)
+    shards.header = {**shards.header, **raw}
+    return LoadedIndex(shards, found.storage_options)
+
+
+def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
+    """(the JSON object, what it says of a view); the second is None where it is no view."""
+    raw = {**parse_json(data, request.place), **(request.options or {})}
+    return raw, view_file.parse_view(raw, request.place)
+
+
+def _load_parent(request: IndexRequest, view: view_file.View, parent: str) -> LoadedIndex:
+    """The shards that a view is of.
+
+    Raises:
+        SpecError: they are other ones now, or their index is no file. FetchError: it cannot be read.
+    """
+    place, options = request.place, _narrowed(request)
+    path = os.path.expanduser(urls.local_path(parent)) if urls.is_local(parent) else ""
+    if path and os.path.exists(path) and not os.path.isfile(path):  # it would be read for ever
+        what = f"{checks.where(place)}view_of: {parent} is a directory or a device, not a file"
+        raise SpecError(what, path="view_of", url=place)
+    inner = msgspec.structs.replace(request, place=parent, options=None, storage_options=options, may_be_view=False)
+    try:
+        found = load_index(inner)
+    except ShardNotFoundError as error:
+        what = f"{checks.where(place)}view_of: {parent} is not there; `wids index rebase` says where it lies now"
+        raise ShardNotFoundError(what, url=parent) from error
+    _check_parent(found.shards, view, place=place, parent=parent)
+    return found
+
+
+def load_rows(
+    request: IndexRequest, view: view_file.View, counts: Sequence[int] | None = None
+) -> SharedSelection | None:
+    """The selection of a view; None: its rows are gone, and it names other ones, or they are there again.
+
+    Args:
+        request: for the view.
+        view: what it says.
+        counts: how many samples each shard of its index holds; None: that is not known, nor compared.
+
+    Raises:
+        SpecError: they are damaged, or of another view; or they cannot be read. FetchError: likewise, of remote ones.
+    """
+    place, options = request.place, request.storage_options
+    url = _resolved(request, view.rows, "rows")
+    try:
+        rows = ViewRows(url, view, counts, cache_dir=request.cache_dir, storage_options=_narrowed(request))
+        return rows.load()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and place is not None:
+            _, now = _parse_view(request, read_bytes(place, storage_options=options))
+            if now is None or now.rows != view.rows or _is_there(url):
+                return None
+        if isinstance(error, FetchError):
+            raise
+        raise SpecError(f"{checks.where(place)}rows: {url} cannot be read ({error})", path="rows", url=place) from error
+
+
+def _is_there(url: str) -> bool:
+    return urls.is_local(url) and os.path.exists(os.path.expanduser(urls.local_path(url)))
+
+
+def _resolved(request: IndexRequest, written: str, path: str) -> str:
+    """A URL that a view names.
+
+    Raises:
+        SpecError: it is none. NotAllowedError: the view is from a remote place, and this is a local file.
+    """
+    place = request.place
+    url = checks.resolve(None if place is None else urls.directory_of(place), written, path, place)
+    is_remote = place is not None and not urls.is_local(place)
+    if is_remote and not request.allow_local and urls.reaches_local(url):
+        forbid_local(str(place), path, url)
+    return url
+
+
+def _narrowed(request: IndexRequest) -> dict[str, Any] | None:
+    """The storage options for what a view names: those of a remote one are for its own server."""
+    if request.place is None or urls.is_local(request.place):
+        return request.storage_options
+    return urls.narrow_options(request.storage_options, urls.origins_of(request.place))
+
+
+def _check_parent(shards: ShardList, view: view_file.View, *, place: str | None, parent: str) -> None:
+    is_same = fingerprint(shards) == view.view_of_fingerprint
+    if is_same and not have_changed(view.view_of_contents, contents(shards)):
+        return
+    then, now = view.view_of_counts, (len(shards), sum(shards.nsamples))
+    what = (
+        "the same names and counts of shards, but other checksums or sizes: the shards were written anew, and the rows "
+        "of the view may be other samples now"
+        if is_same
+        else "the same numbers of shards and samples, but other names or other counts of shards"
+        if then == now
+        else f"{then[0]:,} shards and {then[1]:,} samples then, {now[0]:,} and {now[1]:,} now"
+    )
+    raise SpecError(
+        f"{checks.where(place)}view_of: {parent} has changed since the view was saved: {what}; make the view again",
+        path="view_of",
+        url=place,
+    )
+
+
+# --- compiled indexes
+
+
+def _map_local(request: IndexRequest, place: str) -> LoadedIndex:
+    path = os.path.abspath(os.path.expanduser(urls.local_path(place)))
+    data, status = retrying.try_repeatedly(lambda: atomic.map_file(path), url=place, path=None, hooks=())
+    found = _open(data, status, request, path=path, place=place)
+    return LoadedIndex(_mapped(found, request, path=path, is_cached=False), request.storage_options)
+
+
+class _RemoteIndex:
+    """A compiled index on a server, and its copy in the cache directory."""
+
+    def __init__(self, request: IndexRequest, place: str) -> None:
+        self._request, self._place = request, place
+        self._indexes = CompiledIndexes(request.cache_dir or default_cache_dir())
+        own = [place, request.base, *((request.options or {}).get(key) for key in ("base", "base_path"))]
+        named = {origin for url in own if isinstance(url, str) for origin in urls.origins_of(url)}
+        self._narrow = urls.narrow_options(request.storage_options, named)
+
+    def load(self) -> LoadedIndex:
+        """Its shards, mapped; where there is no room for a copy, read."""
+        request, indexes, stat = self._request, self._indexes, self._stat()
+        how = self._place, request.base, request.options, request.allow_local
+        digest = "" if stat.version is None else _digest_of(*how, stat.size, repr(stat.version))
+        is_known = bool(digest)  # else another version, or what others have checked otherwise, may have this name
+        digest = digest or _digest(self._place.encode("utf-8", "surrogatepass"))
+
+        def take(file: SharedFile) -> LoadedIndex:
+            path = file.path
+            if is_known:
+                return self._take(_open(file.data, file.status, request, path=path, place=self._place), path)
+            return self._take(self._check(file.data), path)
+
+        found = indexes.get(digest, self._download, take, is_new=not is_known)
+        if found is None:
+            found = self._take(self._check(read_bytes(self._place, storage_options=request.storage_options)), "")
+        return found
+
+    def _take(self, found: Compiled, path: str) -> LoadedIndex:
+        return LoadedIndex(_mapped(found, self._request, path=path, is_cached=True), self._narrow)
+
+    def _stat(self) -> Stat:
+        def once() -> Stat:
+            with open_source(self._place, self._request.storage_options) as source:
+                return source.stat()
+
+        return retrying.try_repeatedly(once, url=self._place, path=None, hooks=())
+
+    def _download(self, path: str, _: int) -> None:
+        def check() -> None:
+            self._check(atomic.map_file(path)[0])
+
+        download_to(
+            self._place,
+            path,
+            check=check,
+            max_bytes=MAX_READ_BYTES,
+            storage_options=self._request.storage_options,
+        )
+
+    def _check(self, data: bytes | memoryview) -> Compiled:
+        """Read a file that came over a network, to its last byte.
+
+        Raises:
+            SpecError: it is damaged. NotAllowedError: it points at local files.
+        """
+        found = _unpack(data, self._request, place=self._place, is_whole=False)
+        for k, url in enumerate(found.columns.urls):
+            if not self._request.allow_local and urls.reaches_local(url):
+                forbid_local(self._place, f"shardlist[{k}].url", url)
+        for url in itertools.chain.from_iterable(packs for _, packs in found.columns.packs):
+            if not self._request.allow_local and urls.reaches_local(url):
+                forbid_local(self._place, PACKS, url)
+        return found
+
+
+def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
+    shards = ShardList(found.header, columns=found.columns)
+    shards.origin = IndexFile(
+        path=path,
+        is_cached=is_cached,
+        identity=found.identity,
+        fingerprint=fingerprint(shards),
+        contents=contents(shards),
+        request=request,
+    )
+    return shards
+
+
+def _open(
+    data: memoryview, status: os.stat_result, request: IndexRequest, *, path: str, place: str
+) -> compiled.Compiled:
+    """Read a compiled index that is a file, its checksum where this machine has not compared it yet.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    if len(data) < _CHECKED_BYTES:
+        return _unpack(data, request, place=place, is_whole=False)
+    indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
+    is_whole = indexes is not None and indexes.is_checked(path, status)
+    found = _unpack(data, request, place=place, is_whole=is_whole)
+    if indexes is not None and not is_whole:
+        indexes.note_checked(path, status)
+    return found
+
+
+def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_whole: bool = True) -> Compiled:
+    """Read a compiled index; if it is the request's own, its base and options hold.
+
+    Raises:
+        SpecError: it is none, or damaged, or the options cannot be.
+    """
+    index = request.place or ""
+    if not compiled.is_compiled(index):
+        return compiled.unpack(data, place=place, home=None, is_whole=is_whole)
+    options, home = request.options or {}, urls.directory_of(index)
+    for key in ("shardlist", "datasets"):
+        if key in options:
+            raise SpecError(f"{index}: options: a compiled index keeps its {key}", path=key, url=index)
+    own = options.get("base") or options.get("base_path")
+    base = request.base if request.base is not None else urls.join(home, own) if isinstance(own, str) else home
+    found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
+    packs = [(k, tuple(urls.join(home, url) for url in written)) for k, written in found.columns.packs]
+    if PACKS in options:
+        packs = [(0, own_packs(options, index, home))]
+    found = found._replace(columns=found.columns._replace(packs=packs))
+    if options:
+        found.header.update(options)
+        names = own_keys(found.header, index)
+        if found.columns.defaults:
+            found.columns.defaults[0] = names
+    return found
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def _digest_of(*facts: Any) -> str:
+    """A digest of what an index is made from; "" if it cannot be written down."""
+    try:
+        text = json.dumps([*_MADE_BY, *facts])
+        is_plain = json.loads(text) == [*_MADE_BY, *facts]
+    except (TypeError, ValueError):
+        return ""
+    return _digest(text.encode()) if is_plain else ""

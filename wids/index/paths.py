@@ -1,0 +1,93 @@
+"""Paths of indexes and other outputs that are written, and of the shards in them.
+
+Rules: an output replaces an earlier one of its kind, known by its content, or an empty file; any other file only where
+``overwrite`` says so; and never a file that it is made of, by any path.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from wids.errors import OutputError
+from wids.files import container
+from wids.index import compiled, writing
+from wids.index.spec import PACKS, is_index
+from wids.transport import urls
+from wids.transport.upload import check_place, check_replaceable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def absolute(url: str) -> str:
+    """A local path as an absolute one; any other URL as it is."""
+    if not urls.is_local(url):
+        return url
+    return urls.writable(os.path.abspath(os.path.expanduser(urls.local_path(url))))
+
+
+def public_place(url: str) -> str:
+    """How files that are given to others name a file: a local path is absolute, a URL without what gives access."""
+    return absolute(url) if urls.is_local(url) else urls.without_access(url)
+
+
+def check_output(output: str, *, is_compiled: bool = False) -> str:
+    """The absolute path of an index that is to be written.
+
+    Args:
+        output: a path.
+        is_compiled: it is to be a compiled one, which is known by its name; else it is JSON.
+
+    Raises:
+        OutputError: it is a URL, a directory, a shard, in a directory that does not exist, or has the name of the other
+            kind of index.
+    """
+    path = check_place(output, "an index", "train.json")
+    if path.endswith(".tar"):
+        raise OutputError(f"{output}: an index is a JSON file, and this is the name of a shard", path=path)
+    if is_compiled != compiled.is_compiled(path):
+        what = (
+            f"a compiled index has a name that ends in {compiled.SUFFIX}"
+            if is_compiled
+            else "this is the name of a compiled index; write a JSON file, and compile it (wids index convert)"
+        )
+        raise OutputError(f"{output}: {what}", path=path)
+    return path
+
+
+def check_index_replaceable(
+    path: str, *, inputs: Iterable[tuple[str, str]] = (), shards: Iterable[str] = (), overwrite: bool | None = False
+) -> None:
+    """See that an index that is written, JSON or compiled, replaces nothing but such an index; see `check_replaceable`.
+
+    Raises:
+        OutputExistsError, OutputError: see there.
+    """
+    is_binary = compiled.is_compiled(path)
+    what, is_such = ("compiled index", _is_compiled) if is_binary else ("index", _is_json_index)
+    check_replaceable(path, what, is_such, inputs=inputs, shards=shards, overwrite=overwrite)
+
+
+def _is_compiled(path: str) -> bool:
+    with open(path, "rb") as file:
+        return container.kind_of(file.read(container.START_BYTES)) == compiled.KIND
+
+
+def _is_json_index(path: str) -> bool:
+    with open(path, "rb") as file:
+        if not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):  # a shard is not read to its end
+            return False
+        file.seek(0)
+        return is_index(file.read())
+
+
+def named_packs(packs: Iterable[str], home: str) -> dict[str, str | list[str]]:
+    """The key that names packs of member tables, as an index in the directory ``home`` has it; {}: there are none."""
+    names = names_of(packs, home)
+    return {PACKS: names[0] if len(names) == 1 else names} if names else {}
+
+
+def names_of(packs: Iterable[str], home: str) -> list[str]:
+    """How packs, each once, are written in an index that lies in the directory ``home``."""
+    return [writing.written(absolute(url), home) for url in dict.fromkeys(packs)]

@@ -1,0 +1,243 @@
+"""Published member tables of remote shards: from the packs that their index names, else from beside the shards.
+
+    .wids/indexes/DIGEST.untabled   remote shards beside which no table was; DIGEST: of their directory and its server
+
+Rules: missing tables are asked for once for a machine, not by each worker for each shard. A shard beside which there
+was no table is not asked about again for `AGAIN_SECONDS`; nor is any of its directory once `ENOUGH` of it had none, and
+none had one. Until that is decided, one process asks at a time, for as many as its batch needs. In a directory that no
+cache has used nothing is made before something is missing; where it cannot be used, each process remembers for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wids.errors import FetchError, ShardNotFoundError, TableError
+from wids.events import TableRead, emit, logger
+from wids.files import forks
+from wids.files.shared_files import SharedFiles
+from wids.tables import member_tables
+from wids.tables.table_packs import TablePacks
+from wids.transport import retrying, urls
+from wids.transport.failures import CancelledTransferError, forget_frames
+from wids.transport.urls import endpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wids.events import Hook
+    from wids.index.spec import Shard
+    from wids.tables.table import MemberTable
+
+UNTABLED_SUFFIX = ".untabled"
+AGAIN_SECONDS, ENOUGH = 300.0, 3
+# Of one directory: the newest.
+_MAX_SHARDS = 4096
+_POLL_SECONDS = 0.02
+
+
+class _Missing(msgspec.Struct):
+    """Knowledge of the tables beside the shards of a directory.
+
+    Attributes:
+        shards: digest of a shard's URL -> when it had none, in seconds since 1970.
+        found: when one was there; 0: not known.
+    """
+
+    shards: dict[str, float] = {}
+    found: float = 0.0
+
+    def drop_old(self, now: float) -> None:
+        """Forget observations that are too old, or were made by a clock that was wrong."""
+        shards = {name: when for name, when in self.shards.items() if 0 <= now - when < AGAIN_SECONDS}
+        self.shards = dict(list(shards.items())[-_MAX_SHARDS:])
+        if not 0 <= now - self.found < AGAIN_SECONDS:
+            self.found = 0.0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known if shards have tables here, as a rule."""
+        return bool(self.found) or len(self.shards) >= ENOUGH
+
+    def has_none(self, shard: str) -> bool:
+        """Whether a shard has no table, as far as is known."""
+        return shard in self.shards or (self.is_decided and not self.found)
+
+
+class MissingTables:
+    """Beside which remote shards there are no tables; shared by the processes of a machine.
+
+    Args:
+        cache_dir: where that is kept; None: in memory.
+        storage_options: for fsspec.
+    """
+
+    def __init__(self, *, cache_dir: str | None, storage_options: dict[str, Any] | None) -> None:
+        self._options = storage_options
+        self._kept = None if cache_dir is None else SharedFiles(cache_dir, UNTABLED_SUFFIX)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known: dict[str, _Missing] = {}  # by directory
+        self._asking: dict[str, bool] = {}  # directories for whose first tables this process asks
+        self.start_child()
+        forks.reset_in_child(self)
+
+    def start_child(self) -> None:
+        """See `wids.files.forks.Inherited`."""
+        self._lock = threading.Lock()
+        self._asking.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_kept": self._kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def has_none(self, url: str) -> bool:
+        """Whether the shard at ``url`` has no table, as far as this process has seen; costs next to nothing."""
+        known, now, shard = self._known.get(urls.directory_of(url)), time.time(), _digest(url)[:16]
+        if known is None:
+            return False
+        if 0 <= now - known.found < AGAIN_SECONDS:  # not all of the others are looked at for each shard
+            return 0 <= now - known.shards.get(shard, 0.0) < AGAIN_SECONDS
+        known.drop_old(now)
+        return known.has_none(shard)
+
+    @contextlib.contextmanager
+    def asking(self, url: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Ask for the table of a shard in the block; an error of `member_tables.NOT_PUBLISHED` in it is remembered.
+
+        Raises:
+            ShardNotFoundError: it is known that there is none.
+            CancelledTransferError: ``is_cancelled`` said True while another process asked.
+        """
+        directory, shard = urls.directory_of(url), _digest(url)[:16]
+        with contextlib.ExitStack() as held:
+            known = self._look(directory)
+            while not (known.is_decided or known.has_none(shard) or self._may_ask(directory, held)):
+                if is_cancelled():
+                    raise CancelledTransferError
+                time.sleep(_POLL_SECONDS)  # another process asks
+                known = self._look(directory)
+            if self._look(directory).has_none(shard):
+                raise ShardNotFoundError(f"{url}: has no member table beside it", url=url)
+            try:
+                yield
+            except member_tables.NOT_PUBLISHED:
+                self._note(directory, [shard])
+                raise
+            self._note(directory, [])
+
+    def _may_ask(self, directory: str, held: contextlib.ExitStack) -> bool:
+        """Whether no other process asks for the first tables of a directory; none begins to before ``held`` ends."""
+        if self._kept is None or not self._kept.is_used() or self._asking.get(directory):
+            return True  # a batch waits once for the tables of all its shards
+        if not held.enter_context(self._kept.trying(self._name(directory))):
+            return False
+        self._asking[directory] = True
+        held.callback(self._asking.pop, directory, None)
+        return True
+
+    def _name(self, directory: str) -> str:
+        return _digest(f"{directory}\0{endpoint_of(directory, self._options)}")
+
+    def _look(self, directory: str) -> _Missing:
+        """What all processes know of a directory."""
+        found = None
+        if self._kept is not None and (file := self._kept.open(self._name(directory))) is not None:
+            with contextlib.suppress(msgspec.MsgspecError):
+                found = msgspec.json.decode(file.data, type=_Missing)
+        with self._lock:
+            known = self._known.setdefault(directory, _Missing())
+            if found is not None:
+                known.shards = {**found.shards, **known.shards}
+                known.found = max(found.found, known.found)
+            known.drop_old(time.time())
+            return known
+
+    def _note(self, directory: str, missing: list[str]) -> None:
+        """Note the shard that has no table; none: one that was asked for has one."""
+        known, now = self._look(directory), time.time()
+        with self._lock:
+            if not missing and known.found:
+                return
+            known.shards.update(dict.fromkeys(missing, now))
+            known.found = known.found if missing else now
+            data = msgspec.json.encode(known)
+        if self._kept is not None and (missing or self._kept.is_used()):
+            self._kept.put(self._name(directory), data)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class PublishedTables:
+    """Reads them; threads may share it.
+
+    Args:
+        cache_dir: where the directories of packs are kept; None: in memory.
+        storage_options: for fsspec.
+        hooks: called with a `TableRead` for each that was read.
+    """
+
+    def __init__(
+        self, *, cache_dir: str | None, storage_options: dict[str, Any] | None = None, hooks: Sequence[Hook] = ()
+    ) -> None:
+        self._storage_options, self._hooks = storage_options, hooks
+        self._packs = TablePacks(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
+        self._missing = MissingTables(cache_dir=cache_dir, storage_options=storage_options)
+
+    def may_have(self, shard: Shard) -> bool:
+        """Whether there may be a table of a shard, as far as is known; nothing is asked for."""
+        return not self._missing.has_none(shard.url) or self._packs.may_have(shard)
+
+    def open_packs(self, shard: Shard, *, seconds: float) -> None:
+        """See `wids.tables.table_packs.TablePacks.open`."""
+        self._packs.open(shard, seconds=seconds)
+
+    def load(self, shard: Shard, *, shard_bytes: int) -> MemberTable | None:
+        """The table of a shard of so many bytes; None when there is none, or none that can be its own."""
+        try:
+            return self.read(shard, shard_bytes=shard_bytes)
+        except (TableError, FetchError) as error:  # the headers are read instead
+            if not isinstance(error, member_tables.NOT_PUBLISHED):
+                logger.warning("%s", error)
+            forget_frames(error)  # the shard is opened in another way, and the error is in a cycle with itself
+            return None
+
+    def read(
+        self,
+        shard: Shard,
+        *,
+        shard_bytes: int | None,
+        seconds: float = retrying.FIRST_SECONDS,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> MemberTable:
+        """The table of a shard; for arguments and errors see `wids.tables.member_tables.read_beside`."""
+        url = shard.url
+        if not member_tables.may_be_published(url):
+            raise ShardNotFoundError(f"{url}: has no published member table", url=url)
+        table = self._packs.read(shard, shard_bytes=shard_bytes, seconds=seconds, is_cancelled=is_cancelled)
+        if table is not None:
+            return table
+        start = time.perf_counter()
+        with self._missing.asking(url, is_cancelled):
+            beside = member_tables.read_beside(
+                shard,
+                shard_bytes=shard_bytes,
+                storage_options=self._storage_options,
+                seconds=seconds,
+                is_cancelled=is_cancelled,
+            )
+        took = time.perf_counter() - start
+        emit(self._hooks, TableRead(url=url, requests=1, size_bytes=beside.nbytes, seconds=took))
+        return beside
