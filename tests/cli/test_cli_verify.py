@@ -25,6 +25,7 @@ from wids.codecs.decode import SampleDecoder
 from wids.collection.shard_collection import load_shards
 from wids.errors import CacheError
 from wids.files import atomic
+from wids.files.identity import Identity
 from wids.index.spec import Shard
 from wids.jobs import check, scan
 from wids.jobs.check import CheckTask, check_shard
@@ -32,7 +33,7 @@ from wids.jobs.problems import VerifySettings
 from wids.jobs.runner import RunOptions
 from wids.jobs.verify import KeyCensus, open_journal, verify_shards
 from wids.tables import member_tables
-from wids.tables.table import Identity, build_table
+from wids.tables.table import build_table
 
 
 def image(color=0):

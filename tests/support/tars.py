@@ -7,9 +7,10 @@ from contextlib import suppress
 from itertools import accumulate
 
 from wids.errors import TarError
+from wids.files.identity import Identity
 from wids.tables import pack_format
 from wids.tables.keys import first_dot
-from wids.tables.table import SUFFIX, Identity, MemberTable, build_table
+from wids.tables.table import SUFFIX, MemberTable, build_table
 from wids.tables.tar import scan
 
 BLOCK = 512

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from wids.cache.space import Space
     from wids.events import Hook
+    from wids.files.identity import Identity
     from wids.index.spec import Shard
-    from wids.tables.table import Identity, MemberTable
+    from wids.tables.table import MemberTable
 
 _PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!doctype xml")
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from wids.cache.placement import Placement
     from wids.events import Hook
+    from wids.files.identity import Identity
     from wids.index.spec import Shard
-    from wids.tables.table import Identity, MemberTable
+    from wids.tables.table import MemberTable
 
 # How often a cache directory may vanish under a download before that is an error.
 _WIPED_ATTEMPTS = 2

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.tables.table import Identity
+    from wids.files.identity import Identity
 
 
 class ClosedFileError(Exception):

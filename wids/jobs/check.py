@@ -26,6 +26,7 @@ from wids.errors import (
     without_secrets,
 )
 from wids.files import atomic, tempdirs
+from wids.files.identity import Identity
 from wids.index import checksums
 from wids.index.discovery import look_local
 from wids.index.paths import absolute
@@ -121,7 +122,7 @@ def check_shard(
 
 def compare(facts: scan.ShardFacts, shard: Shard) -> Iterator[Problem]:
     """The facts of a shard, compared with what the index says of it."""
-    if what := find_difference_in_size(shard, tables.Identity(size=facts.filesize)):
+    if what := find_difference_in_size(shard, Identity(size=facts.filesize)):
         yield Problem(kind="size", what=what, advice=_FETCH_AGAIN)
     else:
         yield from _compare_digests(facts, shard)

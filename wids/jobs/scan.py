@@ -25,6 +25,7 @@ from wids.errors import (
 )
 from wids.events import logger
 from wids.files import atomic, system, tempdirs
+from wids.files.identity import Identity
 from wids.index import checksums
 from wids.index.discovery import Found, mark_words
 from wids.jobs.runner import TaskContext
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wids.tables.keys import Split
-    from wids.tables.table import Identity, MemberTable
+    from wids.tables.table import MemberTable
 
     IsCancelled = Callable[[], bool]
 
@@ -246,7 +247,7 @@ def scan_copy(
             break
     facts.mark, facts.requests, facts.read_bytes = None, 1, facts.filesize
     if facts.table is not None:  # the time of the copy tells nothing of the shard
-        facts.table = facts.table.with_identity(tables.Identity(size=facts.filesize, md5=facts.md5sum))
+        facts.table = facts.table.with_identity(Identity(size=facts.filesize, md5=facts.md5sum))
     return facts
 
 
@@ -261,7 +262,7 @@ def _scan_ranges(task: ScanTask, source: ShardBytes, mark: str | None, is_cancel
         checksums=task.checksums,
         first=first,
     )
-    identity = tables.Identity(size=source.size, etag=mark)
+    identity = Identity(size=source.size, etag=mark)
     members = Members(window.read, source.size, shard=task.url, split=task.split)
     table = task.build_table(members, identity)
     facts = ShardFacts(url=task.url, nsamples=0, filesize=source.size, mark=mark)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from wids.files.identity import Identity
     from wids.index.spec import Shard
-    from wids.tables.table import Identity, MemberTable
+    from wids.tables.table import MemberTable
 
 FILE = "file:"
 _CRC32 = "crc32:"

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.events import Hook
+    from wids.files.identity import Identity
     from wids.index.spec import Shard
     from wids.readers.base import Reader
-    from wids.tables.table import Group, Identity, KeyRule, MemberTable
+    from wids.tables.table import Group, KeyRule, MemberTable
 
 
 Access: TypeAlias = Literal["fetch", "range", "auto"]

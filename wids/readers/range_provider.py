@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.errors import ChangedShardError, FetchError, NoRangesError, ShardError, TableError
 from wids.events import TableRead, emit, logger
+from wids.files.identity import Identity
 from wids.readers.base import announce
 from wids.readers.header_reader import Window
 from wids.readers.memo import Remembered
@@ -268,9 +269,9 @@ class RangeProvider:
             url=shard.url,
         )
 
-    def _identity(self, source: ShardBytes) -> tables.Identity:
+    def _identity(self, source: ShardBytes) -> Identity:
         version = source.version
-        return tables.Identity(size=source.size, etag=None if version is None else str(version))
+        return Identity(size=source.size, etag=None if version is None else str(version))
 
     def _scan(self, source: ShardBytes) -> MemberTable:
         """From the headers; the bytes between them are read only where that is quicker.

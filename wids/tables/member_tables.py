@@ -26,9 +26,10 @@ from wids.transport.upload import check_replaceable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wids.files.identity import Identity
     from wids.index.spec import Shard
     from wids.tables.keys import Split
-    from wids.tables.table import Group, Identity, KeyRule, MemberTable
+    from wids.tables.table import Group, KeyRule, MemberTable
 
 
 # No table of a shard is longer than this: 44 bytes for a member, which has 512 in the shard, and its name.

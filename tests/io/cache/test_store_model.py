@@ -33,10 +33,10 @@ from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
 from wids.errors import CacheFull, FetchError, ShardError
 from wids.files import atomic, system
+from wids.files.identity import Identity
 from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
 from wids.tables import member_tables
-from wids.tables import table as tables
 
 KEYS, VERSIONS, ROWS = range(3), range(6), 2
 # Later than any file is really written, so that the order of use is the model's, to the step.
@@ -504,7 +504,7 @@ class Directory(RuleBasedStateMachine):
         put_file(self.home, "new", data)
         fd, facts = atomic.open_file(os.path.join(self.home, "new"))
         md5 = shards.md5(data) if has_md5 else None
-        facts = tables.Identity(size=facts.size, mtime_ns=self.next_tick() * 1_000_000_000, md5=md5)
+        facts = Identity(size=facts.size, mtime_ns=self.next_tick() * 1_000_000_000, md5=md5)
         atomic.write_atomically(self.file(key, "table"), member_tables.scan_table(fd, self.url(key), facts).to_bytes())
         os.close(fd)
         if key in self.files:

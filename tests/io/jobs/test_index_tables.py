@@ -22,13 +22,14 @@ from wids.errors import (
     TableError,
 )
 from wids.files import atomic
+from wids.files.identity import Identity
 from wids.jobs import index_tables
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index, merge_indexes, rebase_index, split_index, update_index
 from wids.jobs.index_tables import TablesSettings, pack_tables
 from wids.jobs.runner import RunOptions
 from wids.tables import pack_format
-from wids.tables.table import Identity, parse_table
+from wids.tables.table import parse_table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

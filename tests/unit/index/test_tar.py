@@ -31,8 +31,9 @@ from tests.support.tars import (
     scanned,
 )
 from wids import errors
+from wids.files.identity import Identity
 from wids.tables import tar
-from wids.tables.table import Identity, build_table
+from wids.tables.table import build_table
 
 HOSTILE = Path(hostile.__file__).parent
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
