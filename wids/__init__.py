@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
-    from wids.batch_samplers import MixtureBatchSampler
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
     from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
-    from wids.mixtures import Mixture, mix
+    from wids.mixtures import Mixture, MixtureBatchSampler, mix
     from wids.order.weights import balance
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
@@ -47,7 +46,7 @@ _MODULES = {
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
     "Mixture": "wids.mixtures",
-    "MixtureBatchSampler": "wids.batch_samplers",
+    "MixtureBatchSampler": "wids.mixtures",
     "SampleDecoder": "wids.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",

@@ -26,9 +26,8 @@ from tests.support.shards import (
     write_shard,
     write_tar,
 )
-from wids.cli.look.describe import describe
+from wids.cli.look.describe import can_draw, describe, draw
 from wids.cli.look.keys import near_keys, rows_of
-from wids.cli.look.preview import can_draw, draw
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
 from wids.testing import Server as FileServer

@@ -27,9 +27,8 @@ from wids.tables.table import parse_table
 from wids.testing import Server
 from wids.writing.pack import datasets, folders, manifest
 from wids.writing.pack.labels import read_classes
-from wids.writing.pack.plan import cut
 from wids.writing.pack.run import SUFFIX, pack
-from wids.writing.pack.shard import PackSettings
+from wids.writing.pack.shard import PackSettings, cut
 
 
 def run_pack(*args, **options):

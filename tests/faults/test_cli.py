@@ -25,9 +25,8 @@ from wids.errors import (
 from wids.files import atomic
 from wids.index import checksums, writing
 from wids.jobs import scan
-from wids.jobs.index_create import IndexSettings, create_index
+from wids.jobs.index_create import IndexSettings, KnownShards, create_index
 from wids.jobs.index_edit import merge_indexes, split_index
-from wids.jobs.known import KnownShards
 from wids.jobs.scan import ScanTask, scan_shard
 
 # --- what is printed

@@ -16,8 +16,8 @@ from tests.support.servers import Server
 from tests.support.shards import write_index
 from wids.errors import FetchError, SpecError
 from wids.files import atomic
-from wids.index.shared_rows import SharedSelection
 from wids.index.view_file import checksum_of, pack_rows
+from wids.index.view_rows import SharedSelection
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -32,12 +32,12 @@ LAYERS = (
     ("jobs",),
     ("columns",),
     ("writing",),
-    ("dataset", "samplers", "batch_samplers", "mixtures", "otel"),
+    ("dataset", "samplers", "mixtures", "otel"),
     ("simulate", "testing", "lightning"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"batch_samplers": {"samplers"}}
+BESIDE = {"mixtures": {"samplers"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
@@ -167,7 +167,7 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    assert at_top == {"batch_samplers.py", "dataset.py", "lightning.py", "mixtures.py", "samplers.py"}
+    assert at_top == {"mixtures.py", "dataset.py", "lightning.py", "samplers.py"}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
 

@@ -21,8 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from wids.cache.far_files import FarSource
-from wids.cache.upcoming import Source
+from wids.cache.upcoming import FarSource, Source
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.files import page_cache

@@ -16,7 +16,7 @@ from wids.events import logger
 from wids.index.fingerprint import portable_names
 from wids.index.paths import public_place
 from wids.index.selection import deal, hash_texts, list_items, parse_indices, parse_shares, pick
-from wids.index.shared_rows import SharedSelection
+from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import save
 from wids.order.permutation import SPLIT, random_words
 from wids.order.validation import suggest_names

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wids.files.shared_files import SharedFile
     from wids.index.compiled import Compiled
     from wids.index.compiled_files import FileStatus
-    from wids.index.shared_rows import SharedSelection
+    from wids.index.view_rows import SharedSelection
     from wids.transport.source import Stat
 
 # The checksum of a compiled index of fewer bytes is compared at each opening, in half a millisecond.

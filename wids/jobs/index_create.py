@@ -1,7 +1,8 @@
 """Making the index of many shards: unchanged shards are not read again, a run that was killed goes on where it was.
 
 One function for each shard (`wids.jobs.scan`), run by `wids.jobs.runner`. The result depends on the shards and their
-order alone, not on the engine nor on what finishes first. The index appears in one step, whole.
+order alone, not on the engine nor on what finishes first. The index appears in one step, whole. ``INDEX.state`` holds
+a line for each shard of the last run, ``INDEX.journal`` those of one that was killed.
 """
 
 from __future__ import annotations
@@ -21,19 +22,77 @@ from wids.index.paths import absolute, check_index_replaceable, check_output
 from wids.index.shardlist import Row
 from wids.index.spec import PACKS, own_packs, parse_json
 from wids.jobs.counts import match_counts
-from wids.jobs.journal import unwritten
-from wids.jobs.known import KnownShards
+from wids.jobs.journal import JobJournal, check_state, format_record, parse_records, unwritten
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.jobs.scan import ScanTask, ShardFacts, scan_shard
 from wids.tables.member_tables import check_table_replaceable
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
 from wids.transport import urls
+from wids.transport.upload import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
     from wids.index.discovery import Found, Sources
+
+STATE_SUFFIX, JOURNAL_SUFFIX = ".state", ".journal"
+
+
+class KnownShards:
+    """The shards that are known; to be closed.
+
+    Args:
+        output: the path of the index.
+
+    Attributes:
+        facts: place of a shard -> its facts then, to be compared with the shard of now.
+
+    Raises:
+        OutputError: the index's directory cannot be written.
+        OutputExistsError: another process is making this index, or there are other files in these places.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._output, self._home = output, os.path.dirname(output)
+        check_state(output + STATE_SUFFIX, ShardFacts)
+        self._journal = JobJournal(output, JOURNAL_SUFFIX, ShardFacts, writer="wids index", target=Target())
+        self.facts: dict[str, ShardFacts] = {}
+        with contextlib.suppress(OSError), open(output + STATE_SUFFIX, "rb") as file:
+            self._learn(parse_records(file.read().splitlines(), ShardFacts))
+        self._learn(self._journal.before)
+
+    def add(self, facts: ShardFacts) -> None:
+        """Keep the facts of one shard.
+
+        Raises:
+            OutputError: it cannot be written down.
+        """
+        self._journal.add(self._record(facts))
+
+    def finish(self, found: Iterable[ShardFacts]) -> None:
+        """The index is there, and these are its shards.
+
+        Raises:
+            OSError: that cannot be written down.
+        """
+        lines = [format_record(self._record(facts)) + b"\n" for facts in found]
+        atomic.write_atomically(self._output + STATE_SUFFIX, b"".join(lines))
+        self._journal.remove()
+
+    def close(self) -> None:
+        """Leave the journal for the next run, if there is anything in it."""
+        self._journal.close()
+
+    def _record(self, facts: ShardFacts) -> ShardFacts:
+        """A line of a file. Its place is relative to the index's directory where it lies below it: both may move."""
+        return facts.kept(writing.relative_to(facts.url, self._home))
+
+    def _learn(self, records: Iterable[ShardFacts]) -> None:
+        for record in records:
+            place = record.url if "://" in record.url else os.path.join(self._home, record.url)
+            self.facts[place] = record.kept(place)
+
 
 # Processes take half a second to start; threads of one interpreter read some so many bytes of headers' shards in that.
 _PROCESSES_PAY_BYTES = 16 << 30

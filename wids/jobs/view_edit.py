@@ -18,8 +18,8 @@ from wids.index.fingerprint import fingerprint
 from wids.index.loading import IndexRequest, load_rows
 from wids.index.paths import absolute, public_place
 from wids.index.selection import pick
-from wids.index.shared_rows import SharedSelection
 from wids.index.spec import list_shards
+from wids.index.view_rows import SharedSelection
 from wids.index.view_saving import check_not_parent, name_parent, save, write_view
 from wids.transport import urls
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wids.errors import OutputError
 from wids.files import atomic, system
 from wids.index.checksums import Checksums
+from wids.tables import headers
 from wids.tables import table as tables
-from wids.tables import ustar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,11 +57,11 @@ class ShardFile:
             OutputError: the disk does not take them; the shard is to be discarded.
         """
         for name, data in members:
-            head = ustar.member_head(name, len(data))
+            head = headers.member_head(name, len(data))
             self._members.append((name, self.member_bytes, self.member_bytes + len(head), len(data)))
             self._put(head)
             self._put(data)
-            self._put(bytes(-len(data) % ustar.BLOCK))
+            self._put(bytes(-len(data) % headers.BLOCK))
             self.member_bytes = self._written + self._pending_bytes
         self.nsamples += 1
 
@@ -71,7 +71,7 @@ class ShardFile:
         Raises:
             OutputError: as `add`.
         """
-        size = ustar.archive_bytes(self.member_bytes)
+        size = headers.archive_bytes(self.member_bytes)
         self._put(bytes(size - self.member_bytes))
         self._flush()
         digests = {} if self._checksums is None else self._checksums.digests()

@@ -18,7 +18,7 @@ from wids.errors import InputError, OutputError, OutputExistsError, SampleError,
 from wids.events import logger, parse_size
 from wids.files import tempdirs
 from wids.order.validation import suggest_names
-from wids.tables import ustar
+from wids.tables import headers
 from wids.tables.keys import encode_name, first_dot
 from wids.transport import urls
 from wids.transport.upload import local_path
@@ -298,8 +298,8 @@ class ShardWriter:
             return False
         if self._samples is not None and shard.nsamples >= self._samples:
             return True
-        added = sum(ustar.member_bytes(name, len(data)) for name, data in members)
-        return self._size is not None and ustar.archive_bytes(shard.member_bytes + added) > self._size
+        added = sum(headers.member_bytes(name, len(data)) for name, data in members)
+        return self._size is not None and headers.archive_bytes(shard.member_bytes + added) > self._size
 
     def _begin(self) -> ShardFile:
         url = self._pattern.url(len(self.shards))

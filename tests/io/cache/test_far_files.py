@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
-from wids.cache import far_files, prefetch
+from wids.cache import prefetch, upcoming
 from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
 from wids.files import page_cache
@@ -228,7 +228,7 @@ def test_sizes_that_the_index_has_are_not_asked_for(paths, read, monkeypatch):
         [{"url": path, "nsamples": ROWS, "filesize": sizes[path]} for path in paths], transformations=[]
     )
     looked, real = [], os.stat
-    monkeypatch.setattr(far_files.os, "stat", lambda path, **options: looked.append(path) or real(path, **options))
+    monkeypatch.setattr(upcoming.os, "stat", lambda path, **options: looked.append(path) or real(path, **options))
     drawn = iter(ChunkedSampler(dataset))
     next(drawn)
     wait_until(lambda: len(read) == COUNT)

@@ -33,9 +33,8 @@ from wids.errors import (
 from wids.index import checksums, discovery, writing
 from wids.index.discovery import find_shards, look_local
 from wids.jobs import index_create, scan
-from wids.jobs.index_create import IndexSettings, create_index
+from wids.jobs.index_create import IndexSettings, KnownShards, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
-from wids.jobs.known import KnownShards
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.readers.header_reader import Window

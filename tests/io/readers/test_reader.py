@@ -20,6 +20,7 @@ from wids.files.open_file import OpenFile
 from wids.readers import local
 from wids.readers.local import SPAN_BYTES, Blocks, LocalReader
 from wids.tables import member_tables
+from wids.tables.table import build_table
 
 
 def open_shard(path, *, group="adjacent", url="shard-url", **options):
@@ -464,7 +465,7 @@ def test_an_empty_sample_at_the_end_of_the_last_block(tmp_path, small_blocks):
     path = shards.write(tmp_path / "a.tar", bytes(1024))
     file, facts = OpenFile.open(path)
     members = [(b"a.txt", 0, 1000, 24), (b"b.txt", 1024, 1024, 0)]
-    table = atomic.tables.build_table(members, identity=facts, shard="s")
+    table = build_table(members, identity=facts, shard="s")
     shard = LocalReader(file, table=table, url="s", path=path)
     for _ in range(5):
         assert values(shard.read(1)) == {".txt": b"", "__key__": "b"}

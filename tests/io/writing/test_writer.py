@@ -31,7 +31,7 @@ from wids.events import Opened
 from wids.files import atomic, system
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
-from wids.tables import ustar
+from wids.tables import headers
 from wids.tables.table import build_table
 from wids.tables.tar import scan
 from wids.writing.output import parse_pattern
@@ -92,8 +92,8 @@ def test_headers_are_those_of_tarfile(name, size):
         expected = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
     except ValueError:
         expected = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    assert ustar.member_head(name.encode(), size) == expected
-    assert ustar.member_bytes(name.encode(), size) == len(expected) + (size + 511) // 512 * 512
+    assert headers.member_head(name.encode(), size) == expected
+    assert headers.member_bytes(name.encode(), size) == len(expected) + (size + 511) // 512 * 512
 
 
 def test_shard_is_what_tarfile_writes(tmp_path):

@@ -2,10 +2,13 @@
 
 The loop is in `wids.cache.cleanup`. SIGTERM and SIGINT end it at any point: the next cleaning removes half-deleted
 files, and the kernel releases the locks of a process that ends. Signals that were ignored at the start stay ignored.
+A supervisor learns that it is ready, alive, and at its end (sd_notify(3)); what it measures is in a file in the text
+format of Prometheus, for node_exporter's textfile collector.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -21,20 +24,121 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from wids.cache.cleanup import clean_repeatedly, list_matches
 from wids.cache.listing import take_listing
 from wids.cli.cache.clean import reasons_of
-from wids.cli.cache.metrics import Metrics
-from wids.cli.cache.systemd import Supervisor, is_journal
 from wids.cli.format import count_of, format_size, printable, to_json
-from wids.errors import CacheError
+from wids.errors import CacheError, DependencyError, OutputError
 from wids.events import logger
 from wids.files import locks
 from wids.files.holders import find_holders
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from typing_extensions import Self
 
     from wids.cache.cleanup import Cleaning
+
+# Name -> (help). Those that end in _total only grow while the daemon runs.
+_HELP = {
+    "cache_bytes": "Bytes of the shards, with their tables, and of downloads under way.",
+    "cache_shards": "Shards in the cache, or files that the pattern matches.",
+    "cache_limit_bytes": "Bytes that may stay when it was cleaned.",
+    "cache_limit_shards": "Shards that may stay when it was cleaned.",
+    "cache_over_limit": "1 if the last cleaning could not get below the limit.",
+    "cache_cleaning_seconds": "Seconds that the last cleaning took.",
+    "cache_last_cleaning_timestamp_seconds": "When the last cleaning ended, in seconds since 1970.",
+    "cache_cleanings_total": "Cleanings.",
+    "cache_failures_total": "Cleanings that failed.",
+    "cache_deleted_shards_total": "Shards that were deleted.",
+    "cache_deleted_bytes_total": "Bytes of the shards that were deleted.",
+}
+
+
+class Metrics:
+    """Numbers of one cache directory, written to a file at once: readers see the old or the new ones.
+
+    Args:
+        path: of the file; the collector reads names that end in .prom.
+        cache: the directory or pattern, which each number names.
+
+    Raises:
+        DependencyError: prometheus_client is not installed.
+        OutputError: there is no such directory.
+    """
+
+    def __init__(self, path: str, cache: str) -> None:
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise DependencyError(
+                "--metrics needs prometheus_client; install it with: pip install 'wids[prometheus]'"
+            ) from error
+        self._path, self._cache, self._write = os.path.abspath(path), cache, prometheus_client.write_to_textfile
+        self._registry = prometheus_client.CollectorRegistry()
+        self._registry.register(self)
+        self._values: dict[str, float] = {name: 0 for name in _HELP if name.endswith("_total")}
+        if not os.path.isdir(os.path.dirname(self._path)):
+            raise OutputError(f"{self._path}: cannot be written, there is no such directory")
+
+    def update(self, *, more: dict[str, float], now: dict[str, float]) -> None:
+        """Write the numbers.
+
+        Args:
+            more: additions to totals.
+            now: what numbers are from here on.
+        """
+        for name, value in more.items():
+            self._values[name] += value
+        self._values |= now
+        try:
+            self._write(self._path, self._registry)
+        except OSError as error:  # a full disk, say: the next round may do
+            logger.warning("%s: the metrics cannot be written (%s)", self._path, error)
+
+    def collect(self) -> Iterator[Any]:
+        """What `prometheus_client` asks for."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, value in self._values.items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = family(f"wids_{name}", _HELP[name], labels=["cache"])
+            metric.add_metric([self._cache], value)
+            yield metric
+
+
+class Supervisor:
+    """Who started this process and wants to know how it is.
+
+    Attributes:
+        alive_seconds: how often it wants a sign of life (``WatchdogSec`` of the unit); infinity: never.
+    """
+
+    def __init__(self) -> None:
+        self._address = os.environ.get("NOTIFY_SOCKET", "")
+        microseconds = os.environ.get("WATCHDOG_USEC", "")
+        is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        # Twice within the time after which it gives us up.
+        self.alive_seconds = int(microseconds) / 2e6 if is_ours and microseconds.isdecimal() else math.inf
+
+    def tell(self, **state: str) -> None:
+        """Say ``READY="1"``, ``STATUS="..."`` and the like."""
+        if not self._address.startswith(("/", "@")):
+            return
+        text = "\n".join(f"{name}={value}" for name, value in state.items())
+        # A name with @ is an abstract one, which begins with a zero byte.
+        address = self._address.replace("@", "\0", 1) if self._address[0] == "@" else self._address
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(text.encode(errors="backslashreplace"), address)
+
+
+def is_journal() -> bool:
+    """Whether stderr goes to systemd's journal."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM", "") == f"{status.st_dev}:{status.st_ino}"
+
 
 # As syslog counts; the journal reads them from the beginning of a line.
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}

@@ -287,6 +287,6 @@ def pack_tables(
 
     `wids index tables train.json`
     """
-    from wids.cli.index.tables import pack
+    from wids.cli.index.arrange import pack
 
     pack(index, output, flags=flags, options=run.options(), is_json=is_json)

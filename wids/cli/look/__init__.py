@@ -176,7 +176,7 @@ def locate_keys(
     For a key that no sample has, similar keys are shown, and the exit code is 1.
     """
     from wids.cli.look.listed import Listed
-    from wids.cli.look.locate import show_places
+    from wids.cli.look.show import show_places
 
     listed = Listed(index, flags)
     show_places(listed, keys, is_json=is_json)

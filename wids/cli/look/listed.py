@@ -10,27 +10,62 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
-from wids.cli.format import count_of, format_size
-from wids.cli.look.download_bar import download_bar
+from wids.cli.format import count_of, format_size, printable
 from wids.cli.look.keys import Search
+from wids.cli.progress import progress
 from wids.cli.signals import Signals
 from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.files.own_folder import default_cache_dir
+from wids.jobs.warm import part_bytes
 from wids.readers.provider import AutoProvider
 from wids.tables.published_tables import PublishedTables
 from wids.transport import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from wids.cli.options import ReadFlags
+    from wids.index.spec import Shard
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
     from wids.tables.table import MemberTable
+
+_UPDATE_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def download_bar(shard: Shard, directory: str, *, is_shown: bool) -> Iterator[None]:
+    """Show how much of a shard is downloaded while the block runs, where stderr is a terminal.
+
+    Args:
+        shard: the shard that the block may download.
+        directory: the cache directory.
+        is_shown: False for no bar, because another one is shown already.
+    """
+    with progress("bytes", is_shown=is_shown) as bar:
+        if not bar.is_shown:
+            yield
+            return
+        is_over = threading.Event()
+        words = f"fetching {printable(urls.basename_of(shard.url))}"
+
+        def watch() -> None:
+            while not is_over.wait(_UPDATE_SECONDS):
+                bar.update(part_bytes(directory), total=shard.filesize, words=words)
+
+        watcher = threading.Thread(target=watch, daemon=True, name="wids-bar")
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
 
 # Otherwise a key: 000123 is one that many datasets have.
 _INDEX = re.compile(r"-?(0|[1-9][0-9]*)")

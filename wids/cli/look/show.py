@@ -1,4 +1,4 @@
-"""``wids show`` and ``wids cat``: samples, and the bytes of one field."""
+"""``wids show``, ``cat`` and ``locate``: samples, the bytes of one field, and the places of keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url, to_json
+from wids.cli.look.keys import Search
 from wids.cli.look.listing import LABEL, parse_span
 from wids.codecs.html import name_label
 from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionError
@@ -20,6 +21,33 @@ if TYPE_CHECKING:
     from wids.cli.look.describe import Field
     from wids.cli.look.listed import Listed
     from wids.readers.base import Sample
+
+
+def show_places(listed: Listed, keys: Sequence[str], *, is_json: bool) -> None:
+    """Print all samples that have one of the keys.
+
+    Raises:
+        WidsError: a key was not found (the found ones are printed), or a member table cannot be read.
+    """
+    search = Search(listed, list(keys), is_first=False)
+    search.run()
+    found = {key: [listed.place(index) for index in indices] for key, indices in search.found.items()}
+    if is_json:
+        print_json(
+            [
+                {"key": key, "found": places, **({} if places else {"near": search.nearest(key)})}
+                for key, places in found.items()
+            ]
+        )
+    elif any(found.values()):
+        rows = [
+            (printable(key), str(place["index"]), str(place["shard"]), str(place["row"]), shown_url(place["url"]))
+            for key, places in found.items()
+            for place in places
+        ]
+        print_table(("key", ">index", ">shard", ">row", "url"), rows)
+    search.check()
+
 
 _RANGE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
 _MAX_NAMED = 10  # damaged samples in a message
@@ -163,7 +191,7 @@ def _print(place: dict[str, Any], fields: list[Field], *, is_preview: bool) -> N
 def _print_images(fields: list[Field]) -> None:
     from rich.console import Console
 
-    from wids.cli.look.preview import can_draw, draw
+    from wids.cli.look.describe import can_draw, draw
 
     console = Console(highlight=False)
     for field in fields:

@@ -9,7 +9,7 @@ import numpy as np
 
 from wids.cli.format import count_of, format_size, print_json, print_table, print_text, printable
 from wids.cli.progress import progress
-from wids.simulate import curves, figures
+from wids.simulate import figures
 from wids.simulate.job import MAX_EXACT, is_exact, read_epochs
 from wids.simulate.run import Simulation
 
@@ -35,7 +35,7 @@ class Report:
     job: TrainingJob
     title: str
     found: SimulationResult
-    curves: curves.Curves
+    curves: figures.Curves
     values: dict[str, Any]
     lines: list[tuple[str, str]]
     notes: list[str]
@@ -103,7 +103,7 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     title += count_of(job.epochs, "epoch")
     if name is not None:
         title = f"{printable(name)}: {title}"
-    return Report(job, title, found, curves.draw(found), values, _lines(job, values, epochs), notes)
+    return Report(job, title, found, figures.draw(found), values, _lines(job, values, epochs), notes)
 
 
 def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[str, str]]:

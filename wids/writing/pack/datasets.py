@@ -18,7 +18,7 @@ from wids.errors import SampleError, shown
 from wids.index import compiled
 from wids.readers.pool import default_capacity
 from wids.readers.provider import AutoProvider
-from wids.tables import ustar
+from wids.tables import headers
 from wids.tables.keys import encode_name
 from wids.transport import urls
 from wids.writing.pack.listing import SourceListing
@@ -76,7 +76,7 @@ class DatasetReader:
         name = table.key(row) if key is None else key
         kept = None if self._fields is None else {table.extensions[k] for k in table.ids_of(self._fields)}
         return sum(
-            ustar.member_bytes(encode_name(name + extension), size)
+            headers.member_bytes(encode_name(name + extension), size)
             for extension, _, size in table.members(row)
             if kept is None or extension in kept
         )

@@ -16,7 +16,7 @@ import msgspec
 from wids.columns.sql import SampleTable  # noqa: TC001 - msgspec reads the annotations
 from wids.errors import InputError, SampleError, shorten, shown
 from wids.files import atomic
-from wids.tables import ustar
+from wids.tables import headers
 from wids.tables.keys import encode_name
 from wids.transport import urls
 from wids.transport.download import read_bytes
@@ -215,7 +215,7 @@ class FileReader(msgspec.Struct, frozen=True, kw_only=True):
                 size = field.size
             else:
                 size = len(field.data if isinstance(field, Given) else self._read(field))
-            total += ustar.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
+            total += headers.member_bytes(encode_name((item.key if key is None else key) + field.extension), size)
         return total
 
     def identify(self, items: Sequence[Sample]) -> str:

@@ -25,8 +25,7 @@ from wids.transport import urls
 from wids.transport.upload import local_path
 from wids.writing.output import ShardTarget, index_json, parse_pattern, sweep
 from wids.writing.pack.listing import SampleProblem  # noqa: TC001 - msgspec reads the annotations
-from wids.writing.pack.plan import PackTask, cut, number_key
-from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, write_shard
+from wids.writing.pack.shard import PackedShard, PackJob, PackSettings, PackTask, cut, number_key, write_shard
 from wids.writing.writer import DEFAULT_SAMPLES
 
 if TYPE_CHECKING:

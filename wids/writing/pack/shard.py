@@ -15,20 +15,64 @@ import msgspec
 
 from wids.errors import SampleError, WidsError, shown
 from wids.files import tempdirs
+from wids.tables import headers
 from wids.transport import urls
 from wids.transport.failures import CancelledTransferError
 from wids.transport.upload import local_path
 from wids.writing.output import ShardTarget
 from wids.writing.pack.listing import SampleProblem, SourceReader
-from wids.writing.pack.plan import PackTask, number_key
 from wids.writing.shard_file import ShardFile
 from wids.writing.writer import name_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from wids.jobs.runner import TaskContext
     from wids.writing.output import ShardPattern
+
+
+class PackTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard to write.
+
+    Attributes:
+        k: its number.
+        first: number of its first sample.
+        items: its samples, for the source's reader.
+        inputs: a digest of all that its bytes depend on.
+    """
+
+    k: int
+    first: int
+    items: Sequence[Any]
+    inputs: str
+
+
+def number_key(position: int) -> str:
+    """The key of a sample that is called by its number."""
+    return f"{position:09d}"
+
+
+def cut(count: int, *, samples: int | None, sizes: Iterable[int] | None, size: int | None) -> list[tuple[int, int]]:
+    """Half-open ranges of samples, one for each shard.
+
+    Args:
+        count: samples in all.
+        samples: per shard at most, or None.
+        sizes: bytes that each sample takes in an archive; needed for ``size`` alone.
+        size: bytes per shard at most, or None; a sample that is larger is alone in its shard.
+    """
+    if size is None or sizes is None:
+        step = samples or count
+        return [(first, min(first + step, count)) for first in range(0, count, max(1, step))]
+    cuts, first, total = [], 0, 0
+    for position, taken in enumerate(sizes):
+        is_full = headers.archive_bytes(total + taken) > size or (samples is not None and position - first >= samples)
+        if position > first and is_full:
+            cuts.append((first, position))
+            first, total = position, 0
+        total += taken
+    return [*cuts, (first, count)] if count else []
+
 
 _REPORT_SECONDS = 0.2
 # Fields that hold pictures.
