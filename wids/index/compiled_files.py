@@ -40,7 +40,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: int
 
 
-class _Note(msgspec.Struct, frozen=True, kw_only=True):
+class _StateNote(msgspec.Struct, frozen=True, kw_only=True):
     status: FileStatus
     digest: str
 
@@ -96,7 +96,7 @@ class CompiledIndexes(SharedFiles):
     def remember(self, key: str, status: FileStatus, digest: str) -> None:
         """Let `recall` find a digest; best effort."""
         if self.recall(key, status) != digest:
-            self._sources.put(key, msgspec.json.encode(_Note(status=status, digest=digest)))
+            self._sources.put(key, msgspec.json.encode(_StateNote(status=status, digest=digest)))
 
     def is_checked(self, path: str, status: os.stat_result) -> bool:
         """Whether the checksum of a file was compared as it is now."""
@@ -107,14 +107,14 @@ class CompiledIndexes(SharedFiles):
         """Let `is_checked` know; best effort. ``status``: of the file; None: this process wrote it just now."""
         with contextlib.suppress(OSError):
             if status is None or _is_settled(status):
-                note = _Note(status=status_of(status or os.stat(path)), digest=_key_of(path))
+                note = _StateNote(status=status_of(status or os.stat(path)), digest=_key_of(path))
                 self._checked.put(note.digest, msgspec.json.encode(note))
 
 
 def _read_note(file: SharedFile | None, status: FileStatus) -> str | None:
     if file is not None:
         with contextlib.suppress(msgspec.MsgspecError):
-            note = msgspec.json.decode(file.data, type=_Note)
+            note = msgspec.json.decode(file.data, type=_StateNote)
             if note.status == status and _DIGEST.fullmatch(note.digest):
                 return note.digest
     return None
