@@ -34,11 +34,12 @@ from wids.columns import samples as sample_columns
 from wids.columns.face import WithColumns
 from wids.errors import ClosedReaderError, InputError, ShardReadError, note_sample, shown
 from wids.events import format_size, logger
+from wids.order.layout import Inside
 from wids.order.mask import MarkedIndex
 from wids.order.validation import suggest_names
 from wids.readers.pool import STOPPED
-from wids.readers.provider import AutoProvider, parse_access
-from wids.tables.fields import Alternatives, parse_fields
+from wids.readers.provider import AutoProvider
+from wids.tables.fields import Alternatives
 from wids.transport import retrying
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         cache_size: bytes that the cache directory may hold, a number or a text like ``"200GB"``, also while shards
             arrive: space is made before. None: as much as the disk has, of which a hundredth (at most 1 GiB) is left
             free. A limit below the size of one shard is exceeded, with a warning. With a ``localname`` the limit holds
-            for each directory of its paths.
+            for each directory of its paths. Not with ``access="range"``, by which nothing goes into the cache.
         cache_dir: where remote shards are kept; default ``$WIDS_CACHE``, else a per-user directory under the system's
             temporary directory. ``~`` expands. Made on the first download, for an index of 20,000 shards or more, for
             the directory of a pack of member tables, or for the rows of a remote view.
@@ -150,7 +151,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         max_inflate_bytes: limit of what one compressed member (.gz, .npz) may inflate to when it is decoded.
         allow_pipe: let ``pipe:`` URLs run their program (without a shell).
         allow_local: let an index from a remote place point at local files.
-        cache_local: copy local shards into the cache too, instead of reading them in place (NAS to NVMe).
+        cache_local: copy local shards into the cache too, instead of reading them in place (NAS to NVMe). Not with
+            ``access="range"``.
         use_mmap: read through memory maps: members of 80 kB twice as fast. A shard that is truncated while it is read
             raises either way, but with maps there is a window of microseconds in which it kills the process (SIGBUS),
             a network file system that fails does so too, and a shard that is rewritten in place with the same size
@@ -172,7 +174,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         early_reads: with ``access="fetch"``, read samples whose shard is not here yet by byte ranges while it is being
             downloaded, or where the cache has no space for it. Needs the shard's member table beside it
             (``wids index create --members``) or in a pack that the index names (``wids index tables``); without one,
-            or with False, a sample waits for its shard.
+            or with False, a sample waits for its shard. Not False with any other ``access``.
         hooks: called with every `wids.events` event, in the process where it happens.
         on_error: ``"substitute"``: where a sample cannot be read or decoded, or a transformation fails, another one of
             its shard takes its place, the same in every process, so that ranks stay equal. All samples then have
@@ -189,11 +191,12 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     Raises:
         SpecError: the index is malformed; the message names the path to the bad value.
-        InputError: ``fields`` are empty or name an extension twice; a decoder comes after a function that has names.
+        InputError: an option means nothing beside another one (``max_errors`` without ``on_error="substitute"``);
+            ``fields`` are empty or name an extension twice; a decoder comes after a function that has names.
+        TypeError, ValueError: an option is of the wrong kind. All options are looked at before anything is read.
         FetchError: the index cannot be read.
     """
 
-    takes_marked_indices = True
     localname: Callable[[str], str]
     _transformations: list[Transform]
     _steps: tuple[str, ...]
@@ -239,50 +242,37 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        arguments.parse_count_mismatch(on_count_mismatch)
-        arguments.check_flags(
-            keep=keep,
-            allow_pickle=allow_pickle,
-            allow_pipe=allow_pipe,
-            allow_local=allow_local,
-            cache_local=cache_local,
-            use_mmap=use_mmap,
-            early_reads=early_reads,
+        cache = arguments.parse_cache(
+            cache_dir=cache_dir, localname=localname, cache_size=cache_size, keep=keep, cache_local=cache_local
         )
-        arguments.check_lru_size(lru_size)
-        arguments.check_storage_options(storage_options)
-        self.access, self.prefetching = parse_access(access), arguments.parse_prefetch(prefetch)
-        self.cache_size, self.keep = arguments.parse_cache_size(cache_size), keep
-        self.cache_dir = arguments.choose_cache_dir(cache_dir, localname)
-        self.base, found, storage_options = load_shards(
-            shards,
-            base=base,
-            options=options,
-            allow_local=allow_local,
-            storage_options=storage_options,
-            cache_dir=self.cache_dir,
+        reading, self._ahead = arguments.parse_reading(
+            cache, access=access, early_reads=early_reads, use_mmap=use_mmap, prefetch=prefetch, lru_size=lru_size
         )
-        self.fields = parse_fields(fields)
-        self._decoding: dict[str, Any] = {"allow_pickle": allow_pickle, "max_inflate_bytes": max_inflate_bytes}
+        grouping, self.fields = arguments.parse_samples(key_rule=key_rule, group=group, fields=fields)
+        self._decoding = arguments.parse_decoding(allow_pickle=allow_pickle, max_inflate_bytes=max_inflate_bytes)
+        index = arguments.parse_index(
+            base=base, options=options, storage_options=storage_options, allow_local=allow_local, allow_pipe=allow_pipe
+        )
         self._tally = _SharedTally()
         hooks = (*arguments.parse_hooks(hooks), self._tally)
-        self._substitutes = arguments.parse_on_error(
-            on_error, max_errors, error_log, hooks, self._tally.has_substituted
+        self._substitutes = arguments.parse_errors(
+            on_count_mismatch=on_count_mismatch,
+            on_error=on_error,
+            max_errors=max_errors,
+            error_log=error_log,
+            hooks=hooks,
+            has_failed=self._tally.has_substituted,
         )
+        self.transformations = transformations
+        self.cache_dir = cache["cache_dir"]
+        self.base, found, storage_options = load_shards(shards, **index, cache_dir=self.cache_dir)
         provider = AutoProvider(
-            cache_dir=self.cache_dir,
-            cache_size=self.cache_size,
-            keep=keep,
-            localname=localname,
-            cache_local=cache_local,
+            **cache,
+            **reading,
+            **grouping,
             storage_options=storage_options,
             allow_pipe=allow_pipe,
-            use_mmap=use_mmap,
-            rule=key_rule,
-            group=group,
             hooks=hooks,
-            access=access,
-            early_reads=early_reads,
             is_prefetching=self._tally.is_prefetching,
             checks_counts=on_count_mismatch == "error",
         )
@@ -299,7 +289,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self._index = LiveIndex(self._collection)
         self._steps = () if found.selection is None else tuple(found.header["made_by"])
         self.cache: OpenShards = self._collection.pool
-        self.transformations = transformations
         self._collection.count_unknown(found)
         self._collection.adopt(found)
         self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
@@ -309,11 +298,20 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     # --- downloads ahead
 
-    def prefetch_source(self) -> Source | None:
+    def __wids__(self) -> Inside:
+        return Inside(
+            shard_ends=self._collection.cum_lengths,
+            takes_marks=True,
+            mixed_parts=self._collection.mixed_parts,
+            prefetch_source=self._prefetch_source,
+            named=self._named,
+        )
+
+    def _prefetch_source(self) -> Source | None:
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
-        if self.prefetching is False or self.prefetching == 0:
+        if not self._ahead:
             return None
-        ahead_bytes = None if self.prefetching is True else int(self.prefetching)
+        ahead_bytes = None if self._ahead is True else self._ahead
         return self._collection.prefetch_source(ahead_bytes, has_fields=self.fields is not None)
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
@@ -446,7 +444,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         """(open shard, row in it, the shard's dict) of sample ``index``; ``shard[row]`` is the undecoded sample."""
         k, row = self.locate(index)
         self.cache.accesses += 1
-        shard = self.open_shard(k)
+        shard = self._collection.open(k)
         return shard, row % len(shard), self._index.describe(k)
 
     @property

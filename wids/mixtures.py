@@ -18,7 +18,7 @@ from typing_extensions import Self
 from wids.codecs.html import show_dataset
 from wids.collection.shard_collection import to_int
 from wids.errors import note_sample
-from wids.order.layout import contents, fingerprint
+from wids.order.layout import Inside, contents, fingerprint, inside_of
 from wids.order.mask import MarkedIndex
 from wids.order.mixture import SourceSpan, check_weights, fill_weights, mixed_parts
 from wids.order.validation import parse_int, suggest_names
@@ -167,8 +167,6 @@ class Mixture(ConcatDataset[Any]):
         lengths: samples of each source, a list of int.
     """
 
-    takes_marked_indices = True
-
     @suggest_names
     def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         for name, dataset in datasets.items():
@@ -191,7 +189,10 @@ class Mixture(ConcatDataset[Any]):
         """Samples of each source."""
         return [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
 
-    def mixed_parts(self) -> list[SourceSpan]:
+    def __wids__(self) -> Inside:
+        return Inside(mixed_parts=self._mixed_parts)
+
+    def _mixed_parts(self) -> list[SourceSpan]:
         """The sources as samplers take them."""
         ends = self.cumulative_sizes
         return [
@@ -274,5 +275,5 @@ class Mixture(ConcatDataset[Any]):
 
 
 def _named(dataset: Any, name: str) -> Any:
-    as_source = getattr(type(dataset), "as_source", None)
-    return dataset if as_source is None else as_source(dataset, name)
+    inside = inside_of(dataset)
+    return dataset if inside is None or inside.named is None else inside.named(name)

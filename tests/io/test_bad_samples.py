@@ -656,7 +656,7 @@ def test_bytes_that_cannot_be_read_are_in_the_log(tmp_path, monkeypatch):
     log = tmp_path / "bad.jsonl"
     shards = write_shards(tmp_path, (30,))
     dataset = opened(shards, transformations=[], error_log=log)
-    reader = type(dataset.open_shard(0).reader)
+    reader = type(dataset.get_shard(0)[0].reader)
     real = reader.read
 
     def read(self, row, fields=None):

@@ -42,6 +42,7 @@ from wids.errors import (
 )
 from wids.events import Fetched, Opened
 from wids.index.fingerprint import fingerprint
+from wids.order.layout import inside_of
 from wids.testing import Server
 from wids.transport import retrying
 
@@ -577,14 +578,14 @@ def test_prefetching_follows_changed_shards(web, tmp_path):
     """What is fetched ahead is what the list says now."""
     write_shards(tmp_path / "data" / "more", (9, *COUNTS))
     dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
-    source = dataset.prefetch_source()
+    source = inside_of(dataset).prefetch_source()
     dataset.shards = dataset.shards[1:]
     dataset.shards[0]["url"] = f"{web.url}/more/s2.tar"
-    assert source.find(0).url == dataset.prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
+    assert source.find(0).url == inside_of(dataset).prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
     assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
     assert labels(dataset) == [12, 13, 14, 15, 7, 8]
     dataset.shards = [str(tmp_path / "data" / "s0.tar")]
-    assert dataset.prefetch_source() is None
+    assert inside_of(dataset).prefetch_source() is None
 
 
 def test_localname_is_a_function_also_where_none_was_given(web, tmp_path):
@@ -620,7 +621,7 @@ class Unready(wids.ShardListDataset):
         lambda: Unready().get_stats(),
         lambda: Unready().stats(),
         lambda: Unready().locate(0),
-        lambda: Unready(total_length=3, lengths=[3]).open_shard(0),
+        lambda: Unready(total_length=3, lengths=[3]).get_shard(0),
         lambda: list(wids.DistributedChunkedSampler(Unready())),
         lambda: next(iter(DataLoader(Unready(total_length=3)))),
         lambda: pickle.loads(pickle.dumps(Unready())),
@@ -637,7 +638,7 @@ class Unready(wids.ShardListDataset):
         "get_stats",
         "stats",
         "locate",
-        "open_shard",
+        "get_shard",
         "sampler",
         "loader",
         "pickle",
@@ -1210,7 +1211,6 @@ def test_default_capacity_follows_the_descriptors(index):
         assert dataset.cache.lru.capacity == size
         assert labels(dataset) == list(range(TOTAL))
         assert len(dataset.cache.lru) == min(max(1, size), 3)
-    assert dataset.cache_size is None
 
 
 def test_the_bound_of_compressed_members(tmp_path):
@@ -1396,20 +1396,61 @@ def test_a_writer_of_odd_names(tmp_path, own_cache):
         ({"hooks": [print, 5]}, "hooks is .*; it must be a list of functions"),
         ({"hooks": print}, "hooks is .*; it must be a list of functions"),
         ({"storage_options": "key"}, "storage_options is a str; it must be a dict"),
-        ({"max_errors": 0.5}, "max_errors is for on_error='substitute'"),
+        ({"options": "name"}, "options is a str; it must be a dict"),
+        ({"cache_size": [1]}, r"cache_size is \[1\]; it must be a number of bytes"),
+        ({"cache_dir": 5}, "cache_dir is 5; it must be the path of a directory"),
+        ({"cache_dir": "s3://bucket/cache"}, "cache_dir is 's3://bucket/cache'; it must be a directory of this"),
+        ({"localname": "/cache"}, "localname is '/cache'; it must be a function URL -> path"),
+        ({"base": 5}, "base is 5; it must be a URL or a path"),
+        ({"key_rule": "dots"}, "key_rule is 'dots'; it must be one of"),
+        ({"group": "adjacnt"}, "group is 'adjacnt'; it must be 'adjacent' or 'key'"),
+        ({"max_inflate_bytes": -1}, "max_inflate_bytes is -1; it must be a number of bytes"),
+        ({"max_inflate_bytes": "much", "transformations": []}, "max_inflate_bytes is 'much'; it must be"),
+        ({"access": "ranges"}, "access is 'ranges'; it is 'fetch'"),
+        ({"on_error": "skip"}, "on_error is 'skip'; it must be 'raise' or 'substitute'"),
+        ({"on_count_mismatch": "skip"}, "on_count_mismatch is 'skip'; it must be 'error' or 'warn'"),
+        ({"on_error": "substitute", "max_errors": 2}, "max_errors is 2; it is a share of the samples"),
+        ({"transformations": "JPG"}, "unknown format 'JPG'; choose one of"),
     ],
     ids=str,
 )
-def test_an_option_that_does_not_fit_is_named(index, options, words):
-    """When the dataset is made, not taken for something else: a text that says no is true."""
+def test_an_option_that_does_not_fit_is_named(options, words):
+    """When the dataset is made, and before its index is read; it is not taken for something else."""
     with pytest.raises((ValueError, TypeError), match=words):
-        wids.ShardListDataset(index, **options)
+        wids.ShardListDataset("/there/is/none.json", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_errors": 0.5}, "max_errors is for on_error='substitute'"),
+        ({"error_log": "bad.jsonl"}, "error_log is for on_error='substitute'"),
+        ({"early_reads": False, "access": "range"}, "early_reads is for access='fetch', and with access='range'"),
+        ({"early_reads": False, "access": "auto"}, "early_reads is for access='fetch', and with access='auto'"),
+        ({"cache_size": "1GB", "access": "range"}, "cache_size is for shards that go into the cache, and with"),
+        ({"cache_local": True, "access": "range"}, "cache_local is for shards that go into the cache, and with"),
+    ],
+    ids=str,
+)
+def test_an_option_that_means_nothing_beside_another_is_an_error(options, words):
+    """It says which one it is for; nothing is left without effect in silence."""
+    with pytest.raises(InputError, match=words):
+        wids.ShardListDataset("/there/is/none.json", **options)
+
+
+def test_a_cache_directory_may_be_a_file_url(web, tmp_path):
+    """As an index may."""
+    dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=f"file://{tmp_path}/c", prefetch=False)
+    assert dataset[0][".cls"] == 0
+    assert dataset.cache_dir == f"{tmp_path}/c"
+    assert os.path.dirname(dataset.get_shard(0)[0].path) == f"{tmp_path}/c"
 
 
 def test_sizes_may_be_texts(index):
     """As on the command line."""
-    dataset = wids.ShardListDataset(index, cache_size="200GB", prefetch="1.5 MiB")
-    assert (dataset.cache_size, dataset.prefetching) == (200_000_000_000, 1_572_864)
+    dataset = wids.ShardListDataset(index, cache_size="200GB", prefetch="1.5 MiB", cache_local=True)
+    source = inside_of(dataset).prefetch_source()
+    assert (source.cache_size, source.ahead_bytes) == (200_000_000_000, 1_572_864)
 
 
 @pytest.mark.parametrize(

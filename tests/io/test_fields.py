@@ -184,7 +184,7 @@ def test_views_and_mixtures(place, tmp_path):
     dataset = wids.ShardListDataset([(place, 4)], fields=NAMED, transformations="numpy")
     view = dataset.select([2, 3]).add_transform(to_pair)
     assert view[0] == (100, 2)
-    assert view.as_source("x").exclude([1])[0] == (100, 2)
+    assert wids.mix({"x": view}).datasets[0].exclude([1])[0] == (100, 2)
     assert dataset[2].keys() == {"image", "label", *(name for name in dataset[2] if name.startswith("__"))}
     view.save(tmp_path / "view.json")
     assert wids.ShardListDataset(tmp_path / "view.json", fields=NAMED, transformations=["numpy", to_pair])[0] == view[0]

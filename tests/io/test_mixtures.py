@@ -18,6 +18,7 @@ from wids.cache.space import table_allowance
 from wids.errors import SpecError, StateError
 from wids.events import Fetched, format_size
 from wids.jobs.index_edit import convert_index, merge_indexes, split_index
+from wids.order.mixture import mixed_parts
 from wids.testing import Server
 
 
@@ -359,7 +360,7 @@ def test_indexes_without_a_mixture(tmp_path):
     own = [{**shard, "weight": "mine"} for shard in shards]
     for given in (alone, plain, own, [shard["url"] for shard in shards], f"{tmp_path}/s{{0..1}}.tar"):
         dataset = wids.ShardListDataset(given)
-        assert dataset.mixed_parts() is None
+        assert mixed_parts(dataset) is None
         assert sorted(sampler_of(dataset)) == list(range(7))
 
 

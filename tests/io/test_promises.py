@@ -464,7 +464,7 @@ def test_pain_14_fields_read_no_other_bytes(tmp_path, reads, way):
     ]
     path = write_tar(tmp_path / "s.tar", members)
     dataset = wids.ShardListDataset([(path, 20)], fields=(".json",))
-    table = dataset.open_shard(0).table
+    table = dataset.get_shard(0)[0].table
     wanted = sorted((offset, size) for row in range(20) for name, offset, size in table.members(row) if name == ".json")
     del reads[:]
     samples = {

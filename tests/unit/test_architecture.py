@@ -206,6 +206,41 @@ def test_public_names():
     assert set(wids.__all__) <= set(dir(wids))
 
 
+# What every dataset has of wids 0.1, and what it has besides.
+OF_0_1 = """add_transform base cache cache_dir check_cache_misses close cum_lengths dataset_name get_shard get_stats
+    lengths localname shards spec total_length transformations"""
+DATASET = """column_names contents exclude fields find_rows fingerprint keys locate prefetch preview query read_column
+    save select split stats where with_columns with_table"""
+MIXTURE = "add_transform close datasets lengths names stats weights"
+OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
+SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank
+    reshuffle reweight rng seed set_epoch shuffle shufflefirst state_dict tail window"""
+DISTRIBUTED = "drop_last num_samples total_size"
+BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda dataset: dataset, f"{OF_0_1} {DATASET}"),
+        (lambda dataset: dataset.select([0]), f"{OF_0_1} {DATASET}"),
+        (lambda dataset: wids.mix([dataset]), f"{MIXTURE} {OF_TORCH}"),
+        (wids.ChunkedSampler, SAMPLER),
+        (wids.ShardListSampler, SAMPLER),
+        (wids.DistributedChunkedSampler, f"{SAMPLER} {DISTRIBUTED}"),
+        (lambda dataset: wids.MixtureBatchSampler(wids.mix([dataset]), 1), BATCHES),
+    ],
+    ids=["dataset", "view", "mixture", "ChunkedSampler", "ShardListSampler", "DistributedChunkedSampler", "batches"],
+)
+def test_public_names_of_what_users_make(make, names):
+    """Of a dataset, a mixture and each sampler: adding one is a decision, losing one breaks programs.
+
+    What samplers, mixtures and prefetching need of a dataset is in `wids.order.layout.Inside`, and not among them.
+    """
+    made = make(wids.ShardListDataset([("a.tar", 3)]))
+    assert sorted(name for name in dir(made) if not name.startswith("_")) == sorted(names.split())
+
+
 def test_unknown_name_is_an_attribute_error():
     """A misspelt name fails as everywhere in Python, so hasattr and getattr defaults work."""
     with pytest.raises(AttributeError, match="'wids' has no attribute 'ShardListDataSet'"):

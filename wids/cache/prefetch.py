@@ -24,7 +24,7 @@ from wids.cache import usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, format_size, logger
-from wids.order.layout import Shards
+from wids.order.layout import Shards, inside_of
 from wids.policy import prefetching
 from wids.policy.prefetch_window import PrefetchWindow
 from wids.policy.prefetching import RateEstimator
@@ -330,16 +330,16 @@ def prefetch(
     Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
 
     Args:
-        dataset: see `wids.order.layout.Shards`; shard lists say with ``prefetch_source()`` whether they want this.
+        dataset: see `wids.order.layout.Shards`; shard lists say whether they want this (`wids.order.layout.Inside`).
         blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
         position: how many of them were drawn.
         mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
     """
     try:
-        found = Shards(dataset, lambda leaf: leaf.prefetch_source() is not None)
+        found = Shards(dataset, lambda leaf: _source_of(leaf) is not None)
     except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
         return None
-    sources = [leaf.prefetch_source() for leaf in found.datasets]
+    sources = [_source_of(leaf) for leaf in found.datasets]
     _warn_of_limits(found, sources, mixed)
     for source in sources:
         source.announce()  # before the first index is handed out: workers look at that when they read it
@@ -347,6 +347,11 @@ def prefetch(
         return None
     at_a_time = sum(count for _, _, count in mixed)
     return Prefetcher(sources, found.visits(blocks()), position=position, mixed=at_a_time)
+
+
+def _source_of(leaf: Any) -> Any:
+    inside = inside_of(leaf)
+    return None if inside is None else inside.prefetch_source()
 
 
 def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tuple[int, int, int]]) -> None:

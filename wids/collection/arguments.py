@@ -1,6 +1,9 @@
-"""The arguments of a dataset: checks, defaults, the log line about them, advice in errors.
+"""The arguments of a dataset: checks, defaults, the log line about them, advice in errors. Without torch.
 
-Without torch.
+What belongs together is checked together, before anything is read or written: where the cache is and how large, how
+bytes are had, how members become samples, what an index is told, what happens to errors. A value of the wrong kind is
+a ValueError or TypeError, one that means nothing beside another one an InputError. What each parameter is for stands in
+one place, the docstring of `wids.ShardListDataset`.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from wids.collection import error_log
+from wids.collection import error_log as error_logs
 from wids.collection.shard_collection import lists_shards
 from wids.collection.substitutes import Substitutes
-from wids.errors import without_secrets
+from wids.errors import InputError, shown, without_secrets
 from wids.events import fallback, format_size, logger, parse_size
 from wids.files.own_folder import default_cache_dir
 from wids.index.paths import absolute
 from wids.order.validation import check_flag, parse_int
-from wids.tables.table import find_groupings
+from wids.readers.provider import parse_access
+from wids.tables.fields import parse_fields
+from wids.tables.table import find_groupings, parse_group, parse_rule
+from wids.transport import urls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,56 +37,165 @@ if TYPE_CHECKING:
     from wids.collection.shard_collection import OnCountMismatch, ShardCollection
     from wids.events import Hook
     from wids.index.spec import ShardList
-    from wids.readers.provider import AutoProvider
-    from wids.tables.table import MemberTable
-
+    from wids.readers.provider import Access, AutoProvider
+    from wids.tables.fields import FieldsArgument
+    from wids.tables.table import Group, KeyRule, MemberTable
 
 MAX_ERRORS = 0.001
 
 
-def parse_count_mismatch(value: OnCountMismatch) -> OnCountMismatch:
-    """What to do about a shard that does not hold as many samples as the index says."""
-    if value not in ("error", "warn"):
-        raise ValueError(f"on_count_mismatch is {value!r}; it must be 'error' or 'warn'")
-    return value
+class CacheOptions(TypedDict):
+    """Which shards are kept where on this machine: parameters of `AutoProvider`."""
+
+    cache_dir: str | None
+    localname: Callable[[str], str] | None
+    cache_size: int | None
+    keep: bool
+    cache_local: bool
 
 
-def parse_cache_size(size: Any) -> int | None:
-    """Bytes that a cache may hold; None: no limit."""
-    if size is None:
+class ReadOptions(TypedDict):
+    """How the bytes of samples are had: parameters of `AutoProvider`."""
+
+    access: Access
+    early_reads: bool
+    use_mmap: bool
+
+
+class GroupOptions(TypedDict):
+    """How members are grouped to samples: parameters of `AutoProvider`."""
+
+    rule: KeyRule
+    group: Group
+
+
+class IndexOptions(TypedDict):
+    """How an index is read: parameters of `wids.collection.load_shards`."""
+
+    base: str | os.PathLike[str] | None
+    options: dict[str, Any] | None
+    storage_options: dict[str, Any] | None
+    allow_local: bool
+
+
+class DecodeOptions(TypedDict):
+    """How members are decoded: parameters of `wids.codecs.decode.SampleDecoder`."""
+
+    allow_pickle: bool
+    max_inflate_bytes: int
+
+
+def parse_cache(*, cache_dir: Any, localname: Any, cache_size: Any, keep: bool, cache_local: bool) -> CacheOptions:
+    """Where shards are kept, how many bytes of them, and which; see `wids.ShardListDataset`.
+
+    Raises:
+        TypeError, ValueError: one does not fit.
+    """
+    _check_flags(keep=keep, cache_local=cache_local)
+    if localname is not None and not callable(localname):
+        raise TypeError(f"localname is {localname!r:.200}; it must be a function URL -> path; cache_dir is a directory")
+    return CacheOptions(
+        cache_dir=_choose_cache_dir(cache_dir, is_needed=localname is None),
+        localname=localname,
+        cache_size=_parse_cache_size(cache_size),
+        keep=keep,
+        cache_local=cache_local,
+    )
+
+
+def parse_reading(
+    cache: CacheOptions, *, access: Any, early_reads: bool, use_mmap: bool, prefetch: Any, lru_size: Any
+) -> tuple[ReadOptions, bool | int]:
+    """How bytes are had, and whether shards come ahead, or how many bytes at most; see `wids.ShardListDataset`.
+
+    Raises:
+        ValueError: one does not fit. InputError: it means nothing with this ``access``, nor does one of ``cache``.
+    """
+    _check_flags(early_reads=early_reads, use_mmap=use_mmap)
+    if lru_size is not None:
+        parse_int("lru_size", lru_size, minimum=0)
+    options = ReadOptions(access=parse_access(access), early_reads=early_reads, use_mmap=use_mmap)
+    if access != "fetch" and not early_reads:
+        raise InputError(
+            f"early_reads is for access='fetch', and with access={access!r} samples are read by byte ranges anyway; "
+            "leave one of them out"
+        )
+    unused = "cache_size" if cache["cache_size"] is not None else "cache_local" if cache["cache_local"] else None
+    if access == "range" and unused is not None:
+        raise InputError(
+            f"{unused} is for shards that go into the cache, and with access='range' none does; leave it out, or "
+            "choose access='auto' or 'fetch'"
+        )
+    return options, _parse_prefetch(prefetch)
+
+
+def parse_samples(*, key_rule: Any, group: Any, fields: FieldsArgument) -> tuple[GroupOptions, tuple[str, ...] | None]:
+    """How members become samples, and which of them are read; see `wids.ShardListDataset`.
+
+    Raises:
+        TypeError, ValueError, InputError: one does not fit.
+    """
+    parse_rule(key_rule)
+    return GroupOptions(rule=key_rule, group=parse_group(group)), parse_fields(fields)
+
+
+def parse_decoding(*, allow_pickle: bool, max_inflate_bytes: Any) -> DecodeOptions:
+    """How members are decoded, by the transformations that decode; see `wids.ShardListDataset`.
+
+    Raises:
+        ValueError: one does not fit.
+    """
+    _check_flags(allow_pickle=allow_pickle)
+    if not _is_size(max_inflate_bytes):
+        raise ValueError(f"max_inflate_bytes is {max_inflate_bytes!r:.200}; it must be a number of bytes")
+    return DecodeOptions(allow_pickle=allow_pickle, max_inflate_bytes=int(max_inflate_bytes))
+
+
+def parse_index(*, base: Any, options: Any, storage_options: Any, allow_local: bool, allow_pipe: bool) -> IndexOptions:
+    """What is said about an index, and about the servers and programs behind it; see `wids.ShardListDataset`.
+
+    Raises:
+        TypeError, ValueError: something is of the wrong kind.
+    """
+    _check_flags(allow_local=allow_local, allow_pipe=allow_pipe)
+    if base is not None and not isinstance(base, (str, os.PathLike)):
+        raise TypeError(f"base is {base!r:.200}; it must be a URL or a path")
+    dicts = {"options": (options, "keys of an index"), "storage_options": (storage_options, "as fsspec takes it")}
+    for name, (value, words) in dicts.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise TypeError(f"{name} is a {type(value).__name__}; it must be a dict, {words}")
+    return IndexOptions(base=base, options=options, storage_options=storage_options, allow_local=allow_local)
+
+
+def parse_errors(
+    *,
+    on_count_mismatch: OnCountMismatch,
+    on_error: Literal["raise", "substitute"],
+    max_errors: float,
+    error_log: str | os.PathLike[str] | None,
+    hooks: Sequence[Hook],
+    has_failed: Callable[[], bool],
+) -> Substitutes | None:
+    """The rule for samples that fail; None: their errors are raised. See `wids.ShardListDataset`.
+
+    Raises:
+        ValueError: one does not fit. InputError: it has no meaning, for errors are raised.
+        OutputError: the log cannot be written.
+    """
+    if on_count_mismatch not in ("error", "warn"):
+        raise ValueError(f"on_count_mismatch is {on_count_mismatch!r}; it must be 'error' or 'warn'")
+    if on_error not in ("raise", "substitute"):
+        raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
+    if on_error == "raise":
+        if max_errors != MAX_ERRORS:
+            raise InputError("max_errors is for on_error='substitute'; otherwise the first error is raised")
+        if error_log is not None:
+            raise InputError("error_log is for on_error='substitute'; errors that are raised are not logged")
         return None
-    if isinstance(size, str):
-        return _parse_text(size, "cache_size")
-    if isinstance(size, (bytes, bool)) or not 0 <= size < math.inf:
-        raise ValueError(f"cache_size is {size!r}; it must be a number of bytes, a text like '200GB', or None")
-    return int(size)
-
-
-def _parse_text(size: str, name: str) -> int:
-    try:
-        return parse_size(size)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def check_flags(**flags: Any) -> None:
-    """See that parameters which are true or false are no texts: ``allow_pickle="no"`` would allow it.
-
-    Raises:
-        ValueError: one is.
-    """
-    for name, value in flags.items():
-        check_flag(name, value)
-
-
-def check_lru_size(size: Any) -> None:
-    """See that ``lru_size`` is a number of shards.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if size is not None:
-        parse_int("lru_size", size, minimum=0)
+    if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
+        raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
+    path = None if error_log is None else error_logs.check(os.fspath(error_log), "a log of errors")
+    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks, has_failed=has_failed)
 
 
 def parse_hooks(hooks: Any) -> tuple[Hook, ...]:
@@ -95,18 +210,43 @@ def parse_hooks(hooks: Any) -> tuple[Hook, ...]:
     return found
 
 
-def check_storage_options(options: Any) -> None:
-    """See that ``storage_options`` are a dict.
-
-    Raises:
-        TypeError: they are not.
-    """
-    if options is not None and not isinstance(options, Mapping):
-        raise TypeError(f"storage_options is a {type(options).__name__}; it must be a dict, as fsspec takes it")
+def _check_flags(**flags: Any) -> None:
+    """See that parameters which are true or false are no texts: ``allow_pickle="no"`` would allow it."""
+    for name, value in flags.items():
+        check_flag(name, value)
 
 
-def parse_prefetch(ahead: Any) -> bool | int:
-    """Whether to download ahead, or how many bytes at most."""
+def _choose_cache_dir(cache_dir: Any, *, is_needed: bool) -> str | None:
+    """Where remote shards are kept; None: where ``localname`` says."""
+    if cache_dir is None:
+        return default_cache_dir() if is_needed else None
+    if not isinstance(cache_dir, (str, os.PathLike)):
+        raise TypeError(f"cache_dir is {cache_dir!r:.200}; it must be the path of a directory")
+    path = os.fspath(cache_dir)
+    if "://" in path and not urls.is_local(path):
+        raise InputError(f"cache_dir is {shown(path)}; it must be a directory of this machine, not a URL")
+    return os.path.expanduser(urls.local_path(path))
+
+
+def _parse_cache_size(size: Any) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, str):
+        return _parse_text(size, "cache_size")
+    if not _is_size(size):
+        raise ValueError(f"cache_size is {size!r:.200}; it must be a number of bytes, a text like '200GB', or None")
+    return int(size)
+
+
+def _is_size(size: Any) -> bool:
+    """Whether it is a number that bytes can have; True is none."""
+    try:
+        return not isinstance(size, (bytes, bool)) and bool(0 <= size < math.inf)
+    except TypeError:
+        return False
+
+
+def _parse_prefetch(ahead: Any) -> bool | int:
     if isinstance(ahead, bool):
         return ahead
     if isinstance(ahead, str):
@@ -119,33 +259,11 @@ def parse_prefetch(ahead: Any) -> bool | int:
     return operator.index(ahead)
 
 
-def choose_cache_dir(cache_dir: str | os.PathLike[str] | None, localname: Callable[[str], str] | None) -> str | None:
-    """Where remote shards are kept; None: where ``localname`` says."""
-    if cache_dir is not None:
-        return os.path.expanduser(os.fspath(cache_dir))
-    return None if localname is not None else default_cache_dir()
-
-
-def parse_on_error(
-    on_error: Literal["raise", "substitute"],
-    max_errors: float,
-    log: str | os.PathLike[str] | None,
-    hooks: Sequence[Hook],
-    has_failed: Callable[[], bool],
-) -> Substitutes | None:
-    """The rule for samples that fail; None: their errors are raised."""
-    if on_error not in ("raise", "substitute"):
-        raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'substitute'")
-    if on_error == "raise":
-        if max_errors != MAX_ERRORS:
-            raise ValueError("max_errors is for on_error='substitute'; otherwise the first error is raised")
-        if log is not None:
-            raise ValueError("error_log is for on_error='substitute'; errors that are raised are not logged")
-        return None
-    if not isinstance(max_errors, numbers.Real) or not 0 <= max_errors <= 1:
-        raise ValueError(f"max_errors is {max_errors!r}; it is a share of the samples, from 0 to 1")
-    path = None if log is None else error_log.check(os.fspath(log), "a log of errors")
-    return Substitutes(max_errors=float(max_errors), log=path, hooks=hooks, has_failed=has_failed)
+def _parse_text(size: str, name: str) -> int:
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def place_of(shards: Any, base: Any, options: Any, found: ShardList) -> str | None:

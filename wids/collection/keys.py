@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    import numpy.typing as npt
-
-    from wids.readers.pool import OpenShard, OpenShards
+    from wids.collection.shard_collection import ShardCollection
     from wids.tables.table import MemberTable
-
-
-class KeyedShards(Protocol):
-    """What `Keys` needs of a dataset."""
-
-    cache: OpenShards
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Samples in each shard."""
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """(number of the shard, row in it) of a sample."""
-
-    def rows_of(self, k: int) -> range | npt.NDArray[Any]:
-        """The rows of shard ``k`` that its samples are, ascending."""
-
-    def open_shard(self, k: int) -> OpenShard:
-        """Shard number ``k``, open."""
 
 
 class Keys:
@@ -40,28 +19,32 @@ class Keys:
     Nothing is read but member tables, so a shard is opened (a remote one: downloaded) and none of its samples. Shards
     may share keys: ``index`` gives the first sample, ``find`` all of them. A shard that holds fewer samples than it has
     in the dataset repeats them, and so its keys.
+
+    Args:
+        collection: of the samples.
+        of: whose they are, for messages.
     """
 
-    def __init__(self, shards: KeyedShards) -> None:
-        self._shards = shards
+    def __init__(self, collection: ShardCollection, *, of: object) -> None:
+        self._collection, self._of = collection, of
 
     def __call__(self) -> Keys:
         """As a method it gives itself, so ``dataset.keys()`` reads as with a dict."""
         return self
 
     def __len__(self) -> int:
-        return sum(self._shards.lengths)
+        return len(self._collection)
 
     def __getitem__(self, index: int) -> str:
-        k, row = self._shards.locate(index)
+        k, row = self._collection.locate(self._collection.plain(index))
         table = self._table(k)
         return table.key(row % len(table))
 
     def __iter__(self) -> Iterator[str]:
-        for k, count in enumerate(self._shards.lengths):
+        for k, count in enumerate(self._collection.lengths):
             if count:
                 table = self._table(k)
-                yield from (table.key(row % len(table)) for row in self._shards.rows_of(k))
+                yield from (table.key(row % len(table)) for row in self._collection.rows_of(k))
 
     def __contains__(self, key: object) -> bool:
         return next(self._occurrences(key), None) is not None
@@ -74,7 +57,7 @@ class Keys:
         """
         found = next(self._occurrences(key), None)
         if found is None:
-            raise KeyError(f"no sample has the key {key!r} in {self._shards!r}")
+            raise KeyError(f"no sample has the key {key!r} in {self._of!r}")
         return found
 
     def find(self, key: str) -> list[int]:
@@ -83,9 +66,9 @@ class Keys:
 
     def _occurrences(self, key: object) -> Iterator[int]:
         first = 0
-        for k, count in enumerate(self._shards.lengths if isinstance(key, str) else ()):
+        for k, count in enumerate(self._collection.lengths if isinstance(key, str) else ()):
             if count:
-                table, chosen = self._table(k), self._shards.rows_of(k)
+                table, chosen = self._table(k), self._collection.rows_of(k)
                 rows = table.rows_of(str(key))
                 if isinstance(chosen, range):
                     yield from sorted(first + at for row in rows for at in range(row, count, len(table)))
@@ -95,8 +78,8 @@ class Keys:
 
     def _table(self, k: int) -> MemberTable:
         # Statistics say how samples are accessed; a search through all shards would read as an order without locality.
-        pool = self._shards.cache
+        pool = self._collection.pool
         misses = pool.misses
-        table = self._shards.open_shard(k).table
+        table = self._collection.open(k).table
         pool.misses = misses
         return table

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from wids.collection.shard_collection import ShardCollection, Shards
     from wids.columns.samples import SampleColumns
     from wids.index.spec import ShardList
-    from wids.order.mixture import SourceSpan
-    from wids.readers.pool import OpenShard, OpenShards
+    from wids.readers.pool import OpenShards
 
 T = TypeVar("T")
 
@@ -225,11 +224,6 @@ class WithIndex:
         """
         return self._index.contents
 
-    @property
-    def shard_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where each shard's samples end: int64 array, one for each shard."""
-        return self.cum_lengths
-
     def locate(self, index: int) -> Location:
         """Shard and row of sample ``index`` as the index counts, without opening anything; negative: from the end.
 
@@ -244,25 +238,4 @@ class WithIndex:
 
         Shards are opened as needed: free for local and cached ones, a download for others.
         """
-        return Keys(self)
-
-    def rows_of(self, k: int) -> range | np.ndarray[Any, Any]:
-        """The rows of shard number ``k`` that this dataset's samples are, ascending; all of them, but for views."""
-        return self._collection.rows_of(k)
-
-    def open_shard(self, k: int) -> OpenShard:
-        """The open shard number ``k`` of the index (0 <= k < number of shards), from the pool or opened now.
-
-        Raises:
-            CountMismatchError: it does not hold as many samples as the index says; see ``on_count_mismatch``.
-            FetchError, CacheError, ShardError: it cannot be had or read.
-        """
-        return self._collection.open(k)
-
-    def mixed_parts(self) -> list[SourceSpan] | None:
-        """The sub-datasets as the sources of a mixture, for samplers; None: the index has no weights for them.
-
-        Raises:
-            SpecError: the weights are bad.
-        """
-        return self._collection.mixed_parts()
+        return Keys(self._collection, of=self)

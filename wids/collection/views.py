@@ -263,7 +263,7 @@ class WithViews(WithIndex):
             overwrite=overwrite,
         )
 
-    def as_source(self, name: str) -> Self:
+    def _named(self, name: str) -> Self:
         """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
         found = copy.copy(self)
         found._take(self._collection.named(name))  # noqa: SLF001 - of this class

@@ -21,7 +21,39 @@ from wids.order.validation import shard_ends
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wids.order.mixture import SourceSpan
     from wids.order.permutation import Indices
+
+
+def _nothing() -> None:
+    """None: a dataset does not have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What samplers, mixtures and prefetching need of a dataset, and programs do not.
+
+    The dataset's class hands it out by a method ``__wids__()``; a class without one is a stranger's.
+
+    Attributes:
+        shard_ends: where each shard's samples end, int64, one for each; None: its samples lie in no shards.
+        takes_marks: whether a `wids.order.mask.MarkedIndex` reaches its samples.
+        mixed_parts: finds its sources; None: it is no mixture.
+        prefetch_source: finds what is downloaded or read ahead (`wids.cache.upcoming.Source`); None: nothing is.
+        named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
+    """
+
+    shard_ends: Indices | None = None
+    takes_marks: bool = False
+    mixed_parts: Callable[[], list[SourceSpan] | None] = _nothing
+    prefetch_source: Callable[[], Any] = _nothing
+    named: Callable[[str], Any] | None = None
+
+
+def inside_of(dataset: Any) -> Inside | None:
+    """See `Inside`; None: a stranger's dataset, such as a wrapper that hands on the attributes of another one."""
+    make: Callable[[Any], Inside] | None = getattr(type(dataset), "__wids__", None)
+    return None if make is None else make(dataset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +190,10 @@ def _ends_by_lengths(dataset: Any) -> Indices | None:
 
 def _ends_by_class(dataset: Any) -> Indices | None:
     """None for what chooses samples by itself: a wrapper that hands attributes on, a subclass with its own length."""
-    if not hasattr(type(dataset), "shard_ends"):
+    inside = inside_of(dataset)
+    if inside is None or inside.shard_ends is None:
         return None
-    ends: Indices = dataset.shard_ends
+    ends = inside.shard_ends
     return ends if len(dataset) == (int(ends[-1]) if len(ends) else 0) else None
 
 
@@ -202,8 +235,7 @@ class Shards:
     """The shard lists underneath a dataset, and which of their shards each of its indices is in.
 
     Args:
-        dataset: a shard list (its class has ``shard_ends``, an array of where each shard ends), a part of one, or a
-            join.
+        dataset: a shard list (`Inside.shard_ends`), a part of one, or a join.
         is_wanted: which shard lists to look at.
 
     Attributes:
@@ -280,10 +312,8 @@ class ShardCounts:
         self.lengths = lengths
         self._ends = np.cumsum(np.asarray(lengths, np.int64))
 
-    @property
-    def shard_ends(self) -> Indices:
-        """Where each shard's samples end."""
-        return self._ends
+    def __wids__(self) -> Inside:
+        return Inside(shard_ends=self._ends)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -341,7 +371,8 @@ def takes_marks(dataset: Any) -> bool:
         joined = parts_of(dataset)
         if joined is not None:
             return all(map(takes_marks, joined))
-        return getattr(dataset, "takes_marked_indices", False) is True
+        stated = getattr(dataset, "takes_marked_indices", None)
+        return dataset.__wids__().takes_marks if stated is None else stated is True
     except Exception:  # noqa: BLE001 - as in `layout`
         return False
 

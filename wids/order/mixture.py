@@ -28,7 +28,7 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
-from wids.order.layout import layout
+from wids.order.layout import inside_of, layout
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import CONTENTS, MAX_POSITION
@@ -49,7 +49,7 @@ _FIRST_BLOCK, _GROWTH, _BLOCK = 16, 4, 4096
 
 
 class SourceSpan(NamedTuple):
-    """A source as a dataset says it (``mixed_parts()``): indices ``first .. last`` of the dataset.
+    """A source as a dataset says it (`wids.order.layout.Inside`): indices ``first .. last`` of the dataset.
 
     Attributes:
         name: of the source. weight: its own, at first.
@@ -66,8 +66,8 @@ class SourceSpan(NamedTuple):
 
 def mixed_parts(dataset: Any) -> list[SourceSpan] | None:
     """The sources of a mixture; None: a dataset is none."""
-    find = getattr(type(dataset), "mixed_parts", None)  # of its class: a wrapper may hand on the attributes of another
-    return None if find is None else find(dataset)
+    inside = inside_of(dataset)
+    return None if inside is None else inside.mixed_parts()
 
 
 def name_parts(parts: Sequence[tuple[str | None, int, int, Any, str | None, dict[str, str]]]) -> list[SourceSpan]:

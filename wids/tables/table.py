@@ -48,6 +48,18 @@ __all__ = [
 Group: TypeAlias = Literal["adjacent", "key"]
 
 
+def parse_group(group: Any) -> Group:
+    """Check a ``group`` argument.
+
+    Raises:
+        ValueError: it is neither of the two.
+    """
+    if group not in ("adjacent", "key"):
+        raise ValueError(f"group is {group!r:.200}; it must be 'adjacent' or 'key'")
+    found: Group = group
+    return found
+
+
 def is_standard(rule: KeyRule, group: Group) -> bool:
     """Whether this is the grouping that saved tables hold."""
     return rule == "first-dot" and group == "adjacent"
@@ -234,8 +246,7 @@ def build_table(
         DuplicateMemberError: two members of one sample have the same extension.
     """
     split = parse_rule(rule)
-    if group not in ("adjacent", "key"):
-        raise ValueError(f"group is {group!r}; it must be 'adjacent' or 'key'")
+    parse_group(group)
     offsets, sizes, ids, starts = array("Q"), array("Q"), array("I"), array("I")
     known: dict[bytes, int] = {}
     keys: list[bytes] = []

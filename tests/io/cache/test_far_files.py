@@ -14,6 +14,7 @@ from wids.cache import prefetch, upcoming
 from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
 from wids.files import page_cache
+from wids.order.layout import inside_of
 from wids.policy import prefetching
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
@@ -136,10 +137,10 @@ def test_no_more_than_memory_allows(paths, read, monkeypatch):
 def test_what_is_near_or_not_wanted_is_left(paths, read, monkeypatch):
     """``prefetch=False`` or 0, shards on a disk of this machine, and copies in the cache."""
     for options in ({"prefetch": False}, {"prefetch": 0}):
-        assert make(paths, **options).prefetch_source() is None
+        assert inside_of(make(paths, **options)).prefetch_source() is None
     monkeypatch.setattr(page_cache, "is_network", lambda _path: False)
-    assert make(paths).prefetch_source() is None
-    assert make([]).prefetch_source() is None
+    assert inside_of(make(paths)).prefetch_source() is None
+    assert inside_of(make([])).prefetch_source() is None
     assert read == []
 
 
@@ -158,7 +159,7 @@ def test_the_cache_has_no_part_in_it(paths, read, tmp_path, caplog):
 def test_copies_for_the_cache_are_downloads(paths, read, tmp_path):
     """With ``cache_local=True`` shards are copied ahead, as remote ones are."""
     dataset = make(paths, cache_dir=tmp_path / "cache", cache_local=True)
-    assert type(dataset.prefetch_source()) is Source
+    assert type(inside_of(dataset).prefetch_source()) is Source
     assert read == []
 
 

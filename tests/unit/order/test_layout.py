@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from wids.order.layout import ShardCounts, fingerprint, layout, takes_marks
+from wids.order.layout import ShardCounts, fingerprint, inside_of, layout, takes_marks
 from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 
 
@@ -256,5 +256,6 @@ def test_a_range_is_arranged_once():
 def test_counts_alone_are_a_dataset(make):
     """A dataset of known counts has a length, lengths and shard ends, as a sampler and prefetching ask for them."""
     counts = ShardCounts(make([3, 0, 4]))
-    assert (len(counts), counts.shard_ends.tolist(), counts.boundaries(1, 6).tolist()) == (7, [3, 3, 7], [1, 3, 3, 6])
+    assert (len(counts), inside_of(counts).shard_ends.tolist()) == (7, [3, 3, 7])
+    assert counts.boundaries(1, 6).tolist() == [1, 3, 3, 6]
     assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from tests.support.examples import examples
-from wids.order.layout import Shards
+from wids.order.layout import Inside, Shards
 from wids.samplers import DistributedChunkedSampler
 
 
@@ -20,10 +20,8 @@ class Leaf(Dataset):
     def __init__(self, lengths, *, is_wanted=True):
         self.lengths, self.is_wanted = list(lengths), is_wanted
 
-    @property
-    def shard_ends(self):
-        """Where its shards end."""
-        return np.cumsum(self.lengths, dtype=np.int64)
+    def __wids__(self):
+        return Inside(shard_ends=np.cumsum(self.lengths, dtype=np.int64))
 
     def __len__(self):
         return sum(self.lengths)
