@@ -203,11 +203,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     _is_transforming: bool
     _has_warned = False
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
-        self = super().__new__(cls)
-        self.__dict__.update(dict.fromkeys(_PARTS, _NotInitialized(cls.__name__)))
-        return self
-
     @suggest_names
     def __init__(
         self,
@@ -295,6 +290,13 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
         arguments.announce(shards, found, base=self.base, name=self.dataset_name, cache_dir=self.cache_dir)
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
+        self = super().__new__(cls)
+        self.__dict__.update(dict.fromkeys(_PARTS, _NotInitialized(cls.__name__)))
+        return self
+
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose parameters help() and notebooks show
 
     # --- downloads ahead
 

@@ -1,6 +1,7 @@
 """The READMEs: links lead somewhere, every folder has one, the first one is short."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 import wids
 from tests.support.paths import ROOT
-from tests.support.readmes import READMES, anchors, blocks, indented_programs, inline_code, links
+from tests.support.readmes import READMES, anchor, anchors, blocks, indented_programs, inline_code, links
+from wids.events import parse_size
 
 WIDS = Path(wids.__file__).parent
 # Folders of commands: the README of cli/ has their transcripts.
@@ -68,17 +70,115 @@ def test_every_public_name_is_described():
     assert [name for name in wids.__all__ if not re.search(rf"\b{name}\b", text)] == []
 
 
-@pytest.mark.parametrize("name", ["ShardListDataset", "DistributedChunkedSampler"])
-def test_every_parameter_is_described(name):
-    """In the tables of wids/README.md, but for the samplers' parameters that only the original had."""
-    module = {"ShardListDataset": "dataset.py", "DistributedChunkedSampler": "samplers.py"}[name]
-    tree = ast.parse((WIDS / module).read_text(encoding="utf-8"))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name).body
-    init = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    parameters = {argument.arg for argument in init.args.kwonlyargs}
-    cells = re.findall(r"^\| (`.*?) \|", (WIDS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    described = {word for cell in cells for word in re.findall(r"`(\w+)`", cell)}
-    assert parameters - described <= {"shufflefirst"}
+CALLABLES = {
+    name: getattr(wids, name)
+    for name in wids.__all__
+    # One more name of a sampler, what `mix` makes, an exception.
+    if callable(getattr(wids, name)) and name not in ("ShardedSampler", "Mixture", "WidsError")
+}
+WORDS = "in words"  # the default of a parameter is not one value
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_a_docstring_describes_each_parameter(name):
+    """Of what users call: all of them, and none that is gone."""
+    made = CALLABLES[name]
+    described = re.split(r"^Args:\n", inspect.getdoc(made), flags=re.MULTILINE)[1:]
+    names = {
+        word.strip("* ")
+        for section in described
+        for words in re.findall(
+            r"^ {4}(\*{0,2}\w+(?:, \w+)*): ", re.split(r"^(?=\S)", section, flags=re.MULTILINE)[0], re.MULTILINE
+        )
+        for word in words.split(",")
+    }
+    assert names == set(inspect.signature(made).parameters)
+
+
+TABLES = {
+    "wids/README.md#the-dataset": ["ShardListDataset"],
+    "wids/README.md#the-samplers": [
+        "DistributedChunkedSampler",
+        "ChunkedSampler",
+        "ShardListSampler",
+        "MixtureBatchSampler",
+    ],
+    "wids/writing/README.md#shardwriter": ["ShardWriter"],
+}
+
+
+@pytest.mark.parametrize("place", TABLES)
+def test_a_table_of_parameters_says_what_the_signatures_say(place):
+    """All names, none that is gone, and the same defaults; one of a class alone stands after its name."""
+    rows = [(names(first), default) for first, default, _ in tables(place, columns=3)]
+    shown = [name for row, _ in rows for name in row]
+    assert len(shown) == len(set(shown))
+    seen = set()
+    for made in TABLES[place]:
+        for name, parameter in inspect.signature(CALLABLES[made]).parameters.items():
+            if parameter.default is not parameter.empty:
+                (found,) = [defaults(row, cell, made)[name] for row, cell in rows if name in row]
+                assert found == comes_to(name, parameter.default), (made, name)
+                seen.add(name)
+    assert seen == set(shown)
+
+
+def test_the_table_of_the_first_readme_shows_some_of_them():
+    """By their names, with values other than the defaults, and with the defaults that it says."""
+    parameters = inspect.signature(wids.ShardListDataset).parameters
+    rows = tables("README.md#your-data", columns=2)
+    assert len(rows) >= 5
+    for first, words in rows:
+        name, _, value = first.strip("`").partition("=")
+        assert name in parameters
+        assert not value or ast.literal_eval(value) != parameters[name].default
+        for default in re.findall(r"`([^`]+)` \(default\)", words):
+            assert ast.literal_eval(default) == parameters[name].default
+
+
+def tables(place, *, columns):
+    """The rows of the tables of parameters below a heading: their cells."""
+    readme, _, heading = place.partition("#")
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    (section,) = [
+        part for part in re.split(r"^## ", text, flags=re.MULTILINE) if anchor(part.splitlines()[0]) == heading
+    ]
+    head = r"^\| parameter " + r"\| [^|\n]* " * (columns - 1) + r"\|\n\|[-|]+\|\n((?:\|.*\n)+)"
+    return [
+        row.strip("| ").split(" | ") for table in re.findall(head, section, re.MULTILINE) for row in table.splitlines()
+    ]
+
+
+def names(cell):
+    """The parameters of a row."""
+    return re.findall(r"`(\w+)`", cell)
+
+
+def defaults(row, cell, made):
+    """Parameter -> its default, as a cell says it: one for all, or one for each; another one of a class in brackets."""
+    cell, _, others = cell.partition(" (`")
+    cell = dict(re.findall(r"(\w+)`: ([^,)]+(?:,\d+)?)", others)).get(made, cell)
+    values = cell.split(", ") if len(row) > 1 else [cell]
+    values = [cell] * len(row) if len(values) != len(row) else values
+    return dict(zip(row, map(value_of, values), strict=True))
+
+
+def value_of(text):
+    """What a default is, unless it is said in words."""
+    text = text.strip().strip("`").replace("\N{MINUS SIGN}", "-")
+    if re.fullmatch(r"\d+ [KMG]iB", text):
+        return parse_size(text)
+    try:
+        return ast.literal_eval(re.sub(r"(?<=\d),(?=\d{3})", "", text))
+    except (SyntaxError, ValueError):
+        return WORDS
+
+
+def comes_to(name, default):
+    """A default as a table says it."""
+    if name == "tail":  # None leaves it to `drop_last`, which is None, too
+        return wids.DistributedChunkedSampler(range(3), num_replicas=1, rank=0).tail
+    return WORDS if default is None or default == () else default
 
 
 def test_programs_that_are_shown_exist():

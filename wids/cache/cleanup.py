@@ -262,10 +262,16 @@ def _delete(entry: Entry) -> bool:
 def create_cleanup_background_process(
     pattern: str | os.PathLike[str], maxsize: int = int(1e12), maxfiles: int = 1000, every: float = 60
 ) -> BaseProcess:
-    """Start a process that runs `keep_most_recent_files` now and every ``every`` seconds.
+    """Start a process that runs `keep_most_recent_files` now and again.
 
     It ends with this process, or on ``.terminate()``, which the caller may call at any time. A directory that does not
     exist yet is waited for.
+
+    Args:
+        pattern: a cache directory, or a glob pattern.
+        maxsize: see `keep_most_recent_files`.
+        maxfiles: likewise.
+        every: how many seconds after it has ended it runs again.
     """
     process = multiprocessing.Process(
         target=_clean_forever, args=(os.fspath(pattern), maxsize, maxfiles, every), daemon=True, name="wids-cleanup"
