@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
+import wids
 from wids.order.layout import ShardCounts, fingerprint, inside_of, layout, takes_marks
 from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
+from wids.order.mixture import mixed_parts
 
 
 class Shards(Dataset):
@@ -250,6 +252,41 @@ def test_a_range_is_arranged_once():
     found = layout(part)
     assert found.arrange(0, 50, is_sorted=True) is found.arrange(0, 50, is_sorted=True)
     assert found.arrange(0, 50, is_sorted=False) == (None, None)
+
+
+class Wrapper:
+    """What hands on the attributes of another dataset, and chooses samples by itself."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getattr__(self, name):
+        if name == "inner":  # not made yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class Deaf(wids.ShardListDataset):
+    """A subclass that makes plain integers of its indices."""
+
+    takes_marked_indices = False
+
+
+def test_the_inside_of_a_dataset_is_its_class_s_own():
+    """A wrapper has no shards and no sources; marked indices may reach samples through it, unless a class says no."""
+    dataset = wids.ShardListDataset([("a.tar", 3), ("b.tar", 4)])
+    mixture = wids.mix({"x": dataset})
+    assert (inside_of(dataset).shard_ends.tolist(), mixed_parts(dataset)) == ([3, 7], None)
+    assert (inside_of(mixture).shard_ends, [part.name for part in mixed_parts(mixture)]) == (None, ["x"])
+    for wrapper in (Wrapper(dataset), Wrapper(mixture), range(3)):
+        assert (inside_of(wrapper), mixed_parts(wrapper)) == (None, None)
+    for marked in (dataset, mixture, Wrapper(dataset), ConcatDataset([dataset, mixture])):
+        assert takes_marks(marked)
+    for plain in (range(3), Deaf([("a.tar", 3)]), ConcatDataset([dataset, TensorDataset(torch.zeros(3))])):
+        assert not takes_marks(plain)
 
 
 @pytest.mark.parametrize("make", [list, np.array])
