@@ -312,7 +312,7 @@ def test_a_long_temporary_directory(tmp_path):
             "pytest",
             "-p",
             "no:cacheprovider",
-            "tests/unit/test_tally.py",
+            "tests/io/collection/test_stats.py",
             "-k",
             "workers and fork]",
         ],

@@ -23,7 +23,7 @@ from wids.errors import InputError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.wids import iterate_ranges, lengths_to_ranges
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "order" / "golden"
 
 
 class Shards:
