@@ -329,7 +329,9 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         return Ahead(self, [self._collection.plain(index) for index in indices])
 
     def __repr__(self) -> str:
-        return f"<ShardListDataset {self.dataset_name!r}: {len(self)} samples in {len(self._collection.shards)} shards>"
+        samples, shards = len(self), len(self._collection.shards)
+        counts = f"{samples} sample{'s' * (samples != 1)} in {shards} shard{'s' * (shards != 1)}"
+        return f"<ShardListDataset {self.dataset_name!r}: {counts}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the facts, and a row of the first samples that are on this machine's disk."""

@@ -99,6 +99,7 @@ def _cut(word: str) -> str:
 
 
 _MAX_SHOWN = 100
+_NAMED_FIELDS = 12
 
 
 def shown(value: Any) -> str:
@@ -374,6 +375,16 @@ class UnsafeFormatError(DecodeError):
     """Decoding this member could run code (pickle), and that was not allowed."""
 
 
+def _other_fields(error: BaseException, sample: dict[str, Any]) -> str:
+    """What a sample has instead of the field that a program asked for: ``.jpeg``, say, or ``.jpg`` for ``jpg``."""
+    name = error.args[0] if type(error) is KeyError and len(error.args) == 1 else None
+    if not isinstance(name, str) or name in sample or not (name.startswith(".") or f".{name}" in sample):
+        return ""
+    there = [field for field in map(str, sample) if not field.startswith("__")]
+    listed = ", ".join(map(shorten, there[:_NAMED_FIELDS])) + (", ..." if len(there) > _NAMED_FIELDS else "")
+    return f"; it has the fields {listed}" if there else "; it has no fields"
+
+
 def note_sample(error: E, sample: Any) -> E:
     """Note to an error which sample it is about, for its traceback; returns the error.
 
@@ -387,6 +398,7 @@ def note_sample(error: E, sample: Any) -> E:
         name, shard = sample.get("__dataset__"), sample.get("__shard__")
         words = f"sample {sample['__index__']}{f' of {name!r}' if name else ''}, key {sample.get('__key__')!r:.200}, "
         words += f"row {sample.get('__shardindex__')} of {without_secrets(str(shard), str(shard))}"
+        words += _other_fields(error, sample)
         with contextlib.suppress(Exception):  # an exception may have no attributes
             error.__notes__ = [*getattr(error, "__notes__", ()), words]
     return error

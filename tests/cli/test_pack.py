@@ -23,6 +23,7 @@ from tests.support.shards import write_index, write_json, write_shard, write_tar
 from wids.cli.advice import with_advice
 from wids.errors import InputError, SampleError, WidsError
 from wids.jobs.runner import RunOptions
+from wids.tables.fields import parse_fields
 from wids.tables.table import parse_table
 from wids.testing import Server
 from wids.writing.pack import datasets, folders, manifest
@@ -114,8 +115,8 @@ def test_folder_of_images(tmp_path):
     assert (code, err) == (0, "")
     assert out.startswith(f"{tmp_path}/photos, taken as images by class: 10 samples in 3 shards, ")
     assert out.endswith(
-        f"; 2 classes, numbered in sorted order from 0 (cat, dog); 1 file ignored ({tmp_path}/photos/cat/readme.txt): "
-        f"{tmp_path}/out/p.json\n"
+        f": {tmp_path}/out/p.json\n2 classes, numbered in sorted order from 0 (cat, dog)\n"
+        f"1 file ignored ({tmp_path}/photos/cat/readme.txt)\n"
     )
     found = shown(tmp_path / "out/p.json")
     assert [key for key, _ in found[:7]] == [f"cat/v.1/{k:03d}" for k in (1, 2, 4, 5, 7, 8)] + ["dog/v.1/000"]
@@ -671,7 +672,7 @@ def test_where_leaves_out_what_cannot_be_asked(tmp_path):
     options = ("--format", "files", "--where", "bin = '1'", "--skip-errors")
     code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/x-%d.tar", *options)
     assert code == 0
-    assert "1 sample not wanted; 1 sample left out" in out
+    assert "\n1 sample not wanted\n1 sample left out\n" in out
     assert err.startswith("wids: left out: .bin of 'a' is no value")
 
 
@@ -688,7 +689,7 @@ def test_what_cannot_be_packed_is_told(tmp_path):
     code, out, err = run_pack(tmp_path / "in", "--format", "folder", "-o", tmp_path / "out/p-%d.tar", "--skip-errors")
     assert code == 0
     assert "4 samples in 1 shard" in out
-    assert "; 4 samples left out: " in out
+    assert "\n4 samples left out\n" in out
     for words in ("in no class folder", "has a dot in its basename", "has the key 'cat/v.1/001', as", "No such file"):
         assert words in err
 
@@ -1107,7 +1108,7 @@ def test_classes_by_a_list(tmp_path, name):
         tmp_path / "in", "-o", tmp_path / "a/x-%d.tar", "--no-shuffle", "--classes", tmp_path / name
     )
     assert (code, err) == (0, "")
-    assert "; 3 classes, numbered as given from 0 (eel, cat, dog): " in out
+    assert "\n3 classes, numbered as given from 0 (eel, cat, dog)\n" in out
     assert labels_of(tmp_path / "a/x.json") == [1, 2]
     options = ("--field", ".txt=text", "--field", ".cls=label", "--classes", tmp_path / name)
     code, out, err = run_pack(tmp_path / "rows.csv", "-o", tmp_path / "b/x-%d.tar", *options)
@@ -1453,7 +1454,7 @@ def test_what_only_some_samples_have_is_counted(tmp_path):
     options = ("--keep-fields", ".jpg,txt,.jepg", "--samples", 2)
     code, out, err = run_pack(tmp_path / "in", "-o", tmp_path / "out/f-%d.tar", *options)
     assert code == 0
-    assert "; not all samples have all fields: .JPG in 1, .jpg in 1: " in out
+    assert "\nnot all samples have all fields: .JPG in 1, .jpg in 1\n" in out
     assert err == "wids: note: no sample has the field .jepg that is to be kept\n"
     for size in (("--size", "10kB"), ()):
         args = ("-o", tmp_path / f"c{len(size)}/f-%d.tar", "--keep-fields", "JPG", "--range", ":2", *size)
@@ -1464,12 +1465,54 @@ def test_what_only_some_samples_have_is_counted(tmp_path):
     assert "sample 'a' has none of the fields to keep" in in_one_line(err)
 
 
+def test_of_alternatives_to_keep_the_first_is_packed(tmp_path):
+    """As in ``fields=``, of files and of datasets, cut by size too; a field of which no sample has any is told."""
+    put(tmp_path / "in", {"a.jpg": "1", "a.PNG": "2", "b.PNG": "3", "b.txt": "x", "c.txt": "x"})
+    expected = [("a", {".jpg": b"1"}), ("b", {".PNG": b"3", ".txt": b"x"}), ("c", {".txt": b"x"})]
+    out = run_ok("pack", tmp_path / "in", "-o", tmp_path / "f/f-%d.tar", "--keep-fields", "jpg;png,.txt")
+    assert f"1 file ignored ({tmp_path}/in/a.PNG)\n" in out
+    assert shown(tmp_path / "f/f.json") == expected
+    run_ok("pack", tmp_path / "in", "-o", tmp_path / "all/f-%d.tar")
+    for size in ((), ("--size", "10kB")):
+        args = ("-o", tmp_path / f"d{len(size)}/f-%d.tar", "--keep-fields", ".jpg;.png,.txt", *size)
+        run_ok("pack", tmp_path / "all/f.json", *args)
+        assert shown(tmp_path / f"d{len(size)}/f.json") == expected
+    args = ("-o", tmp_path / "g/f-%d.tar", "--keep-fields", "txt,tif;webp", "--range", "1:")
+    code, _, err = run_pack(tmp_path / "all/f.json", *args)
+    assert (code, err) == (0, "wids: note: no sample has the field .tif or .webp that is to be kept\n")
+    for wrong in ("jpg;", "jpg,png;jpg"):
+        assert "fields: " in complaint(2, "pack", tmp_path / "in", "-o", tmp_path / "x-%d.tar", "--keep-fields", wrong)
+
+
+def test_alternatives_are_another_dataset_than_all_of_them(tmp_path):
+    """A run that was ended with one of the two is not continued with the other."""
+    put(tmp_path / "in", {"a.jpg": "1", "a.png": "2"})
+    run_ok("pack", tmp_path / "in", "-o", tmp_path / "in-%d.tar")
+    digests = [
+        datasets.list_dataset(
+            str(tmp_path / "in.json"),
+            cache_dir="nowhere",
+            keep_fields=fields,
+            storage_options=None,
+            tell=lambda _: None,
+        ).reader.identify([0])
+        for fields in (
+            parse_fields("jpg;png"),
+            parse_fields(("png", "jpg")),
+            parse_fields(("jpg", "png")),
+            parse_fields("png;jpg"),
+        )
+    ]
+    assert digests[1] == digests[2]
+    assert len(set(digests)) == 3
+
+
 def test_ignored_files_are_named(tmp_path):
     """The first ones in the line, a thousand for programs, all of them in the number."""
     put(tmp_path / "in", {"a/0.jpg": "x", **{f"a/{k}.txt": "x" for k in range(1100)}})
     out = run_ok("pack", tmp_path / "in", "--format", "folder", "-o", tmp_path / "out/f-%d.tar")
-    assert "; 1,100 files ignored (" in out
-    assert ".txt, ...): " in out
+    assert "\n1,100 files ignored (" in out
+    assert ".txt, ...)\n" in out
     out = run_ok("pack", tmp_path / "in", "--format", "folder", "-o", tmp_path / "b/f-%d.tar", "--json")
     found = json.loads(out)
     assert (found["ignored"], len(found["ignored_files"])) == (1100, 1000)
@@ -1603,7 +1646,7 @@ def test_class_folders_are_shuffled(tmp_path):
     """By default with seed 0, which is said; --no-shuffle keeps the order, of other sources too."""
     put(tmp_path / "h", {f"{name}/{k}.jpg": "x" for name in ("cat", "dog") for k in range(20)})
     out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "a/h-%d.tar")
-    assert "; shuffled with seed 0: " in out
+    assert "\nshuffled with seed 0\n" in out
     assert sum(map(int, labels_of(tmp_path / "a/h.json")[:20])) in range(4, 17)
     out = run_ok("pack", tmp_path / "h", "-o", tmp_path / "b/h-%d.tar", "--no-shuffle", "--samples", 20)
     assert "shuffled" not in out

@@ -135,10 +135,10 @@ def test_open_file_in_the_working_directory(index, monkeypatch):
         ("", "shards is an empty text"),
         ("no/*.tar", r"no/\*\.tar: no file has a name like this"),
         (["no/*.tar"], "no file has a name like this"),
-        ("s3://b/*.tar", "is a glob of a store, .* to count their samples; make its index"),
-        ("wids/order", r"wids/order: there are no \.tar files in this directory"),
+        ("s3://b/*.tar", r"is a glob of a store, .* index and give that: wids index create 's3://b/\*.tar' -o train"),
+        ("wids/order", r"wids/order: there are no \.tar files in this directory; wids pack makes shards of other"),
         (["wids/order"], r"there are no \.tar files in this directory"),
-        ("gs://b/d/", "is a directory of a store, .* to count their samples; make its index"),
+        ("gs://b/d/", r"is a directory of a store, .* index and give that: wids index create 'gs://b/d/' -o train"),
         ("a.tar::b.tar", r"several places in one text; give a list of them: \['a\.tar', 'b\.tar'\]"),
         (["a-{0..3}.tar::b-{0..3}.tar"], "several places in one text"),
         ("a.json::s3://b/b.json", r"several indexes in one text; merge them .*wids\.mix"),
@@ -1446,6 +1446,51 @@ def test_a_cache_directory_may_be_a_file_url(web, tmp_path):
     assert os.path.dirname(dataset.get_shard(0)[0].path) == f"{tmp_path}/c"
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (".jpeg", "; it has the fields .jpg, .cls"),
+        (".JPG", "; it has the fields .jpg, .cls"),
+        ("jpg", "; it has the fields .jpg, .cls"),
+        ("dog", ""),  # of another dict, most likely
+        (3, ""),
+        (".jpg", ""),
+    ],
+)
+def test_an_error_for_a_field_that_a_sample_lacks_says_what_it_has(tmp_path, asked, words):
+    """A program asks for ``.jpg`` of ``.jpeg``; nothing is said where something else lacks the key."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": b"", "0.cls": b"3", "0.txt": b""})
+    dataset = wids.ShardListDataset(str(tmp_path / "a.tar"), transformations="raw", fields=(".jpg", ".cls"))
+
+    def fail(sample):
+        return {**sample, asked: {}[asked]} if asked in sample else sample[asked]
+
+    with pytest.raises(KeyError) as caught:
+        dataset.add_transform(fail)[0]
+    (note,) = caught.value.__notes__
+    assert note.endswith(f"row 0 of {tmp_path}/a.tar{words}")
+
+
+def test_the_fields_that_a_sample_has_are_not_listed_without_end(tmp_path):
+    """Twelve of them are."""
+    names = [f".f{k:02}" + "x" * (90 * (k == 0)) for k in range(40)]
+    write_tar(tmp_path / "a.tar", [(f"a{name}", b"") for name in names])
+    dataset = wids.ShardListDataset(str(tmp_path / "a.tar"), transformations=["raw", lambda sample: sample[".jpg"]])
+    with pytest.raises(KeyError) as caught:
+        dataset[0]
+    (note,) = caught.value.__notes__
+    assert note.endswith(", .f10, .f11, ...")
+
+
+def test_one_is_no_plural(tmp_path):
+    """In what a dataset is shown as."""
+    write_shard(tmp_path / "a.tar", 1)
+    place = str(tmp_path / "a.tar")
+    assert repr(wids.ShardListDataset(place, dataset_name="d")) == "<ShardListDataset 'd': 1 sample in 1 shard>"
+    pair = [(place, 1), (place, 1)]
+    assert repr(wids.ShardListDataset(pair, dataset_name="d")) == "<ShardListDataset 'd': 2 samples in 2 shards>"
+
+
 def test_sizes_may_be_texts(index):
     """As on the command line."""
     dataset = wids.ShardListDataset(index, cache_size="200GB", prefetch="1.5 MiB", cache_local=True)
@@ -1462,6 +1507,7 @@ def test_sizes_may_be_texts(index):
         (wids.ShardListSampler, "length", "'length'; did you mean lengths?"),
         (wids.ShardWriter, "storage_option", "'storage_option'; did you mean storage_options?"),
         (wids.ShardListDataset, "zebra", "'zebra'"),
+        (wids.ShardListDataset, "shardshuffle", "'shardshuffle'"),  # of webdataset, and nothing like ``shards``
     ],
 )
 def test_an_argument_that_is_misspelt(index, make, name, words):

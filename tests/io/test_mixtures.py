@@ -465,7 +465,7 @@ def test_the_limit_is_held_against_all_sources_of_its_directory(remote, tmp_path
     [said] = warnings_of(caplog, mixture)
     assert f"cache_size ({format_size(8 * footprint)}) has space for {8 * footprint // size} shards" in said
     assert "read 8 at a time, out of 4 sources" in said
-    assert f"cache_size={12 * size:_} would do, or a window of 1 shards" in said
+    assert f"cache_size={12 * size:_} would do, or window=1" in said
     assert warnings_of(caplog, mixture) == []
     assert warnings_of(caplog, remote_mixture(remote, lambda _: tmp_path, lambda _: 12)) == []
     two = remote_mixture(remote, lambda _: tmp_path, lambda _: 6)

@@ -405,7 +405,7 @@ def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
             *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
             f", out of {len(needs)} sources" if len(needs) > 1 else "",
             f"{needed:_}",
-            f", or a window of {window} shards" if window >= 1 else "",
+            f", or window={window}" if window >= 1 else "",
         )
     return True
 

@@ -74,7 +74,11 @@ class SourceFlags:
         None
     )
     keep_fields: Annotated[
-        str | None, typer.Option(metavar=".EXT,.EXT", help="Pack these fields only (of files and datasets).")
+        str | None,
+        typer.Option(
+            metavar=".EXT,.EXT",
+            help="Pack these fields only (of files and datasets). .jpg;.png: the first of these that a sample has.",
+        ),
     ] = None
     where: Annotated[
         list[str] | None,
@@ -109,12 +113,15 @@ class SourceFlags:
             raise typer.BadParameter(f"--classes is for class folders and manifests, and SOURCE is taken as {kind}")
 
     @property
-    def kept(self) -> frozenset[str] | None:
-        """The extensions to pack; None: all."""
-        if self.keep_fields is None:
-            return None
-        names = (text.strip() for text in self.keep_fields.split(","))
-        return frozenset(name if name.startswith(".") else f".{name}" for name in names)
+    def kept(self) -> tuple[str, ...] | None:
+        """The extensions to pack; None: all.
+
+        Raises:
+            InputError: one is empty, or stands in two fields.
+        """
+        from wids.tables.fields import parse_fields
+
+        return None if self.keep_fields is None else parse_fields(self.keep_fields.split(","))
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,7 @@ def run_pack(
 
     try:
         how.settings(output, flags.storage_options, "")  # before anything is looked at
-        rules = _parse_fields(flags)
+        rules, kept = _parse_fields(flags), flags.kept
     except (SpecError, ValueError) as error:
         raise typer.BadParameter(with_advice(error) if isinstance(error, WidsError) else str(error)) from None
     options = run.options()
@@ -247,7 +254,7 @@ def run_pack(
         sources, kind = _find_sources(sources, flags)
         flags.check(kind)
         settings = how.settings(output, flags.storage_options, kind)
-        listing = _list(kind, sources, flags, how, rules, is_shown=not is_json)
+        listing = _list(kind, sources, flags, how, rules, kept, is_shown=not is_json)
         if flags.where:
             _choose(listing, flags.where, skips_errors=how.skips_errors, is_shown=not is_json)
     with job_bar("packing", is_shown=not is_json) as show:
@@ -324,7 +331,14 @@ def _find_format(source: str) -> str:
 
 
 def _list(
-    kind: str, sources: list[str], flags: SourceFlags, how: PackFlags, rules: list[Any], *, is_shown: bool
+    kind: str,
+    sources: list[str],
+    flags: SourceFlags,
+    how: PackFlags,
+    rules: list[Any],
+    kept: tuple[str, ...] | None,
+    *,
+    is_shown: bool,
 ) -> SourceListing:
     from wids.cli.progress import progress
     from wids.files.own_folder import default_cache_dir
@@ -357,14 +371,14 @@ def _list(
         if kind == "folder":
             return folders.list_images(source, numbers_keys=how.numbers_keys, tell=tell, classes=classes)
         if kind == "files":
-            return folders.list_files(source, numbers_keys=how.numbers_keys, keep_fields=flags.kept, tell=tell)
+            return folders.list_files(source, numbers_keys=how.numbers_keys, keep_fields=kept, tell=tell)
         shards: Any = sources if len(sources) > 1 else source
         if is_folder:
             shards = sorted(os.path.join(source, name) for name in os.listdir(source) if name.endswith(".tar"))
         return datasets.list_dataset(
             shards,
             cache_dir=flags.cache_dir or default_cache_dir(),
-            keep_fields=flags.kept,
+            keep_fields=kept,
             storage_options=flags.storage_options,
             tell=tell,
         )
@@ -392,7 +406,8 @@ def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
         return
     rate = format_rate(outcome.bytes, outcome.seconds)
     done = f"{count_of(outcome.samples, 'sample')} in {count_of(outcome.shards, 'shard')}, {format_size(outcome.bytes)}"
-    parts = [f"{done}, in {outcome.seconds:,.3g} s" + ("" if outcome.kept else f" ({rate})")]
+    done += f", in {outcome.seconds:,.3g} s" + ("" if outcome.kept else f" ({rate})")
+    parts = list[str]()
     if outcome.kept:
         parts.append(f"{count_of(outcome.kept, 'shard')} of an earlier run kept")
     if outcome.removed:
@@ -406,7 +421,9 @@ def _report(outcome: PackOutcome, *, source: str, is_json: bool) -> None:
         parts.append(f"{count_of(outcome.unmatched, 'sample')} not wanted")
     if outcome.skipped:
         parts.append(f"{count_of(len(outcome.skipped), 'sample')} left out")
-    print(f"{printable(source)}: {printable('; '.join(parts))}: {shown_url(outcome.index)}")
+    print(f"{printable(source)}: {done}: {shown_url(outcome.index)}")
+    for part in parts:
+        print(printable(part))
     print_errors([f"note: {note}" for note in outcome.notes])
     print_errors([f"left out: {problem.why}" for problem in outcome.skipped])
 

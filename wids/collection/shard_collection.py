@@ -298,8 +298,8 @@ class ShardCollection:
             opened = open_remote(k)
         else:
             raise SpecError(
-                f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; "
-                "make an index (wids index create) or give (url, nsamples) pairs",
+                f"shards[{k}] ({url}) has no nsamples, and only local shards are counted on the spot; make an index "
+                "of all of them (wids index create URLS -o train.json) and give that, or (url, nsamples) pairs",
                 path=f"shards[{k}]",
             )
         with contextlib.closing(opened) as reader:
@@ -668,7 +668,7 @@ def _check_place(place: str, base: str | None) -> None:
     scheme, why = urls.scheme_of(place), "whose shards would have to be read to count their samples"
     if scheme in ("", "pipe", "file"):
         return
-    way = "make its index (wids index create 'URL' -o train.json)"
+    way = f"make its index and give that: wids index create '{place}' -o train.json"
     if urls.without_query(place).endswith("/"):
         raise _no_shards(place, f"is a directory of a store, {why}; {way}")
     if scheme not in ("http", "https") and not _GLOB.isdisjoint(place):

@@ -145,7 +145,9 @@ def _local(name: str, failed: dict[str, WidsError]) -> list[Found]:
         paths = _archives_in(path, failed)
         if not paths and len(failed) == before:
             indexes = [found for found in sorted(os.listdir(path)) if found.endswith(_INDEXES)]
-            advice = f"; for an index give its file, as {os.path.join(name, indexes[0])}" if indexes else ""
+            advice = "; wids pack makes shards of other files" if os.listdir(path) else ""
+            if indexes:
+                advice = f"; for an index give its file, as {os.path.join(name, indexes[0])}"
             raise SpecError(f"{name}: there are no {SUFFIX} files in this directory{advice}", path=path)
     elif not os.path.lexists(path) and not _GLOB.isdisjoint(path):
         matches = glob.glob(path, recursive=True)

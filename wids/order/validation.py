@@ -103,7 +103,7 @@ def suggest_names(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - names:
-            near = difflib.get_close_matches(name, names - {"self"}, n=1)
+            near = difflib.get_close_matches(name, names - {"self"}, n=1, cutoff=0.7)
             more = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{more}")
         return function(*args, **kwargs)

@@ -143,21 +143,24 @@ def is_transient(error: Exception, path: str | None) -> bool:
     return isinstance(error, EOFError) or any(base.__module__.split(".")[0] in _CLIENTS for base in type(error).__mro__)
 
 
+def _likely_cause(url: str, status: int | None) -> str:
+    """What in a URL may be why there is nothing."""
+    if status is not None and "#" in url:
+        return " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
+    if urls.scheme_of(url) in ("http", "https") and "*" in urls.without_query(url):
+        return " (HTTP knows no globs; name a directory, with / at its end, or a brace pattern)"
+    return ""
+
+
 def explain(error: Exception, url: str, path: str | None, *, tries: int) -> WidsError:  # noqa: PLR0911 - one kind each
     """The typed error that tells what happened to ``url`` and what to do."""
     status, cause = _status_of(error), words_of(error, url)
     if _is_of_target(error, path):
         return CacheError(f"{path}: cannot be written ({cause}) while fetching {url}; free space or move cache_dir")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        is_cut = status is not None and "#" in url
-        what = (
-            " (a server is not asked for what follows '#'; where that is a letter of the name, write %23)"
-            if is_cut
-            else ""
-        )
         return ShardNotFoundError(
-            f"{url}: there is nothing there{what}; check the URL or path, and the base of the index if it comes from "
-            "one",
+            f"{url}: there is nothing there{_likely_cause(url, status)}; check the URL or path, and the base of the "
+            "index if it comes from one",
             url=url,
         )
     if isinstance(error, PermissionError) or status in (401, 403):

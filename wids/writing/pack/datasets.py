@@ -19,6 +19,7 @@ from wids.index import compiled
 from wids.readers.pool import default_capacity
 from wids.readers.provider import AutoProvider
 from wids.tables import headers
+from wids.tables.fields import Alternatives
 from wids.tables.keys import encode_name
 from wids.transport import urls
 from wids.writing.pack.listing import SourceListing
@@ -36,10 +37,10 @@ class DatasetReader:
 
     Args:
         collection: of its shards, each with its count.
-        fields: extensions to read; None: all.
+        fields: extensions to read, or `Alternatives`; None: all.
     """
 
-    def __init__(self, collection: ShardCollection, *, fields: frozenset[str] | None) -> None:
+    def __init__(self, collection: ShardCollection, *, fields: Sequence[str] | None) -> None:
         self._collection, self._fields = collection, fields
 
     def read(self, item: int) -> tuple[str, Fields]:
@@ -74,18 +75,20 @@ class DatasetReader:
         k, row = self._collection.locate(item)
         table = self._collection.open(k).table
         name = table.key(row) if key is None else key
-        kept = None if self._fields is None else {table.extensions[k] for k in table.ids_of(self._fields)}
+        span = range(table.starts[row], table.starts[row + 1])
         return sum(
-            headers.member_bytes(encode_name(name + extension), size)
-            for extension, _, size in table.members(row)
-            if kept is None or extension in kept
+            headers.member_bytes(encode_name(name + table.extensions[table.extension_ids[m]]), table.sizes[m])
+            for m in (span if self._fields is None else table.chosen(span, self._fields))
         )
 
     def identify(self, items: Sequence[int]) -> str:
         """A digest of the samples, and of the shards that they come from."""
         shards, cache = self._collection.shards, self._collection.provider.cache
         places = list(map(self._collection.locate, items))
-        digest = hashlib.sha256(repr((places, self._fields and sorted(self._fields))).encode())
+        fields = self._fields
+        if fields is not None and not isinstance(fields, Alternatives):
+            fields = sorted(set(fields))
+        digest = hashlib.sha256(repr((places, fields)).encode())
         for k in sorted({k for k, _ in places}):
             facts: list[Any] = [shards.describe(k)]
             path, is_in_place = cache.place(shards.urls[k])
@@ -101,7 +104,7 @@ def list_dataset(
     source: Shards,
     *,
     cache_dir: str,
-    keep_fields: frozenset[str] | None,
+    keep_fields: Sequence[str] | None,
     storage_options: dict[str, Any] | None,
     tell: Callable[[int], None],
 ) -> SourceListing:
@@ -110,7 +113,7 @@ def list_dataset(
     Args:
         source: as `wids.ShardListDataset` takes it.
         cache_dir: where remote shards are kept.
-        keep_fields: extensions to pack; None: all.
+        keep_fields: extensions to pack, or `Alternatives`; None: all.
         storage_options: for fsspec.
         tell: called with the number of samples that were counted, now and then.
 

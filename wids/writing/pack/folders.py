@@ -12,6 +12,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from wids.errors import InputError, SampleError, shorten
+from wids.tables.fields import Alternatives
 from wids.tables.keys import decode_name, encode_name, first_dot
 from wids.writing.pack.labels import check_alike, count_classes, describe_classes, find_alike, fold_names, name_some
 from wids.writing.pack.listing import (
@@ -162,26 +163,26 @@ def _is_hidden(name: str) -> bool:
 
 
 def list_files(
-    directory: str, *, numbers_keys: bool, keep_fields: frozenset[str] | None, tell: Callable[[int], None]
+    directory: str, *, numbers_keys: bool, keep_fields: Sequence[str] | None, tell: Callable[[int], None]
 ) -> SourceListing:
     """Files ``key.ext``: those with one key (the path up to the first dot of the basename) are one sample.
 
     Args:
         directory: is listed to all its depth.
         numbers_keys: keys do not matter, for samples are numbered.
-        keep_fields: extensions to pack, in any case; None: all.
+        keep_fields: extensions to pack, in any case, or `Alternatives`; None: all.
         tell: called with the number of files found now and then.
 
     Raises:
         InputError: it cannot be listed, or has no such files.
     """
     listing = SourceListing(items=[], reader=FileReader(), places=[directory], keep_fields=keep_fields)
-    wanted = None if keep_fields is None else frozenset(map(str.lower, keep_fields))
+    wanted = None if keep_fields is None else frozenset(map(str.casefold, keep_fields))
     samples: dict[bytes, list[tuple[bytes, InFile]]] = {}
     broken: dict[bytes, SampleProblem] = {}
     for name, path, field, trouble in _files(directory, tell):
         parts = first_dot(encode_name(name))
-        if parts is None or (wanted is not None and decode_name(parts[1]).lower() not in wanted):
+        if parts is None or (wanted is not None and decode_name(parts[1]).casefold() not in wanted):
             listing.ignore(path)
         elif field is None:
             broken.setdefault(parts[0], SampleProblem(path, trouble))
@@ -198,7 +199,14 @@ def list_files(
         elif trouble:
             listing.problems.append(SampleProblem(path, trouble))
         else:
-            items.append(Sample(key, tuple(field for _, field in sorted(samples[raw]))))
+            fields = [field for _, field in sorted(samples[raw])]
+            if isinstance(keep_fields, Alternatives):
+                groups = keep_fields.choose([field.extension for field in fields])
+                chosen = {place for group in groups for place in group}
+                for place in set(range(len(fields))) - chosen:
+                    listing.ignore(fields[place].path)
+                fields = [fields[place] for place in sorted(chosen)]
+            items.append(Sample(key, tuple(fields)))
     _note_forms(listing, items, directory)
     if not items and not listing.problems:
         raise InputError(f"{directory}: there are no files like key.ext in it to be packed", path=directory)

@@ -121,7 +121,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
         info: for the index.
         columns: gives the columns of the items, a row for each, or None if there are none; None: there never are.
         places: folders and files that it is read from, by path or URL; nothing is written into or over these.
-        keep_fields: extensions to pack; None: all.
+        keep_fields: extensions to pack, or `Alternatives`; None: all.
         facts: what a report says of it. notes: oddities, a sentence each.
     """
 
@@ -134,7 +134,7 @@ class SourceListing(msgspec.Struct, kw_only=True):
     info: dict[str, Any] | None = None
     columns: Callable[[], SampleTable | None] | None = None
     places: Sequence[str] = ()
-    keep_fields: frozenset[str] | None = None
+    keep_fields: Sequence[str] | None = None
     facts: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 

@@ -20,6 +20,7 @@ from wids.jobs.journal import JobJournal
 from wids.jobs.outcome import JobOutcome, JobProgress, raise_failure
 from wids.jobs.runner import RunOptions, run
 from wids.order.permutation import PACKING, permutation
+from wids.tables.fields import Alternatives
 from wids.tables.table import SUFFIX as TABLE_SUFFIX
 from wids.transport import urls
 from wids.transport.upload import local_path
@@ -316,10 +317,13 @@ class _Packing:
             listed = ", ".join(f"{shorten(extension)} in {count:,}" for extension, count in few[:_NAMED])
             rest = f", and {len(few) - _NAMED:,} more such fields" if len(few) > _NAMED else ""
             outcome.facts = [*outcome.facts, f"not all samples have all fields: {listed}{rest}"]
-        there = {extension.lower() for extension in counts}
-        for extension in sorted(self.listing.keep_fields or ()):
-            if extension.lower() not in there:
-                outcome.notes = [*outcome.notes, f"no sample has the field {shorten(extension)} that is to be kept"]
+        there = {extension.casefold() for extension in counts}
+        kept = self.listing.keep_fields or ()
+        groups = kept.groups if isinstance(kept, Alternatives) else [(extension,) for extension in kept]
+        for group in sorted(set(groups)):
+            if there.isdisjoint(map(str.casefold, group)):
+                named = " or ".join(map(shorten, group))
+                outcome.notes = [*outcome.notes, f"no sample has the field {named} that is to be kept"]
 
     def resolve(self, options: RunOptions) -> RunOptions:
         """What runs it: a remote place that is this process's own memory is written by this process."""
