@@ -43,6 +43,25 @@ PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
 # decoders.py loads .pt members, encoders.py saves them and the demo trains: inside functions, when it comes to it.
 LAZY_TORCH = re.compile(r"codecs/(?:de|en)coders\.py|cli/demo/\w+\.py")
+TESTS = ROOT.parent / "tests"
+# Files of tests that are not named after a module: what they are about has no module of its own.
+WHOLE = {
+    "architecture": "what holds for all modules",
+    "readmes": "the texts",
+    "readme_code": "the programs in them",
+    "readme_commands": "the commands in them",
+    "troubleshooting": "the messages in them",
+    "tools": "tests/support",
+    "resume": "a sampler's state, through all of order",
+    "promises": "what the README promises, from outside",
+    "shared_cache": "a cache directory of several users",
+    "store_model": "all of a cache directory, against a model",
+    "cli": "what holds for all commands",
+    "outputs": "the files that all commands write",
+    "widths": "all commands on narrow terminals",
+    "legacy": "the names of wids 0.1",
+    "original_programs": "the calls of programs for it",
+}
 
 
 def modules() -> list[Path]:
@@ -332,3 +351,25 @@ def test_a_folder_s_readme_names_its_modules(path):
     named = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
     there = {module.stem for module in path.parent.glob("*.py")} - {"__init__", "__main__"}
     assert named == there
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for kind in ("unit", "io", "cli") for path in (TESTS / kind).rglob("test_*.py")),
+    ids=lambda path: str(path.relative_to(TESTS)),
+)
+def test_tests_follow_their_modules(path):
+    """The tests of FOLDER/MODULE.py are in FOLDER/test_MODULE.py; those of a folder of commands may be in one file."""
+    name, folder = path.stem.removeprefix("test_"), path.parent.relative_to(TESTS)
+    if folder.parts[0] == "cli":
+        places = [*(ROOT / "cli").rglob(f"{name}.py"), ROOT / "cli" / name / "__init__.py"]
+    else:
+        places = [ROOT / Path(*folder.parts[1:]) / f"{name}.py"]
+        assert places[0].parent.is_dir(), f"wids has no such folder as {folder}"
+    is_found = any(place.is_file() for place in places) or name in WHOLE or name.endswith("_conformance")
+    assert is_found, f"no module {name}: rename the file after the module that it tests"
+
+
+def test_behaviours_without_a_module_have_tests():
+    """The list of them names none that is gone."""
+    assert not [name for name in WHOLE if not [*TESTS.rglob(f"test_{name}.py")]]

@@ -1,10 +1,7 @@
-"""Indexes made by the library: what is found, what is read of it, what a second run reads, and what is written."""
+"""Indexes made by the library: what is read of shards, what a second run reads, and what is written."""
 
-import gzip
-import hashlib
 import json
 import os
-import re
 from pathlib import Path
 
 import fsspec
@@ -14,27 +11,25 @@ from tests.support import backends
 from tests.support.cache_shards import pack
 from tests.support.range_faults import WEAK, replaced, said
 from tests.support.servers import status, whole
-from tests.support.shards import digests, serve, survey_shard, write_index, write_json, write_shard, write_shards
+from tests.support.shards import digests, serve, survey_shard, write_json, write_shard, write_shards
 from wids import ShardListDataset
 from wids.errors import (
     CountMismatchError,
-    FetchDeniedError,
     FetchError,
     InputError,
     JobError,
     OutputError,
-    SelectionError,
     ShardError,
     ShardNotFoundError,
     SpecError,
     WidsError,
     WrongContentError,
 )
-from wids.index import checksums, discovery, writing
-from wids.index.discovery import find_shards, look_local
+from wids.index import checksums, writing
+from wids.index.discovery import look_local
 from wids.jobs import index_create, scan
 from wids.jobs.index_create import IndexSettings, KnownShards, create_index
-from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
+from wids.jobs.index_edit import rebase_index, update_index
 from wids.jobs.runner import RunOptions
 from wids.jobs.scan import ScanTask, scan_shard
 from wids.readers.header_reader import Window
@@ -51,11 +46,6 @@ def read(path):
 def urls_in(path):
     """The URLs that an index lists, as written."""
     return [entry["url"] for entry in read(path)["shardlist"]]
-
-
-def names(found):
-    """The last parts of what was found."""
-    return [os.path.basename(shard.url) for shard in found]
 
 
 @pytest.fixture
@@ -77,95 +67,6 @@ def bucket(tmp_path):
 # --- what sources name
 
 
-def test_sources_give_shards_in_natural_order(tmp_path, monkeypatch):
-    """Directories, globs and braces in natural order, sources as given, each shard once; other files do not count."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("d/s10.tar", "d/s2.tar", "d/deep/s1.tar", "e/x.tar", "d/notes.txt", "d/.hidden.tar"):
-        write_shard(name, 1)
-    assert names(find_shards(["d"])) == ["s1.tar", "s2.tar", "s10.tar"]
-    assert names(find_shards(["d/s*.tar"])) == ["s2.tar", "s10.tar"]
-    assert names(find_shards(["d/s{10,2}.tar", "d/s2.tar", "e/"])) == ["s10.tar", "s2.tar", "x.tar"]
-    found = find_shards(["e/x.tar"])[0]
-    assert (found.url, found.size) == (str(tmp_path / "e/x.tar"), os.stat("e/x.tar").st_size)
-
-
-def test_a_name_with_braces_or_stars_is_a_name_first(tmp_path):
-    """A file that is really called so is that file."""
-    for name in ("a{1,2}.tar", "b[1].tar"):
-        path = write_shard(tmp_path / name, 1)
-        assert [shard.url for shard in find_shards([path])] == [path]
-
-
-def test_links_are_followed_each_file_once(tmp_path):
-    """Directories and files that are links, links in circles, two names of one file: each file comes once, by the name
-    that is no link, and the others are named.
-    """
-    write_shard(tmp_path / "elsewhere/far.tar", 1)
-    for name in ("s2.tar", "S3.TAR", "deep/s1.tar"):
-        write_shard(tmp_path / "d" / name, 1)
-    os.symlink("../elsewhere", tmp_path / "d/linked")
-    os.symlink("..", tmp_path / "d/deep/loop")
-    os.symlink("s2.tar", tmp_path / "d/a-link.tar")
-    os.link(tmp_path / "d/s2.tar", tmp_path / "d/same.tar")
-    named = discovery.look_for_shards([str(tmp_path / "d")])
-    assert [url.removeprefix(f"{tmp_path}/d/") for url in named.found] == [
-        *("S3.TAR", "deep/s1.tar", "linked/far.tar", "s2.tar")
-    ]
-    assert set(map(os.path.basename, named.repeated)) == {"a-link.tar", "same.tar"}
-    assert set(named.repeated.values()) == {str(tmp_path / "d/s2.tar")}
-    assert set(names(find_shards([str(tmp_path / "*")]))) == {"S3.TAR", "s1.tar", "far.tar", "s2.tar"}
-
-
-@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.zst", "x.TAR.XZ", "dangling.tar"])
-@pytest.mark.parametrize("source", ["d", "d/*"])
-def test_what_looks_like_a_shard_and_is_none_is_named(tmp_path, name, source):
-    """Compressed archives and links to nothing: an error, or left out and listed."""
-    write_shard(tmp_path / "d/s0.tar", 2)
-    if name.startswith("x"):
-        (tmp_path / "d" / name).write_bytes(gzip.compress(Path(tmp_path / "d/s0.tar").read_bytes()))
-    else:
-        os.symlink("gone.tar", tmp_path / "d" / name)
-    (tmp_path / "d/._s0.tar").write_bytes(b"of macOS")
-    output = str(tmp_path / "i.json")
-    if source == "d/*":
-        os.unlink(tmp_path / "d/._s0.tar")
-    with pytest.raises(WidsError, match=re.escape(name)):
-        create_index([str(tmp_path / source)], output)
-    told = create_index([str(tmp_path / source)], output, settings=IndexSettings(is_skipping=True))
-    assert (told.shards, list(map(os.path.basename, told.failed))) == (1, [name])
-    assert ("gzip" if name.startswith("x") else "link to gone.tar") in str(told.failed)
-
-
-def test_compressed_objects_at_a_prefix_are_named(bucket, tmp_path):
-    """As in a directory."""
-    url, filesystem = bucket
-    data = pack([("a.txt", b"1")])
-    for name, body in (("a.tar", data), ("b.TAR", data), ("c.tgz", gzip.compress(data)), ("notes.txt", b"x")):
-        filesystem.pipe_file(f"{url}/{name}", body)
-    told = create_index([f"{url}/"], str(tmp_path / "i.json"), settings=IndexSettings(is_skipping=True))
-    assert (told.shards, list(map(os.path.basename, told.failed))) == (2, ["c.tgz"])
-
-
-def test_a_directory_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    """It is no empty one."""
-    write_shard(tmp_path / "d/s0.tar", 1)
-    write_shard(tmp_path / "d/closed/s1.tar", 1)
-    scandir = os.scandir
-
-    def refuse(path):
-        if str(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(FetchDeniedError, match="closed: this directory cannot be read"):
-        create_index([str(tmp_path / "d")], str(tmp_path / "i.json"))
-    with pytest.raises(FetchDeniedError):
-        find_shards([str(tmp_path / "d")])
-    told = create_index([str(tmp_path / "d")], str(tmp_path / "i.json"), settings=IndexSettings(is_skipping=True))
-    assert (told.shards, list(told.failed)) == (1, [str(tmp_path / "d/closed")])
-
-
 @pytest.mark.parametrize("place", [1, 2, 4])
 @pytest.mark.parametrize("headers", WEAK.values(), ids=WEAK)
 def test_checksums_are_of_one_version(ranged, headers, place, monkeypatch):
@@ -176,70 +77,6 @@ def test_checksums_are_of_one_version(ranged, headers, place, monkeypatch):
     url = ranged.add("/a.tar", old, *(said(fault, **headers) for fault in faults))
     facts = scan_shard(ScanTask(url=url, checksums=checksums.KEYS))
     assert {key: getattr(facts, key) for key in checksums.KEYS} in (digests(old), digests(new))
-
-
-def test_marks_of_a_listing(bucket, monkeypatch):
-    """They are those that a look at the object gives, so that a second run reads nothing again."""
-    url, filesystem = bucket
-    filesystem.pipe(f"{url.removeprefix('memory:/')}/a.tar", pack([("x.txt", b"x")]))
-    real = type(filesystem).info
-    tagged = lambda self, path, **options: {**real(self, path, **options), "ETag": 'W/"1"'}  # noqa: E731
-    monkeypatch.setattr(type(filesystem), "info", tagged)
-    monkeypatch.setattr(type(filesystem), "find", lambda self, path, **_: {f"{path}/a.tar": self.info(f"{path}/a.tar")})
-    (found,) = find_shards([f"{url}/"])
-    assert found.mark == scan.look_remote(found.url).mark == '"1"'
-
-
-def test_a_remote_name_with_stars_is_a_name_first(bucket):
-    """The object that is really called so; where there is none, it is a pattern."""
-    url, filesystem = bucket
-    objects = ("a[1].tar", "a1.tar", "b*.tar", "b2.tar", "c?.tar", "c3.tar")
-    for name in objects:
-        filesystem.pipe(f"{url.removeprefix('memory:/')}/{name}", pack([("x.txt", name.encode())]))
-    for name in ("a[1].tar", "b*.tar", "c?.tar"):
-        (found,) = find_shards([f"{url}/{name}"])
-        assert (found.url, found.size) == (f"{url}/{name}", 10240)
-        filesystem.rm_file(f"{url.removeprefix('memory:/')}/{name}")
-    patterns = [f"{url}/{name}" for name in ("a[1].tar", "b*.tar", "c?.tar")]
-    assert names(find_shards(patterns)) == list(objects[1::2])
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [("empty", "no .tar files in this directory"), ("x*.tar", "no file has a name like this"), ("a{.tar", "brace")],
-)
-def test_sources_that_name_nothing_are_refused(tmp_path, monkeypatch, source, words):
-    """A sentence, not an empty index."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SpecError, match=words):
-        find_shards([source])
-
-
-def test_remote_prefixes_and_patterns_are_listed(bucket):
-    """A prefix gives all shards below it, a glob those it matches, with sizes; an empty one is refused."""
-    url, filesystem = bucket
-    for name in ("s10.tar", "s2.tar", "deep/s1.tar", "readme.md"):
-        filesystem.pipe_file(f"{url}/{name}", pack([("a.txt", b"1")]))
-    found = find_shards([f"{url}/"])
-    assert names(found) == ["s1.tar", "s2.tar", "s10.tar"]
-    assert found[1].size == len(pack([("a.txt", b"1")]))
-    assert names(find_shards([f"{url}/s*.tar"])) == ["s2.tar", "s10.tar"]
-    with pytest.raises(SpecError, match=r"no \.tar files at this prefix"):
-        find_shards([f"{url}/nowhere/"])
-
-
-def test_a_web_directory_is_listed_by_its_links(tmp_path):
-    """A page with links gives the shards it links to; braces need no page."""
-    write_shards(tmp_path / "d", (1, 1))
-    with serve(tmp_path) as server:
-        server.add("/d/", b'<a href="s0.tar">s0.tar</a> <a href="s1.tar">s1.tar</a>')
-        assert names(find_shards([f"{server.url}/d/"])) == ["s0.tar", "s1.tar"]
-        assert names(find_shards([f"{server.url}/d/s{{0..1}}.tar"])) == ["s0.tar", "s1.tar"]
-        with pytest.raises(ShardNotFoundError, match=r"nothing there \(HTTP knows no globs; name a directory"):
-            create_index([f"{server.url}/d/s*.tar"], str(tmp_path / "i.json"))
-        with pytest.raises(ShardNotFoundError, match="nothing there; check the URL"):
-            create_index([f"{server.url}/d/s7.tar"], str(tmp_path / "i.json"))
 
 
 # --- one shard
@@ -448,34 +285,6 @@ def test_checksums_by_default(tmp_path, ranged):
     assert crcs(False) == [None] * 4
     assert crcs() == [*wanted, small, None]  # from the last run
     assert "md5sum" not in read(tmp_path / "None.json")["shardlist"][0]
-
-
-@pytest.mark.parametrize("checksums", [None, False])
-def test_update_has_the_checksums_of_the_index(tmp_path, checksums):
-    """New shards as those that are there: with them, or without; an index of md5s has both."""
-    write_shards(tmp_path / "d", (1, 2))
-    output = str(tmp_path / "i.json")
-    create_index([str(tmp_path / "d")], output, settings=IndexSettings(checksums=checksums))
-    write_shard(tmp_path / "d/s9.tar", 3)
-    update_index(output, add=[str(tmp_path / "d")])
-    assert ["crc32" in entry for entry in read(output)["shardlist"]] == [checksums is None] * 3
-    update_index(output, settings=IndexSettings(has_md5=True))
-    os.utime(tmp_path / "d/s0.tar", (1, 1))
-    update_index(output)
-    assert all({"crc32", "md5sum"} <= entry.keys() for entry in read(output)["shardlist"])
-
-
-def test_update_adds_no_file_twice(tmp_path):
-    """A shard that is there by another name is not added, and named."""
-    write_shards(tmp_path / "d", (1, 2))
-    output = str(tmp_path / "i.json")
-    create_index([str(tmp_path / "d")], output)
-    os.symlink("d", tmp_path / "e")
-    told = update_index(output, add=[str(tmp_path / "e")])
-    assert (told.shards, told.added, len(told.repeated)) == (2, 0, 2)
-    os.symlink("gone.tar", tmp_path / "x.tar")
-    with pytest.raises(ShardNotFoundError):  # it was never in the index
-        update_index(output, add=[str(tmp_path / "x.tar")], settings=IndexSettings(is_dropping_missing=True))
 
 
 ODD = {
@@ -747,155 +556,6 @@ def test_index_text_is_json_with_a_line_a_shard():
 
 
 # --- update, merge, split, rebase
-
-
-def test_update_reads_what_changed_and_keeps_the_rest(tmp_path):
-    """Own keys of index and shards stay; changed counts are new; what is added comes last; what is dropped goes."""
-    path = write_index(tmp_path / "d", (3, 4, 2), name="i.json", other=1)
-    index = read(path)
-    index["shardlist"][0]["weight"] = 2
-    write_json(path, index)
-    write_shard(tmp_path / "d/s1.tar", 9)
-    extra = write_shard(tmp_path / "d/more/s9.tar", 1)
-    told = update_index(path, add=[extra, str(tmp_path / "d/s1.tar")], drop=["s2*"])
-    assert (told.added, told.dropped, told.samples) == (1, 1, 13)
-    index = read(path)
-    assert index["other"] == 1
-    assert [(e["url"], e["nsamples"], e.get("weight")) for e in index["shardlist"]] == [
-        ("s0.tar", 3, 2),
-        ("s1.tar", 9, None),
-        ("more/s9.tar", 1, None),
-    ]
-    told = update_index(path)
-    assert (told.unchanged, told.surveyed) == (3, 0)
-
-
-def test_update_keeps_a_shard_that_is_listed_twice(tmp_path):
-    """Some weigh shards so; both entries are brought up to date."""
-    path = write_index(tmp_path, (3, 4))
-    index = read(path)
-    write_json(path, {**index, "shardlist": [*index["shardlist"], {**index["shardlist"][0], "extra": 1}]})
-    write_shard(tmp_path / "s0.tar", 5)
-    told = update_index(path)
-    assert (told.shards, told.samples, told.surveyed, told.dropped) == (3, 14, 2, 0)
-    assert [(e["url"], e["nsamples"], e.get("extra")) for e in read(path)["shardlist"]][::2] == [
-        ("s0.tar", 5, None),
-        ("s0.tar", 5, 1),
-    ]
-
-
-def test_update_of_shards_that_are_gone(tmp_path):
-    """An error that leaves the index alone, unless they are to be dropped."""
-    path = write_index(tmp_path, (3, 4))
-    old = Path(path).read_bytes()
-    os.unlink(tmp_path / "s0.tar")
-    with pytest.raises(WidsError, match="there is no file"):
-        update_index(path)
-    assert Path(path).read_bytes() == old
-    told = update_index(path, settings=IndexSettings(is_dropping_missing=True))
-    assert (told.dropped, told.failed, urls_in(path)) == (1, {}, ["s1.tar"])
-    with pytest.raises(SelectionError, match="no shard of the index has a name like"):
-        update_index(path, drop=["x"])
-    with pytest.raises(SelectionError, match="no shards would be left"):
-        update_index(path, drop=["*"])
-
-
-def test_update_keeps_checksums(tmp_path):
-    """An index with md5 sums has them afterwards, of the new bytes and of new shards."""
-    path = write_index(tmp_path, (3,))
-    update_index(path, settings=IndexSettings(has_md5=True))
-    write_shard(tmp_path / "s0.tar", 5)
-    update_index(path, add=[write_shard(tmp_path / "s1.tar", 1)])
-    for entry in read(path)["shardlist"]:
-        assert entry["md5sum"] == hashlib.md5((tmp_path / entry["url"]).read_bytes()).hexdigest()
-
-
-def test_merge(tmp_path):
-    """Shards of all, once, in order; URLs still lead there; each knows its dataset; sub-datasets are taken apart."""
-    one = write_index(tmp_path / "a", (3, 4))
-    two = write_index(tmp_path / "b", (2,))
-    write_json(one, {**read(one), "name": "cats"})
-    parts = write_json(
-        tmp_path / "parts.json", {"wids_version": 1, "datasets": [{"source_url": "b/index.json", "name": "dogs"}]}
-    )
-    told = merge_indexes([one, parts, two], str(tmp_path / "all.json"))
-    assert (told.shards, told.samples, told.repeated) == (3, 9, 1)
-    assert urls_in(told.output) == ["a/s0.tar", "a/s1.tar", "b/s0.tar"]
-    assert [entry["dataset"] for entry in read(told.output)["shardlist"]] == ["cats", "cats", "dogs"]
-    dataset = ShardListDataset(told.output)
-    assert [dataset[i]["__dataset__"] for i in (0, 8)] == ["cats", "dogs"]
-    with pytest.raises(SpecError, match="make one first"):
-        merge_indexes([str(tmp_path / "a/s0.tar")], str(tmp_path / "x.json"))
-
-
-def test_split(tmp_path):
-    """By number and by fractions of the samples; parts hold every shard once, in order, and can be read."""
-    path = write_index(tmp_path / "d", (5, 1, 2, 2), name="i.json", info="words")
-    told = split_index(path, [str(tmp_path / "p-{}.json")], parts=lambda counts: writing.split_every(len(counts), 3))
-    assert [(each.shards, each.samples) for each in told] == [(3, 8), (1, 2)]
-    assert urls_in(tmp_path / "p-1.json") == ["d/s3.tar"]
-    assert read(tmp_path / "p-0.json")["info"] == "words"
-    assert len(ShardListDataset(str(tmp_path / "p-0.json"))) == 8
-    outputs = [str(tmp_path / "train.json"), str(tmp_path / "val.json")]
-    told = split_index(path, outputs, parts=lambda counts: writing.split_by_fractions(counts, [0.8, 0.2]))
-    assert [(each.shards, each.samples) for each in told] == [(3, 8), (1, 2)]
-    with pytest.raises(InputError, match="there are 2 parts, and 1 outputs"):
-        split_index(path, outputs[:1], parts=lambda counts: writing.split_by_fractions(counts, [0.8, 0.2]))
-
-
-@pytest.mark.parametrize(
-    ("counts", "fractions", "wanted"),
-    [
-        ([10] * 10, [0.9, 0.1], [9, 1]),
-        ([1, 1, 98], [0.5, 0.5], [2, 1]),
-        ([0, 0, 0], [0.5, 0.5], [2, 1]),
-        ([100, 1, 1], [0.1, 0.1, 0.8], [1, 1, 1]),
-        ([5], [1.0], [1]),
-    ],
-)
-def test_fractions(counts, fractions, wanted):
-    """Each part has a shard at least, all of them together everything."""
-    parts = writing.split_by_fractions(counts, fractions)
-    assert [k for part in parts for k in part] == list(range(len(counts)))
-    assert [len(part) for part in parts] == wanted
-
-
-@pytest.mark.parametrize("fractions", [[0.5, 0.6], [1.5, -0.5], [], [0.25] * 4])
-def test_fractions_that_cannot_be(fractions):
-    """They are positive, add up to 1, and there are shards enough."""
-    with pytest.raises(SpecError):
-        writing.split_by_fractions([1, 1, 1], fractions)
-
-
-def test_rebase(tmp_path):
-    """Absolute URLs lose what they have in common, relative ones stay; without a base they are beside the index."""
-    shards = [{"url": f"gs://b/d/{name}.tar", "nsamples": 1} for name in ("x/a", "b")]
-    path = write_json(tmp_path / "i.json", {"wids_version": 1, "name": "n", "shardlist": shards})
-    rebase_index(path, "https://h/e")
-    assert (read(path)["base"], urls_in(path), read(path)["name"]) == ("https://h/e", ["x/a.tar", "b.tar"], "n")
-    rebase_index(path, "", output=str(tmp_path / "j.json"))
-    assert "base" not in read(tmp_path / "j.json")
-    assert urls_in(tmp_path / "j.json") == ["x/a.tar", "b.tar"]
-    path = write_json(tmp_path / "k.json", {**read(path), "shardlist": [{"url": "/d/e/a.tar", "nsamples": 1}]})
-    rebase_index(path, "https://h/e")
-    assert urls_in(path) == ["a.tar"]
-    write_json(path, {"wids_version": 1, "shardlist": [*shards, {"url": "c.tar", "nsamples": 1}]})
-    with pytest.raises(SpecError, match="some of the index's URLs are absolute") as refused:
-        rebase_index(path, "x")
-    assert refused.value.hint == "base"
-
-
-def test_merging_indexes_that_contradict_each_other(tmp_path):
-    """What both say of a shard has to be the same; what one of them does not say is none."""
-    shard = write_shard(tmp_path / "s.tar", 3)
-    entry = {"url": shard, "nsamples": 3, "filesize": os.stat(shard).st_size}
-    one = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": [entry]})
-    two = write_json(tmp_path / "b.json", {"wids_version": 1, "shardlist": [{**entry, "filesize": None}]})
-    assert merge_indexes([one, two], str(tmp_path / "m.json")).repeated == 1
-    for key, value in (("nsamples", 4), ("filesize", 5)):
-        write_json(tmp_path / "b.json", {"wids_version": 1, "shardlist": [{**entry, key: value}]})
-        with pytest.raises(SpecError, match=rf"b\.json: says that {key} of .*s\.tar is {value}, .* says {entry[key]}"):
-            merge_indexes([one, two], str(tmp_path / "n.json"))
 
 
 def test_malformed_indexes_are_refused_by_place(tmp_path):

@@ -12,9 +12,9 @@ import pytest
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS
-from wids.errors import FetchError
+from wids.errors import FetchError, NotAllowedError, ShardNotFoundError, SizeMismatchError
 from wids.readers.provider import AutoProvider
-from wids.transport import pipe
+from wids.transport import download, pipe
 from wids.transport.download import Transfer
 from wids.transport.failures import CancelledTransferError
 
@@ -184,3 +184,77 @@ def test_nothing_stays_open(target, tmp_path):
         with pytest.raises(FetchError, match="it said: no"):
             run(shell("echo half; echo no >&2; exit 1", way), target)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def fetch_body(url, target, *, expected=BODY, **options):
+    """Fetch ``url``; each try is checked for size."""
+
+    def check():
+        found = os.path.getsize(target)
+        if found != len(expected):
+            raise SizeMismatchError(f"{found} bytes", expected=len(expected), found=found)
+
+    download.download_to(url, target, check=check, **options)
+    with open(target, "rb") as file:
+        return file.read()
+
+
+def test_pipe_is_refused_by_default(target, tmp_path):
+    """Without leave no program runs."""
+    with pytest.raises(NotAllowedError, match="allow_pipe=True"):
+        fetch_body(f"pipe:touch {tmp_path}/ran", target)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pipe_output_is_the_shard(target, tmp_path):
+    """With leave, what the program writes is the shard."""
+    path = shards.write(tmp_path / "a b.tar", BODY)
+    assert fetch_body(f"pipe:cat '{path}'", target, allow_pipe=True) == BODY
+
+
+def test_pipe_local(target, tmp_path):
+    """``{local}`` stands for the file to write; then output is not the shard."""
+    path = shards.write(tmp_path / "a.tar", BODY)
+    assert fetch_body(f"pipe:cp -v {path} {{local}}", target, allow_pipe=True) == BODY
+
+
+def test_pipe_is_no_shell(target, tmp_path):
+    """No letter means anything to a shell: the words reach the program as they are."""
+    words = "$(touch {ran}) `touch {ran}` ; touch {ran} | tee {ran} && x > {ran} * ~".format(ran=tmp_path / "ran")
+    expected = f"{words}\n".encode()
+    assert fetch_body(f"pipe:echo {words}", target, allow_pipe=True, expected=expected) == expected
+    assert os.listdir(tmp_path) == ["target"]
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_pipe_that_fails(target, events):
+    """A program that fails is tried again, and its last words are in the error."""
+    with pytest.raises(FetchError, match=r"exit code 3; it said: .*no luck"):
+        fetch_body("pipe:sh -c 'echo no luck >&2; exit 3'", target, allow_pipe=True, hooks=[events])
+    assert len(events) == 5
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_pipe_that_fails_once(target, tmp_path):
+    """What a failed try wrote is gone at the next one."""
+    path = shards.write(tmp_path / "a.tar", BODY)
+    script = f"cat {path}; if test -e {tmp_path}/ran; then exit 0; fi; touch {tmp_path}/ran; exit 1"
+    assert fetch_body(f'pipe:sh -c "{script}"', target, allow_pipe=True) == BODY
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("pipe:", "no command"),
+        ("pipe:   ", "no command"),
+        ("pipe:cat 'a", "No closing quotation"),
+        ("pipe:/nosuch/program x", "'/nosuch/program' cannot be started"),
+        ("pipe:/etc x", "'/etc' cannot be started"),
+    ],
+)
+def test_pipe_without_a_program(target, events, url, says):
+    """A command that cannot be run is final, and not mistaken for a shard that is not there."""
+    with pytest.raises(FetchError, match=says) as caught:
+        fetch_body(url, target, allow_pipe=True, hooks=[events])
+    assert not isinstance(caught.value, ShardNotFoundError)
+    assert events == []

@@ -1,5 +1,6 @@
 """Where the samples of shard lists, of their parts and joins lie, through torch's own Subset and ConcatDataset."""
 
+import itertools
 import pickle
 import tracemalloc
 from itertools import pairwise
@@ -7,17 +8,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 import wids
-from wids.order.layout import ShardCounts, fingerprint, inside_of, layout, takes_marks
+from tests.support.examples import examples
+from wids.order.layout import Inside, ShardCounts, Shards, fingerprint, inside_of, layout, takes_marks
 from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 from wids.order.mixture import mixed_parts
+from wids.samplers import DistributedChunkedSampler
+
+lengths = st.lists(st.integers(0, 5), max_size=6)
 
 
-class Shards(Dataset):
+class Counted(Dataset):
     """A dataset that has only its lengths."""
 
     takes_marked_indices = True
@@ -63,7 +68,7 @@ def check_layout(dataset, lo, hi):
 
 def some_datasets():
     """Datasets of shards as people build them, and whether their indices have to be put in order."""
-    a, b = Shards([3, 0, 5, 4]), Shards([2, 7])
+    a, b = Counted([3, 0, 5, 4]), Counted([2, 7])
     return {
         "list": (a, False),
         "joined": (ConcatDataset([a, b]), False),
@@ -98,7 +103,7 @@ def test_every_shard_is_found_and_stands_together(name):
 @given(data=st.data(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
 def test_any_subset_of_any_shards(data, lengths):
     """Whatever indices a subset has, in whatever order and however often."""
-    dataset = Shards(lengths)
+    dataset = Counted(lengths)
     n = len(dataset)
     indices = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=30))
     check_layout(Subset(dataset, indices), 0, len(indices))
@@ -106,7 +111,7 @@ def test_any_subset_of_any_shards(data, lengths):
 
 def test_unsorted_indices_stay_where_they_are_if_asked():
     """Not sorted, indices out of shard order have no boundaries; those in order have them all the same."""
-    a = Shards([3, 5])
+    a = Counted([3, 5])
     assert layout(Subset(a, [5, 0])).arrange(0, 2, is_sorted=False) == (None, None)
     boundaries, order = layout(Subset(a, [1, 2, 4])).arrange(0, 3, is_sorted=False)
     assert (boundaries.tolist(), order) == ([0, 2, 3], None)
@@ -114,7 +119,7 @@ def test_unsorted_indices_stay_where_they_are_if_asked():
 
 def test_a_range_of_a_large_dataset_costs_nothing():
     """Subset(dataset, range(lo, hi)) of 1e12 samples is arithmetic."""
-    part = Subset(Shards([10**11] * 10), range(5, 10**12 - 5))
+    part = Subset(Counted([10**11] * 10), range(5, 10**12 - 5))
     boundaries, order = layout(part).arrange(0, len(part), is_sorted=True)
     assert order is None
     assert boundaries.tolist() == [0, *(k * 10**11 - 5 for k in range(1, 10)), 10**12 - 10]
@@ -142,14 +147,14 @@ class Odd:
         Odd(datasets=[[1, 2], [3]]),
         Odd(datasets={"a": range(9)}),
         Odd(datasets=[3, 4]),
-        Odd(dataset=Shards([9]), indices=None),
-        Odd(dataset=Shards([9]), indices=7),
-        Odd(dataset=Shards([9]), indices=[1, 2]),
-        Odd(dataset=Shards([9]), indices=["a"] * 9),
-        Odd(dataset=Shards([9]), indices=[[1]] * 9),
-        Odd(dataset=Shards([9]), indices=[9] * 9),
-        Odd(dataset=Shards([9]), indices=[-10] * 9),
-        Odd(dataset=Shards([9]), indices=[0.5] * 9),
+        Odd(dataset=Counted([9]), indices=None),
+        Odd(dataset=Counted([9]), indices=7),
+        Odd(dataset=Counted([9]), indices=[1, 2]),
+        Odd(dataset=Counted([9]), indices=["a"] * 9),
+        Odd(dataset=Counted([9]), indices=[[1]] * 9),
+        Odd(dataset=Counted([9]), indices=[9] * 9),
+        Odd(dataset=Counted([9]), indices=[-10] * 9),
+        Odd(dataset=Counted([9]), indices=[0.5] * 9),
         Odd(dataset="train", indices=range(9)),
     ],
 )
@@ -161,7 +166,7 @@ def test_other_datasets_have_no_layout(dataset):
 
 def test_a_join_with_others():
     """A dataset without shards counts as one in a join; a join of nothing but such is several."""
-    boundaries, order = layout(ConcatDataset([TensorDataset(torch.zeros(4)), Shards([2, 3])])).arrange(
+    boundaries, order = layout(ConcatDataset([TensorDataset(torch.zeros(4)), Counted([2, 3])])).arrange(
         0, 9, is_sorted=True
     )
     assert (boundaries.tolist(), order) == ([0, 4, 6, 9], None)
@@ -169,7 +174,7 @@ def test_a_join_with_others():
 
 def test_empty_datasets():
     """No samples, no trouble."""
-    for dataset in (Shards([]), Shards([0, 0]), Subset(Shards([3]), []), Subset(Shards([3]), range(0))):
+    for dataset in (Counted([]), Counted([0, 0]), Subset(Counted([3]), []), Subset(Counted([3]), range(0))):
         found = layout(dataset)
         if found is not None:
             boundaries, order = found.arrange(0, 0, is_sorted=True)
@@ -179,7 +184,7 @@ def test_empty_datasets():
 
 def test_fingerprints_tell_datasets_apart():
     """Other shards, another choice of them or another join is another fingerprint; the same again is the same."""
-    a, b = Shards([3, 4], "a"), Shards([3, 4], "b")
+    a, b = Counted([3, 4], "a"), Counted([3, 4], "b")
 
     def make():
         return [a, b, a + b, b + a, Subset(a, [0, 1]), Subset(a, [1, 0]), Subset(b, [0, 1]), Subset(a + b, range(2))]
@@ -193,7 +198,7 @@ def test_fingerprints_tell_datasets_apart():
 
 def test_who_takes_marks():
     """A shard list does, and a join of such; a subset looks indices up, so the mark is lost."""
-    a = Shards([3])
+    a = Counted([3])
     assert takes_marks(a)
     assert takes_marks(a + a)
     assert not takes_marks(Subset(a, [0]))
@@ -210,7 +215,7 @@ def test_a_marked_index_is_an_int(kind):
     again = pickle.loads(pickle.dumps(index))
     assert type(again) is type(index - 2) is kind
     assert (again, index - 2, index.is_valid) == (5, 3, kind is OwnIndex)
-    joined = ConcatDataset([Shards([3]), Shards([4])])
+    joined = ConcatDataset([Counted([3]), Counted([4])])
     assert type(joined[index]) is kind
     assert joined[index] == 2
 
@@ -226,7 +231,7 @@ def test_a_marked_index_subtracts_what_is_no_integer_as_an_int_does(kind, other)
 
 def test_the_fingerprint_of_a_range_of_a_large_dataset_costs_nothing():
     """A state of Subset(dataset, range(lo, hi)) does not list the range."""
-    part = Subset(Shards([10**6] * 10), range(5, 10**7 - 5))
+    part = Subset(Counted([10**6] * 10), range(5, 10**7 - 5))
     tracemalloc.start()
     try:
         fingerprint(part)
@@ -239,7 +244,7 @@ def test_the_fingerprint_of_a_range_of_a_large_dataset_costs_nothing():
 @pytest.mark.parametrize("indices", [range(8), range(0, 20, 9), range(-1, 3), [0, 7], [-8]])
 def test_indices_outside_a_dataset_have_no_layout_or_a_true_one(indices):
     """Past the end, in a range or a list, there is none: the dataset will say so. Below 0 counts from the end."""
-    found = layout(Subset(Shards([3, 4]), indices))
+    found = layout(Subset(Counted([3, 4]), indices))
     if max(indices) >= 7 or min(indices) < -7:
         assert found is None
     else:
@@ -248,7 +253,7 @@ def test_indices_outside_a_dataset_have_no_layout_or_a_true_one(indices):
 
 def test_a_range_is_arranged_once():
     """Asked again, a random part of many samples is not sorted again."""
-    part, _ = random_split(Shards([30, 40]), [50, 20], torch.Generator().manual_seed(0))
+    part, _ = random_split(Counted([30, 40]), [50, 20], torch.Generator().manual_seed(0))
     found = layout(part)
     assert found.arrange(0, 50, is_sorted=True) is found.arrange(0, 50, is_sorted=True)
     assert found.arrange(0, 50, is_sorted=False) == (None, None)
@@ -296,3 +301,174 @@ def test_counts_alone_are_a_dataset(make):
     assert (len(counts), inside_of(counts).shard_ends.tolist()) == (7, [3, 3, 7])
     assert counts.boundaries(1, 6).tolist() == [1, 3, 3, 6]
     assert (len(ShardCounts([])), ShardCounts([]).boundaries(0, 0)) == (0, None)
+
+
+class Leaf(Dataset):
+    """A shard list; ``leaf[i]`` is (leaf, shard) as anybody would find it."""
+
+    def __init__(self, lengths, *, is_wanted=True):
+        self.lengths, self.is_wanted = list(lengths), is_wanted
+
+    def __wids__(self):
+        return Inside(shard_ends=np.cumsum(self.lengths, dtype=np.int64))
+
+    def __len__(self):
+        return sum(self.lengths)
+
+    def __getitem__(self, index):
+        return self, [k for k, length in enumerate(self.lengths) for _ in range(length)][index]
+
+    def __repr__(self):
+        return f"Leaf({self.lengths}, is_wanted={self.is_wanted})"
+
+
+class Stranger(Dataset):
+    """A dataset of which nothing is known but its length."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return range(self.count)[index], None
+
+    def __repr__(self):
+        return f"Stranger({self.count})"
+
+
+def expected(dataset, blocks):
+    """The visits of each block: (first, last, leaf, shard), each leaf's shard once, looked up one index at a time."""
+    at = itertools.count()
+    for block in blocks:
+        found = {}
+        for index in block:
+            position, (leaf, shard) = next(at), dataset[index]
+            if isinstance(leaf, Leaf) and leaf.is_wanted:
+                first, _ = found.setdefault((id(leaf), shard), (position, position))
+                found[id(leaf), shard] = first, position
+        yield found
+
+
+def actual(dataset, blocks):
+    """What `Shards.visits` says, in the same form."""
+    shards = Shards(dataset, lambda leaf: leaf.is_wanted)
+    for visits in shards.visits([np.array(block, np.int64) for block in blocks]):
+        assert visits == sorted(visits)
+        found = {}
+        for first, last, number, shard, _ in visits:
+            leaf = id(shards.datasets[number])
+            before = found.get((leaf, shard), (first, last))  # a leaf that is joined twice has two visits
+            found[leaf, shard] = min(first, before[0]), max(last, before[1])
+        yield found
+
+
+leaves = st.builds(Leaf, lengths, is_wanted=st.booleans()) | st.builds(Stranger, st.integers(0, 5))
+
+
+def subsets(inner):
+    """Parts of a dataset: any indices, negative ones too, as a list, array, tensor or range."""
+    n = len(inner)
+    if not n:
+        return st.builds(Subset, st.just(inner), st.sampled_from([[], range(0), np.zeros(0, np.int64)]))
+    chosen = st.lists(st.integers(-n, n - 1), max_size=12)
+    steps = st.builds(range, st.integers(0, n - 1), st.integers(0, n), st.integers(1, 3))
+    backwards = st.builds(range, st.integers(0, n - 1), st.just(-1), st.integers(-3, -1))
+    forms = st.sampled_from([list, tuple, np.array, torch.tensor])
+    listed = st.builds(lambda indices, form: form(indices) if indices else [], chosen, forms)
+    return st.builds(Subset, st.just(inner), listed | steps | backwards)
+
+
+datasets = st.recursive(
+    leaves,
+    lambda inner: inner.flatmap(subsets) | st.builds(ConcatDataset, st.lists(inner, min_size=1, max_size=3)),
+    max_leaves=6,
+)
+
+
+@st.composite
+def sequences(draw):
+    """A dataset, and blocks of indices into it."""
+    dataset = draw(datasets)
+    n = len(dataset)
+    blocks = st.lists(st.lists(st.integers(-n, n - 1), max_size=10), max_size=4) if n else st.just([[], []])
+    return dataset, draw(blocks)
+
+
+@settings(max_examples=examples(400))
+@given(sequences())
+def test_visits_are_what_each_index_says(sequence):
+    """For any join and part of shard lists, and any indices: the same shards at the same positions, block by block."""
+    dataset, blocks = sequence
+    assert list(actual(dataset, blocks)) == list(expected(dataset, blocks))
+
+
+@settings(max_examples=examples(100))
+@given(lengths, st.data())
+def test_visits_of_one_list(counts, data):
+    """Of one shard list they come in order of their first positions, each shard once in a block."""
+    leaf = Leaf(counts)
+    n = len(leaf)
+    blocks = data.draw(st.lists(st.lists(st.integers(-n, n - 1), max_size=10) if n else st.just([]), max_size=3))
+    for visits, found in zip(
+        Shards(leaf, lambda _: True).visits(map(np.array, blocks)), expected(leaf, blocks), strict=True
+    ):
+        assert places(visits) == sorted((first, last, 0, shard) for (_, shard), (first, last) in found.items())
+
+
+@settings(max_examples=examples(100))
+@given(lengths, st.data())
+def test_parts_of_shards(counts, data):
+    """A visit says which part of its shard the samples lie in, and what share of the shard they are."""
+    leaf = Leaf(counts)
+    rows = [(row / length, (row + 1) / length) for length in counts for row in range(length)]
+    n = len(leaf)
+    block = data.draw(st.lists(st.integers(-n, n - 1), max_size=12) if n else st.just([]))
+    [visits] = Shards(leaf, lambda _: True).visits([np.array(block, np.int64)])
+    for visit in visits:
+        own = [rows[index] for index in block if leaf[index][1] == visit.shard]
+        expected_part = min(own)[0], max(own)[1], len(own) / counts[visit.shard]
+        assert visit.part == pytest.approx(expected_part)
+
+
+def places(visits):
+    """Positions and shards of visits."""
+    return [visit[:4] for visit in visits]
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (0, 0, 0)])
+def test_nothing_to_visit(counts):
+    """Shard lists without samples, and sequences without indices."""
+    leaf = Leaf(counts)
+    for dataset in (leaf, Subset(leaf, []), ConcatDataset([leaf, leaf]), Subset(ConcatDataset([leaf]), range(0))):
+        shards = Shards(dataset, lambda _: True)
+        assert shards.datasets == [leaf]
+        assert list(shards.visits([])) == []
+        assert list(shards.visits([np.zeros(0, np.int64)] * 2)) == [[], []]
+
+
+def test_lists_are_found_once():
+    """A shard list that is joined with a part of itself is one; those that are not wanted are none."""
+    one, two, unwanted = Leaf([2, 2]), Leaf([3]), Leaf([4], is_wanted=False)
+    joined = ConcatDataset([unwanted, Subset(one, [3, 0]), two, one])
+    shards = Shards(joined, lambda leaf: leaf.is_wanted)
+    assert shards.datasets == [one, two]
+    [visits] = shards.visits([np.arange(len(joined))])
+    assert places(visits) == [(4, 4, 0, 1), (5, 5, 0, 0), (6, 8, 1, 0), (9, 10, 0, 0), (11, 12, 0, 1)]
+
+
+def test_only_what_is_asked_for_is_looked_at():
+    """The sequence may be endless."""
+    blocks = (np.array([n % 7]) for n in itertools.count())
+    found = Shards(Leaf([3, 4]), lambda _: True).visits(blocks)
+    assert places(list(itertools.islice(found, 9))[-1]) == [(8, 8, 0, 0)]
+
+
+def test_random_split_and_samplers():
+    """What a sampler yields over a random part is visited where it says."""
+    leaf = Leaf([5, 0, 7, 3, 9])
+    part, _ = random_split(leaf, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
+    indices = list(DistributedChunkedSampler(part, num_replicas=1, rank=0, chunksize=3, window=2))
+    assert sorted(indices) == list(range(len(part)))
+    assert list(actual(part, [indices])) == list(expected(part, [indices]))

@@ -1,12 +1,34 @@
-"""Random words: those of numpy's Philox at a key and a counter, whoever else draws at the same time."""
+"""Permutations, against Philox in plain Python; random words, whoever else draws at the same time."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from wids.order import permutation
-from wids.order.permutation import random_words
+from wids.order import permutation as permutations
+from wids.order.permutation import CHUNKS, SAMPLES, permutation, random_words
+
+GOLDEN = Path(__file__).parent / "golden"
+WORD = 1 << 64
+# Philox4x64-10 known answers, counter and key -> block: `kat_vectors` of Random123, the reference implementation of
+# Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (little-endian words).
+KNOWN_ANSWERS = [
+    ([0] * 4, [0] * 2, [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]),
+    (
+        [WORD - 1] * 4,
+        [WORD - 1] * 2,
+        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0],
+    ),
+    (
+        [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89],
+        [0x452821E638D01377, 0xBE5466CF34E90C6C],
+        [0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6],
+    ),
+]
+any_int = st.integers(-(1 << 130), 1 << 130)
 
 
 def expected(n, *, seed, epoch, stream, position):
@@ -42,7 +64,7 @@ def test_a_draw_in_the_middle_of_another(monkeypatch):
             found.append(random_words(6, **inner))
             return generator
 
-    monkeypatch.setattr(permutation, "_idle", Interrupted([np.random.Philox(0)]))
+    monkeypatch.setattr(permutations, "_idle", Interrupted([np.random.Philox(0)]))
     assert (random_words(9, **outer) == expected(9, **outer)).all()
     assert (found[0] == expected(6, **inner)).all()
 
@@ -53,3 +75,79 @@ def test_threads():
         drawn = list(pool.map(lambda k: random_words(50, seed=k, epoch=k, stream=1, position=k), range(500)))
     for k, words in enumerate(drawn):
         assert (words == expected(50, seed=k, epoch=k, stream=1, position=k)).all()
+
+
+def philox_block(counter, key):
+    """Philox4x64-10 as the paper defines it, in Python integers."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        left, right = x0 * 0xD2E7470EE14C6C93, x2 * 0xCA5A826395121157
+        x0, x1, x2, x3 = right // WORD ^ x1 ^ k0, right % WORD, left // WORD ^ x3 ^ k1, left % WORD
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) % WORD, (k1 + 0xBB67AE8584CAA73B) % WORD
+    return [x0, x1, x2, x3]
+
+
+def slow_permutation(n, *, seed, epoch, stream, position=0):
+    """What `permutation` promises: indices sorted by words, blocks 1, 2, ... of (seed, stream; position, epoch)."""
+    words = []
+    for block in range(1, n // 4 + 2):
+        counter = [block, position % WORD, epoch % WORD, epoch // WORD % WORD]
+        words += philox_block(counter, [seed % WORD, stream])
+    return sorted(range(n), key=words.__getitem__)
+
+
+@pytest.mark.parametrize(("counter", "key", "block"), KNOWN_ANSWERS)
+def test_philox_known_answers(counter, key, block):
+    """The raw words of numpy, and this file's oracle, are the published Philox4x64-10."""
+    assert philox_block(counter, key) == block
+    # numpy counts up before it makes a block.
+    before = (sum(word << 64 * i for i, word in enumerate(counter)) - 1) % (1 << 256)
+    words = np.array([before >> 64 * i & WORD - 1 for i in range(4)], np.uint64)
+    raw = np.random.Philox(counter=words, key=np.array(key, np.uint64)).random_raw(4)
+    assert raw.tolist() == block
+
+
+@given(n=st.integers(0, 40), seed=any_int, epoch=any_int, stream=st.sampled_from([CHUNKS, SAMPLES]), position=any_int)
+def test_permutation_is_the_argsort_of_philox_words(n, seed, epoch, stream, position):
+    """A permutation sorts the indices by Philox words, for any integers as seed, epoch and position."""
+    found = permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
+    assert found.tolist() == slow_permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
+
+
+@pytest.mark.parametrize("n", [*range(70), 1000, 100_003])
+def test_permutation_is_a_bijection(n):
+    """Every one of 0 .. n-1 comes once, as int64."""
+    found = permutation(n, seed=3, epoch=4, stream=SAMPLES, position=5)
+    assert found.dtype == np.int64
+    assert np.array_equal(np.sort(found), np.arange(n))
+
+
+def test_permutation_depends_on_each_argument():
+    """Another seed, epoch, stream or position is another permutation."""
+    base = {"seed": 1, "epoch": 2, "stream": CHUNKS, "position": 3}
+    others = [{**base, name: value + 1} for name, value in base.items()]
+    swaps = [{**base, "seed": 2, "epoch": 1}, {**base, "epoch": 3, "position": 2}, {**base, "epoch": 2 + WORD}]
+    orders = {tuple(permutation(50, **arguments).tolist()) for arguments in [base, *others, *swaps]}
+    assert len(orders) == 1 + len(others) + len(swaps)
+
+
+def test_permutation_ignores_and_leaves_the_global_generators():
+    """The global random state of numpy neither decides a permutation nor is advanced by it."""
+    np.random.seed(1)  # noqa: NPY002 - the global state is what this is about
+    first = permutation(100, seed=0, epoch=0, stream=CHUNKS).tolist()
+    drawn = np.random.random()  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002
+    assert drawn == np.random.random()  # noqa: NPY002
+    assert permutation(100, seed=0, epoch=0, stream=CHUNKS).tolist() == first
+
+
+def test_permutations_are_pinned():
+    """The permutations of `golden/permutations.txt` never change: saved runs resume from them."""
+    lines = [line for line in (GOLDEN / "permutations.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 8
+    for line in lines:
+        arguments, indices = line.split(":")
+        n, seed, epoch, stream, position = map(int, arguments.split())
+        found = permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
+        assert found.tolist() == [int(i) for i in indices.split()], arguments

@@ -1,9 +1,8 @@
-"""Indexes of other tools: read as their formats have it, never believed against the shard."""
+"""DALI's and Energon's indexes of shards: read as their formats have it, never believed against the shard."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import struct
@@ -14,12 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support import tars
 from tests.support.examples import examples
-from tests.support.shards import write_shard
-from wids.collection.shard_collection import load_shards
-from wids.dataset import ShardListDataset
-from wids.errors import NotAllowedError, SpecError, TableError
+from wids.errors import TableError
 from wids.files import atomic
-from wids.index import energon
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
 from wids.tables import foreign, member_tables, tar
@@ -338,106 +333,3 @@ def test_energon_offsets_of_another_shard(offsets, words):
     """Offsets that are not the shard's are told."""
     members = tars.scanned(tars.files(contents(2)))
     assert words in foreign.find_difference_in_offsets(offsets, members)
-
-
-# --- Energon's counts
-
-
-def write_energon(directory, text=None, name=".info.json"):
-    """A dataset of two shards as Energon has it; returns the path of its counts."""
-    (directory / ".nv-meta").mkdir(parents=True)
-    write_shard(directory / "parts" / "a.tar", 3)
-    write_shard(directory / "parts" / "b.tar", 2, first=3)
-    place = directory / ".nv-meta" / name
-    counts = {"energon_version": "7.1.0", "shard_counts": {"parts/a.tar": 3, "parts/b.tar": 2}}
-    place.write_text(json.dumps(counts) if text is None else text)
-    return place
-
-
-YAML = "energon_version: 7.1.0\nshard_counts:\n  parts/a.tar: 3\n  'parts/b.tar': 2\n"
-
-
-@pytest.mark.parametrize(("text", "name"), [(None, ".info.json"), (None, ".info.yaml"), (YAML, ".info.yaml")])
-@pytest.mark.usefixtures("own_cache")
-def test_energon_dataset_opens(tmp_path, monkeypatch, text, name):
-    """`ShardListDataset("dir/.nv-meta/.info.json")` has the counts from there, and the shards beside it."""
-    place = write_energon(tmp_path / "d", text, name)
-    dataset = ShardListDataset(place)
-    assert dataset.lengths == [3, 2]
-    assert dataset[4][".txt"] == "text 4"
-    assert dataset.shards[0]["url"] == os.fspath(tmp_path / "d" / "parts" / "a.tar")
-    monkeypatch.chdir(tmp_path / "d")
-    assert ShardListDataset(f".nv-meta/{name}")[3][".cls"] == 3
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_energon_dataset_over_http(server):
-    """The same behind HTTP."""
-    server.add("/d/.nv-meta/.info.json", json.dumps({"shard_counts": {"a.tar": 2}}).encode())
-    server.add("/d/a.tar", tars.files({"x.txt": b"1", "y.txt": b"2"}))
-    assert ShardListDataset(server.url + "/d/.nv-meta/.info.json")[1][".txt"] == "2"
-
-
-def test_energon_counts_from_elsewhere_reach_no_local_file(server):
-    """Counts from a remote place may not name local files."""
-    url = server.add("/d/.nv-meta/.info.json", json.dumps({"shard_counts": {"file:///etc/x.tar": 2}}).encode())
-    with pytest.raises(NotAllowedError):
-        load_shards(url)
-
-
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("", ""),
-        ("[]", ""),
-        ("{}", "shard_counts"),
-        ('{"shard_counts": {}}', "shard_counts"),
-        ('{"shard_counts": ["a.tar"]}', "shard_counts"),
-        ('{"shard_counts": {"a.tar": -1}}', "shard_counts['a.tar']"),
-        ('{"shard_counts": {"a.tar": true}}', "shard_counts['a.tar']"),
-        ('{"shard_counts": {"a.tar": "3"}}', "shard_counts['a.tar']"),
-        ('{"shard_counts": {"a.tar": 1e30}}', "shard_counts['a.tar']"),
-    ],
-)
-def test_energon_counts_malformed(text, path):
-    """What is wrong with counts is named."""
-    with pytest.raises(SpecError) as caught:
-        energon.convert_info(text.encode(), place="d/.nv-meta/.info.json")
-    assert caught.value.path == path
-    assert "d/.nv-meta/.info.json" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "  a.tar: 03",
-        "  a.tar: 1_000",
-        "  a.tar: &x 3",
-        "  ? a.tar",
-        "  a: 3",
-        "  a.tar : 3",
-        "  'it''s.tar': 3",
-        '  "a\\x41.tar": 3',
-        "  b.tar: 4",
-        "\ta.tar: 3",
-        "shard_counts: !!python/object:os.system {}",
-        "<<: *x",
-        "--- ",
-        "  a.tar: 3 # three",
-        f"  a.tar: {'9' * 5000}",
-    ],
-)
-def test_energon_yaml_beyond_plain_lines(line):
-    """YAML that is more than plain lines is refused with its line, never guessed at."""
-    text = f"shard_counts:\n  b.tar: 2\n{line}\n"
-    with pytest.raises(SpecError, match=r"line 3"):
-        energon.convert_info(text.encode(), place=".info.yaml")
-
-
-@given(st.binary(max_size=80))
-def test_any_bytes_as_counts(data):
-    """Any bytes are counts or a typed error."""
-    for place in (".info.json", ".info.yaml"):
-        for text in (data, b"shard_counts:\n" + data):
-            with contextlib.suppress(SpecError):
-                json.loads(energon.convert_info(text, place=place))
