@@ -19,7 +19,8 @@ import pytest
 import wids
 from tests.support import paths, tools
 from tests.support.cli import PATIENCE_SECONDS, run, run_apart, run_ok, spawn
-from tests.support.shards import serve, write_index
+from tests.support.launch import run_script
+from tests.support.shards import serve, write_index, write_shard
 from wids import cli
 from wids.cli.signals import EndedBySignal, Signals
 from wids.errors import FetchError
@@ -317,3 +318,45 @@ def test_a_signal_is_told_whatever_became_of_its_exception(number):
     assert (caught.value.code, caught.value.name) == (128 + number, number.name)
     with pytest.raises(ZeroDivisionError), Signals():
         raise ZeroDivisionError
+
+
+def test_the_line_of_an_error_is_shown_and_not_obeyed(tmp_path):
+    """A shard's name with escape sequences does nothing to the terminal when an error names it."""
+    bad = tmp_path / "a\x1b]0;x\x07\x1b[31m.tar"
+    bad.write_bytes(b"no tar" * 500)
+    code, _, told = run("index", "create", tmp_path, "-o", tmp_path / "i.json")
+    assert code == 1
+    assert "\x1b" not in told
+    assert "\x07" not in told
+    assert "\\x1b[31m.tar" in told
+
+
+@pytest.mark.e2e
+def test_a_closed_stdout_is_no_error(tmp_path):
+    """With stdout closed a command does its work and says nothing."""
+    write_shard(tmp_path / "a.tar", 3)
+    before = "import sys; sys.stdout = None  # as Python has it when 1 is closed"
+    assert run_apart("index", "create", tmp_path, "-o", tmp_path / "i.json", before=before) == (0, "", "")
+    assert (tmp_path / "i.json").exists()
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("--version",)])
+@pytest.mark.e2e
+def test_help_on_a_full_disk_is_one_line(args):
+    """What is printed before a command runs fails in a line, too."""
+    with open("/dev/full", "wb") as full:
+        code, _, told = run_apart(*args, stdout=full)
+    assert code == 1
+    assert told.count("\n") == 1
+
+
+def test_the_command_line_works_with_its_standard_files_closed():
+    """``wids demo >&-``: a pipe to the ranks got number 1, and a rank that redirected its output ended itself."""
+    run_script("""
+        import os
+        from wids import cli
+        os.close(1)
+        os.close(0)
+        cli._open_standard_files()
+        assert all(os.get_inheritable(fd) and os.fstat(fd) for fd in range(3))
+    """)

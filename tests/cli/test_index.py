@@ -14,6 +14,7 @@ from tests.support.cli import PATIENCE_SECONDS, run, run_on_terminal, spawn
 from tests.support.servers import status, whole
 from tests.support.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
+from wids.files import atomic
 from wids.jobs.index_create import IndexSettings, create_index
 
 
@@ -372,3 +373,24 @@ def test_tables_leaves_out_what_it_is_told_to():
     code, _, err = run_index("tables", "none.json")
     assert code == 1
     assert "none.json" in err
+
+
+@pytest.mark.parametrize("name", ["\ud800.tar", "a\0.tar"])
+def test_a_name_that_no_file_can_have_is_not_there(tmp_path, name):
+    """A name that an index has, and that the file system refuses, is that of a missing file."""
+    index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": [{"url": name, "nsamples": 1}]})
+    with pytest.raises(FileNotFoundError):
+        atomic.open_file(str(tmp_path / name))
+    assert run("verify", index)[0] == 1
+    for args in (("info", index), ("index", "update", index)):
+        code, _, told = run(*args)
+        assert code == 1
+        assert "i.json" in told or "there is no file" in told
+    assert run("pack", index, "-o", tmp_path / "out/x-%d.tar")[0] == 1
+
+
+def test_a_fraction_that_is_no_number_is_refused(tmp_path):
+    """--fractions nan,1 is an error, not some cut."""
+    code, _, told = run("index", "split", write_index(tmp_path), "--fractions", "nan,1", "-o", tmp_path / "p{}.json")
+    assert code == 1
+    assert "fractions" in told

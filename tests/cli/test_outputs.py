@@ -10,6 +10,9 @@ import pytest
 import wids
 from tests.support import columns as made
 from tests.support.cli import complaint, run, run_ok
+from tests.support.shards import write_shard
+from wids.errors import CacheError
+from wids.files import atomic
 
 NOTES = b"notes of a month\n"
 SMALL = ("simulate", "--shards", "3", "--samples", "30", "--shard-size", "1MB")
@@ -184,3 +187,13 @@ def test_an_error_log_that_is_none():
         wids.errors.OutputExistsError, match=r"exists, and is no log of samples that failed; write elsewhere$"
     ):
         wids.ShardListDataset("d/train.json", **options)
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    """Whoever may write to /dev does not lose /dev/null to an index or a page."""
+    os.mkfifo(tmp_path / "null")  # stands for a device, which only root can make
+    with pytest.raises(CacheError, match="not a file"):
+        atomic.write_atomically(str(tmp_path / "null"), b"x")
+    write_shard(tmp_path / "a.tar", 3)
+    assert run("index", "create", tmp_path / "a.tar", "-o", tmp_path / "null")[0] == 1
+    assert not os.path.isfile(tmp_path / "null")

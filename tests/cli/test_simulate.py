@@ -258,3 +258,40 @@ def test_a_billion_samples_fit():
     assert int(out.split()[-1]) < 1_000_000  # kB
     assert "samples read           1,000,000,000 (left out 0, repeated 0)" in out
     assert "beyond 4,000,000 samples" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "number", "words"),
+    [
+        ("--batch-size", 10**21, "--batch-size"),
+        ("--window", 10**22, "--window"),
+        ("--samples", 10**20, "--samples"),
+        ("--shard-size", "1e99P", "cannot be simulated"),
+    ],
+)
+def test_a_simulation_of_absurd_numbers_is_refused(option, number, words):
+    """Numbers that no array holds are wrong usage, and told in a sentence."""
+    usual = {"--shards": 3, "--samples": 10, "--shard-size": "1MB"}
+    args = [part for pair in {**usual, option: number}.items() for part in pair]
+    code, _, told = run("simulate", *args)
+    assert code == 2
+    assert words in told
+
+
+@pytest.mark.parametrize("command", ["when", "at", "simulate"])
+def test_more_ranks_than_there_will_ever_be_are_refused(tmp_path, command):
+    """A number of ranks that would be gone through for hours, or fill the memory, is wrong usage."""
+    index = write_index(tmp_path)
+    rest = {"when": ["0"], "at": ["--step", "0", "--rank", "0"], "simulate": []}[command]
+    code, _, told = run(command, index, *rest, "--world-size", 10**12)
+    assert code == 2
+    assert "--world-size" in told
+
+
+def test_what_needs_more_memory_than_there_is_is_told_in_a_line(tmp_path):
+    """An index that promises absurdly many samples ends in a sentence where they would be laid out."""
+    shards = [{"url": "a.tar", "nsamples": 10**17, "filesize": 1}]
+    index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": shards})
+    code, _, told = run("when", index, "0", "--world-size", 7)
+    assert code == 1
+    assert "memory" in told

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import gzip
 import inspect
 import io
@@ -11,9 +12,13 @@ import multiprocessing
 import multiprocessing.reduction
 import os
 import pickle
+import random
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import typing
 from pathlib import Path
 from urllib.parse import quote
@@ -25,8 +30,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Sampler
 
 import wids
+from tests.support import cache_shards, tars
+from tests.support.children import call_in_child, child, receive
 from tests.support.cli import run_ok
 from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.launch import run_script
 from tests.support.shards import serve, write_index, write_json, write_shard, write_shards, write_tar
 from wids import dataset as module
 from wids.errors import (
@@ -41,10 +49,13 @@ from wids.errors import (
     UnsafeFormatError,
 )
 from wids.events import Fetched, Opened
+from wids.files import atomic, forks
 from wids.index.fingerprint import fingerprint
 from wids.order.layout import inside_of
+from wids.readers import pool
 from wids.testing import Server
-from wids.transport import retrying
+from wids.transport import download, retrying
+from wids.transport.urls import cache_name
 
 COUNTS = (3, 4, 2)
 TOTAL = sum(COUNTS)
@@ -1667,3 +1678,264 @@ def test_a_notebook_fetches_nothing_anew(tmp_path, web):
     copied = wids.ShardListDataset(index, cache_local=True, cache_dir=tmp_path / "other")
     assert copied.preview(3) == []
     assert not [name for name in os.listdir(tmp_path) if name == "other"]
+
+
+def test_a_dataset_costs_no_descriptor(index):
+    """A join of a thousand small datasets does not use up the process's descriptors."""
+    wids.ShardListDataset(index)
+    before = len(os.listdir("/proc/self/fd"))
+    datasets = [wids.ShardListDataset(index) for _ in range(20)]
+    assert len(datasets) == 20
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+
+
+def test_shallow_copies_leave_nothing_behind(index):
+    """A dataset that is copied for each epoch, with other transformations, does not grow."""
+    dataset = wids.ShardListDataset(index)
+    before = len(list(forks._objects)), len(pool._pools)
+    for _ in range(100):
+        copy.copy(dataset)
+    gc.collect()
+    assert (len(list(forks._objects)), len(pool._pools)) <= before
+
+
+def test_a_shallow_copy_may_have_other_shards(index):
+    """Assigned to a copy, they are not its original's."""
+    dataset = wids.ShardListDataset(index)
+    count = len(dataset)
+    twin = copy.copy(dataset)
+    twin.shards = dataset.shards[:1]
+    assert len(twin) < count == len(dataset)
+    assert len(list(dataset)) == count
+
+
+@pytest.mark.e2e
+def test_a_fork_while_the_temporary_directory_is_looked_for_leaves_no_lock_held():
+    """The standard library looks for it under a lock; a child that was forked meanwhile waited for that for ever."""
+    run_script("""
+        import os, tempfile, threading, time
+        from wids.files import atomic
+        inside = threading.Event()
+        look = tempfile._get_default_tempdir
+        def slowly():
+            inside.set()
+            time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
+            return look()
+        tempfile._get_default_tempdir = slowly
+        thread = threading.Thread(target=atomic.private_dir)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            import signal
+            signal.alarm(20)
+            atomic.private_dir()
+            os._exit(0)
+        thread.join()
+        raise SystemExit(os.waitpid(pid, 0)[1])
+    """)
+
+
+@pytest.mark.e2e
+def test_opening_a_first_shard_imports_nothing_late():
+    """A module that is imported at the first use is imported in a thread, some day, while another one forks."""
+    run_script("""
+        import sys, tempfile, os
+        import wids
+        from tests.support import cache_shards
+        with tempfile.TemporaryDirectory() as directory:
+            path = cache_shards.write(os.path.join(directory, "s.tar"), cache_shards.shard("a"))
+            wids.ShardListDataset
+            before = set(sys.modules)
+            dataset = wids.ShardListDataset([(path, 3)], transformations=[])
+            dataset[0], dataset.__getitems__([1, 2])
+            late = sorted(name for name in set(sys.modules) - before if not name.startswith("encodings"))
+            assert not late, late
+    """)
+
+
+@pytest.mark.parametrize(("field", "module"), [(".png", "PIL.Image"), (".mp", "msgspec.msgpack")])
+@pytest.mark.e2e
+def test_a_fork_while_a_decoder_is_imported_leaves_no_lock_held(field, module):
+    """A thread that decodes its first image imports Pillow; a child that was forked meanwhile waited for ever."""
+    run_script(f"""
+        import importlib.abc, os, sys, threading, time
+        from wids.codecs.decode import SampleDecoder
+        inside = threading.Event()
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    inside.set()
+                    time.sleep(0.3)  # what makes the fork below fall in here, unless it waits
+        sys.meta_path.insert(0, Slow())
+        def decode():
+            try:
+                SampleDecoder()({{{field!r}: b"damaged"}})
+            except ValueError:
+                pass
+        thread = threading.Thread(target=decode)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            import signal
+            signal.alarm(20)
+            decode()
+            os._exit(0)
+        thread.join()
+        raise SystemExit(os.waitpid(pid, 0)[1])
+    """)
+
+
+def check_samples(dataset, seed, count):
+    """Read samples of shards a, b, c (200 each) at random, one by one and in batches; False where one is wrong."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        indices = [rng.randrange(600) for _ in range(8)]
+        for index, sample in zip(indices[1:], dataset.__getitems__(indices[1:]), strict=True):
+            if sample[".txt"].read() != cache_shards.text("abc"[index // 200], index % 200):
+                return False
+        if dataset[indices[0]][".txt"].read() != cache_shards.text("abc"[indices[0] // 200], indices[0] % 200):
+            return False
+    return True
+
+
+def read_and_fork(connection, shards, cache_dir, seed, use_mmap):
+    """Read in threads and in a child of this process; send whether all was right."""
+    dataset = wids.ShardListDataset(
+        shards, cache_dir=cache_dir, transformations=[], use_mmap=use_mmap, lru_size=1 + seed % 3
+    )
+    dataset._has_warned = True
+    wrong = []
+    threads = [
+        threading.Thread(target=lambda k=k: check_samples(dataset, seed + k, 10) or wrong.append(k)) for k in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    is_right = call_in_child(check_samples, dataset, seed, 10)
+    for thread in threads:
+        thread.join()
+    connection.send(is_right and not wrong)
+
+
+@pytest.mark.e2e
+def test_processes_killed_at_random_while_they_fetch_leave_nothing_wrong(server, tmp_path):
+    """Threads, forks and SIGKILL at any moment: the survivor ends, reads right, and the cache holds what was served."""
+    blobs = {server.add(f"/{tag}.tar", data): data for tag in "abc" if (data := cache_shards.shard(tag, 200, 4000))}
+    shards = [(url, 200) for url in blobs]
+    download.read_bytes(next(iter(blobs)))  # imports here, so that the children are in the middle of their work
+    rng = random.Random(5)
+    for number in range(20):
+        cache_dir = str(tmp_path / f"cache{number // 2}")
+        with (
+            child(read_and_fork, shards, cache_dir, number, number % 2 == 1) as (victim, _),
+            child(read_and_fork, shards, cache_dir, number + 100, number % 2 == 0) as (_, answer),
+        ):
+            time.sleep(rng.random() * 0.2)
+            os.kill(victim.pid, signal.SIGKILL)
+            assert receive(answer)
+        for url, data in blobs.items():
+            path = Path(cache_dir, cache_name(url))
+            assert not path.exists() or path.read_bytes() == data
+
+
+def test_closing_and_pickling_while_others_read_does_no_harm(tmp_path):
+    """Threads read while another closes the dataset, copies it and changes its capacity; nobody gets a wrong sample."""
+    shards = []
+    for tag in "abc":
+        path = cache_shards.write(str(tmp_path / f"{tag}.tar"), cache_shards.shard(tag, 200))
+        shards.append((path, 200))
+    dataset = wids.ShardListDataset(shards, transformations=[])
+    dataset._has_warned = True
+    results = []
+    threads = [threading.Thread(target=lambda k=k: results.append(check_samples(dataset, k, 300))) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    number = 0
+    while any(thread.is_alive() for thread in threads):
+        dataset.close()
+        assert pickle.loads(pickle.dumps(dataset))[number % 600]["__index__"] == number % 600
+        dataset.cache.lru.capacity = number % 4 - 1
+        number += 1
+        time.sleep(0.001)  # or this thread could have the locks all the time, for they are not fair
+    assert results == [True] * 3
+
+
+def stop(_):
+    """What ``next(name for name in sample if ...)`` does where no name fits."""
+    raise StopIteration
+
+
+# A loader that an exception refers to waits five seconds for its worker.
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.e2e)])
+def test_a_stop_iteration_in_a_transformation_does_not_end_the_loop(tmp_path, workers):
+    """It ended the epoch of this rank, unseen, and left the other ranks waiting for it."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (3, 4)), transformations=[])
+    dataset.add_transform(lambda sample: sample["__index__"] if sample["__index__"] < 4 else stop(sample))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(dataset)
+    for batch_size in (None, 2):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(DataLoader(dataset, batch_size=batch_size, num_workers=workers))
+
+
+def test_a_stop_iteration_in_a_key_rule_or_localname_does_not_end_the_loop(tmp_path):
+    """The same for the other functions of the caller."""
+    shards = write_shards(tmp_path, (3, 4))
+    for options in ({"key_rule": stop}, {"localname": stop}):
+        dataset = wids.ShardListDataset(shards, **options)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(dataset)
+
+
+def test_what_a_caller_does_to_a_sample_does_not_reach_the_next_access(tmp_path):
+    """Streams are the caller's own, also when they were cut from a block that is kept."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path, (30, 30)), transformations=[])
+    for _ in range(20):
+        for sample in dataset:
+            g = sample["__index__"]
+            assert sample[".bin"].getvalue() == bytes([g]) * 40
+            sample[".bin"].getbuffer()[:] = b"X" * 40
+            sample[".txt"].write(b"longer than it was")
+            sample.clear()
+    assert dataset.get_shard(0)[0].reader._blocks.kept
+
+
+def test_names_are_keys_and_never_paths(tmp_path):
+    """Absolute, climbing, broken and very long names are keys of samples, and nothing is made of them on disk."""
+    names = [b"/abs", b"../../up", b"new\nline", b"\xff\xfe", b"L" * 10_000]
+    data = b"".join(
+        (tars.long_name(name + b".txt") if len(name) > 90 else b"") + tars.member(name + b".txt", b"%d" % k)
+        for k, name in enumerate(names)
+    )
+    path = cache_shards.write(str(tmp_path / "x" / "s.tar"), data + tars.END)
+    dataset = wids.ShardListDataset([path], transformations=[], cache_local=True, cache_dir=tmp_path / "cache")
+    dataset = pickle.loads(pickle.dumps(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1)
+    assert [sample["__key__"] for sample in loader] == [os.fsdecode(name) for name in names]
+    assert [dataset[k][".txt"].read() for k in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert sorted(os.listdir(tmp_path)) == ["cache", "x"]
+
+
+def test_a_working_directory_that_was_deleted_is_not_needed(tmp_path, monkeypatch):
+    """Absolute paths and URLs do not depend on it."""
+    shards = write_shards(tmp_path, (3,))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert wids.ShardListDataset(shards, transformations=[])[0]["__index__"] == 0
+
+
+def test_without_a_temporary_directory_an_own_cache_directory_and_local_shards_work(tmp_path, monkeypatch):
+    """A container whose file systems are read-only but for the volume of the cache."""
+
+    def fail():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    shards = write_shards(tmp_path, (3,))
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    assert wids.ShardListDataset(shards, transformations=[])[0]["__index__"] == 0
+    dataset = wids.ShardListDataset(shards, cache_dir=tmp_path / "cache", cache_local=True, transformations=[])
+    assert dataset[2]["__key__"] == "s0-002"
+    assert atomic.private_dir() == f"/tmp/wids-cache-{os.getuid()}"

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -128,3 +129,16 @@ def run_all(commands, *, env, output, code=0, limit=LIMIT_SECONDS):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert codes == [code] * len(commands), Path(output).read_text(errors="replace")
+
+
+def run_script(text):
+    """Run a program in a fresh interpreter, which must end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -56,6 +56,7 @@ WHOLE = {
     "promises": "what the README promises, from outside",
     "shared_cache": "a cache directory of several users",
     "store_model": "all of a cache directory, against a model",
+    "process_ends": "the end of a process, whatever it has open",
     "cli": "what holds for all commands",
     "outputs": "the files that all commands write",
     "widths": "all commands on narrow terminals",

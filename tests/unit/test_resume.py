@@ -1,6 +1,7 @@
 """Resuming: a sampler's state, on any rank, for any number of ranks, at any position, in epochs and in streams."""
 
 import copy
+import gc
 import io
 import json
 import pickle
@@ -13,10 +14,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Subset, random_split
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wids
 from tests.support.examples import some
+from tests.support.numbers import Numbers, alone
 from tests.support.shards import write_shards
 from wids.errors import StateError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
@@ -875,3 +878,179 @@ def test_tails_and_drop_last_that_agree():
         sampler = DistributedChunkedSampler(range(10), num_replicas=3, rank=0, **options)
         assert (sampler.tail, sampler.drop_last) == (tail, tail == "drop")
         assert len(list(sampler)) == (3 if tail == "drop" else 4)
+
+
+class OwnLoop(ChunkedSampler):
+    """As programs write it for the original: goes through `ranges` by itself."""
+
+    def __iter__(self):
+        rng = random.Random(self.seed + 1000 * self.epoch)
+        ranges = self.ranges
+        rng.shuffle(ranges)
+        for lo, hi in ranges:
+            indices = list(range(lo, hi))
+            rng.shuffle(indices)
+            yield from indices
+
+
+def own_loader():
+    """A loader over `OwnLoop`."""
+    dataset = Numbers(12)
+    return StatefulDataLoader(dataset, batch_size=3, sampler=OwnLoop(dataset, chunksize=4))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loop_of_a_subclass_s_own_is_not_resumed_at_its_beginning():
+    """StatefulDataLoader resumes it exactly (by drawing what was drawn), or is told that there is no state."""
+    whole = [batch.tolist() for batch in own_loader()]
+    loader = own_loader()
+    running = iter(loader)
+    next(running), next(running)
+    try:
+        state = loader.state_dict()
+    except (StateError, TypeError, AttributeError):
+        return
+    again = own_loader()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == whole[2:]
+
+
+class Half(ChunkedSampler):
+    """A loop that draws from the class's own, and yields something else."""
+
+    def __iter__(self):
+        for index in super().__iter__():
+            if index % 2:
+                yield index
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loop_of_a_subclass_s_own_has_no_state_unless_it_says_so():
+    """What it yields is not counted here. StatefulDataLoader draws again what was drawn, exactly."""
+    assert Half.state_dict is None
+    assert Half.load_state_dict is None
+    assert OwnLoop.state_dict is None
+
+    class Plain(ChunkedSampler):
+        def __len__(self):
+            return super().__len__()
+
+    assert Plain(Numbers(4)).state_dict()["position"] == 0
+
+    def loader():
+        return StatefulDataLoader(Numbers(24), batch_size=3, sampler=Half(Numbers(24), chunksize=4))
+
+    whole = [batch.tolist() for batch in loader()]
+    interrupted = loader()
+    running = iter(interrupted)
+    next(running), next(running)
+    again = loader()
+    again.load_state_dict(interrupted.state_dict())
+    assert [batch.tolist() for batch in again] == whole[2:]
+
+
+class Drawing(DistributedChunkedSampler):
+    """A loop that draws from the class's own, and says that it may be resumed as that is."""
+
+    state_dict = DistributedChunkedSampler.state_dict
+    load_state_dict = DistributedChunkedSampler.load_state_dict
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loop_that_draws_from_super_skips_no_epoch():
+    """StatefulDataLoader, state of a finished epoch, ``set_epoch`` of the next: that one is read, not the one after."""
+    dataset = Numbers(12)
+    epochs = [[batch.tolist() for batch in StatefulDataLoader(dataset, batch_size=3, sampler=alone(dataset))]]
+    sampler = Drawing(dataset, num_replicas=1, rank=0)
+    loader = StatefulDataLoader(dataset, batch_size=3, sampler=sampler)
+    assert [batch.tolist() for batch in loader] == epochs[0]
+    state = loader.state_dict()
+    epochs.append([batch.tolist() for batch in loader])
+    sampler = Drawing(dataset, num_replicas=1, rank=0)
+    loader = StatefulDataLoader(dataset, batch_size=3, sampler=sampler)
+    loader.load_state_dict(state)
+    sampler.set_epoch(1)
+    assert [batch.tolist() for batch in loader] == epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 5), ("shuffle", False), ("chunksize", 2), ("window", 1), ("lanes", 3)]
+)
+def test_what_is_assigned_after_a_load_is_checked_too(name, value):
+    """A setting that changes the order between load and iteration is refused, not resumed in another order."""
+    sampler = alone(Numbers(40), chunksize=5)
+    head = list(islice(sampler, 16))
+    again = alone(Numbers(40), chunksize=5)
+    again.load_state_dict(sampler.state_dict())
+    setattr(again, name, value)
+    try:
+        rest = list(again)
+    except StateError:
+        return
+    assert sorted(head + rest) == list(range(40))
+
+
+def test_a_finished_epoch_that_was_named_before_the_load():
+    """``set_epoch(e)``, load of the state at the end of e: no epoch is read twice without a word."""
+    sampler = alone(Numbers(6))
+    epochs = [list(sampler)]
+    state = sampler.state_dict()
+    epochs.append(list(sampler))
+    again, found = alone(Numbers(6)), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(2):
+            again.set_epoch(epoch)
+            if epoch == 0:
+                again.load_state_dict(state)
+            found.append(list(again))
+    assert found == [[], epochs[1]] or caught
+
+
+def test_states_of_assigned_numpy_integers_are_plain():
+    """Settings assigned as numpy integers reach a state as ints that JSON takes."""
+    sampler = alone(Numbers(40))
+    sampler.num_replicas, sampler.chunksize, sampler.window = np.int64(2), np.int64(5), np.int32(2)
+    next(iter(sampler))
+    assert json.loads(json.dumps(sampler.state_dict()))["position"] == 2
+
+
+@pytest.mark.parametrize("batching", ["batch_size", "batch_sampler", "batch_size=None"])
+def test_a_state_of_batches_that_the_loop_has_not_had_is_warned_of(batching):
+    """While workers are ahead, and after the loop was left; not where the loop counts, nor at the end of an epoch."""
+    sampler = alone(Numbers(60))
+    options = {
+        "batch_size": {"sampler": sampler, "batch_size": 2},
+        "batch_sampler": {"batch_sampler": BatchSampler(sampler, batch_size=2, drop_last=False)},
+        "batch_size=None": {"sampler": sampler, "batch_size": None},
+    }[batching]
+    loader = DataLoader(Numbers(60), num_workers=1, **options)
+    batches = iter(loader)
+    next(batches)
+    with pytest.warns(UserWarning, match=r"drawn ahead, .* write state_dict\(consumed=samples that the loop has recei"):
+        sampler.state_dict()
+    assert sampler.state_dict(consumed=2)["position"] == sampler.state_dict(yielded=2)["position"] == 2
+    del batches
+    gc.collect()
+    with pytest.warns(UserWarning, match="drawn ahead"):
+        sampler.state_dict()
+    sampler.set_epoch(1)
+    for _ in loader:
+        pass
+    assert sampler.state_dict()["position"] == 60
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+def test_loops_that_no_workers_are_ahead_of_are_not_warned_of():
+    """Without workers, and in a loader that asks by itself."""
+    sampler = alone(Numbers(60))
+    for _ in zip(range(3), DataLoader(Numbers(60), sampler=sampler, batch_size=2), strict=False):
+        assert sampler.state_dict()["position"] % 2 == 0
+    for workers in (0, 1):
+        sampler = alone(Numbers(60))
+        loader = StatefulDataLoader(Numbers(60), sampler=sampler, batch_size=2, num_workers=workers)
+        for _ in zip(range(3), loader, strict=False):
+            assert loader.state_dict()

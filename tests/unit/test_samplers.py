@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import tracemalloc
+import warnings
 from collections import Counter
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import wids
 from tests.support.examples import some
+from tests.support.numbers import Numbers, alone
 from wids.errors import InputError
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
 from wids.wids import iterate_ranges, lengths_to_ranges
@@ -993,3 +995,94 @@ def test_more_lanes_than_samples(caplog):
     wids.DistributedChunkedSampler(list(range(100)), rank=0, num_replicas=2, lanes=8)
     wids.DistributedChunkedSampler(list(range(10)), rank=0, num_replicas=2, lanes=8, shuffle=False)
     assert caplog.text == ""
+
+
+def test_chunks_larger_than_any_integer_of_numpy():
+    """`chunksize` has no upper end: everything is one chunk."""
+    sampler = wids.DistributedChunkedSampler(range(10), num_replicas=3, rank=1, chunksize=2**70, seed=2**90)
+    sampler.set_epoch(-(10**30))
+    assert len(list(sampler)) == len(sampler) == 4
+
+
+def test_an_endless_iteration_that_is_left_and_begun_again():
+    """Leaving the loop to evaluate and coming back sees every sample equally often, or there is a warning."""
+    sampler = alone(Numbers(6), epochs=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [index for _ in range(4) for index in islice(sampler, 9)]
+    counts = np.bincount(found, minlength=6)
+    assert counts.max() - counts.min() <= 1 or caught
+
+
+def test_nominal_epochs_below_zero_are_not_empty():
+    """A stream has no part before its beginning: an epoch there is refused, or holds as much as any."""
+    sampler = alone(Numbers(10), epoch_size=4)
+    try:
+        sampler.set_epoch(-1)
+        found = list(sampler)
+    except ValueError:
+        return
+    assert len(found) == 4
+
+
+def test_nominal_epochs_are_not_empty():
+    """An epoch_size below the number of ranks is refused, or each epoch has an index for each rank."""
+    try:
+        sampler = DistributedChunkedSampler(Numbers(10), num_replicas=4, rank=0, epoch_size=1)
+    except ValueError:
+        return
+    assert [len(list(sampler)) for _ in range(5)] == [1] * 5
+
+
+class NoLength:
+    """Has a length for those who look, and none for those who ask."""
+
+    def __len__(self):
+        raise TypeError("no length")
+
+
+class Columns(Numbers):
+    """Looks unknown attributes up in a dict, and forgets to say AttributeError."""
+
+    def __getattr__(self, name):
+        return {}[name]
+
+
+def looped():
+    """A dataset that names itself as its part."""
+    dataset = Numbers(10)
+    dataset.datasets = [dataset]
+    return dataset
+
+
+def looped_subset():
+    """A dataset that names itself as what it is a part of."""
+    dataset = Numbers(10, indices=list(range(10)))
+    dataset.dataset = dataset
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Numbers(10, datasets=[NoLength(), NoLength()]), lambda: Columns(10), looped, looped_subset],
+    ids=["parts without a length", "attributes by key", "joined with itself", "subset of itself"],
+)
+def test_anything_with_a_length_will_do(make):
+    """Attributes of other meanings do not get in the way."""
+    dataset = make()
+    samplers = [DistributedChunkedSampler(dataset, num_replicas=2, rank=rank) for rank in range(2)]
+    assert sorted(index for sampler in samplers for index in sampler) == list(range(10))
+
+
+@pytest.mark.parametrize("options", [{"lanes": 3}, {"reshuffle": "epoch"}])
+def test_ranges_that_are_assigned_back_are_the_rank_s_own(options):
+    """Ranges are the rank's chunks: assigned again on all ranks they hold each sample once; or they say they cannot."""
+    found = []
+    for rank in range(2):
+        sampler = DistributedChunkedSampler(Numbers(24), num_replicas=2, rank=rank, chunksize=4, **options)
+        try:
+            sampler.ranges = sampler.ranges[::-1]
+        except ValueError:
+            return
+        found += sampler
+    assert sorted(found) == list(range(24))

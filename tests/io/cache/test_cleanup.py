@@ -17,7 +17,17 @@ from pathlib import Path
 import pytest
 
 import wids
-from tests.support.cache_dirs import files_in, keep_mark_of, put_file, put_shard, put_table, staging_of, table_of
+from tests.support.cache_dirs import (
+    files_in,
+    keep_mark_of,
+    names_in,
+    put_file,
+    put_shard,
+    put_table,
+    staging_of,
+    table_of,
+)
+from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
 from wids.cache import cleanup, usage_hints
@@ -630,3 +640,13 @@ def test_survey_of_a_shard(tmp_path):
         assert survey_shard(f"{server.url}/s.tar")["md5sum"] == md5
     assert survey_shard(f"pipe:cat {path}", allow_pipe=True)["md5sum"] == md5
     assert os.listdir(tmp_path) == ["s.tar"]
+
+
+def test_one_directory_by_two_names_is_cleaned(tmp_path):
+    """A pattern that finds a cache directory twice, through a link, is no reason to wait or to fail."""
+    (tmp_path / "cache1").mkdir()
+    (tmp_path / "cache2").symlink_to("cache1")
+    for name in "abc":
+        put_shard(tmp_path / "cache1", f"{name}.tar", 1000)
+    gone = call_in_child(wids.keep_most_recent_files, str(tmp_path / "cache*" / "*.tar"), 2000)
+    assert len(names_in(tmp_path / "cache1")) == 2, gone

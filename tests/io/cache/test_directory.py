@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wids
+from tests.support import cache_shards
 from tests.support.cache_dirs import put_file, put_garbage, put_shard
+from tests.support.servers import shard_requests
+from wids import errors
 from wids.cache import directory as directories
 from wids.cache.directory import CacheDirectory
 from wids.files import atomic
@@ -375,3 +379,27 @@ def test_a_shard_that_cannot_be_marked_is_told_of_once(tmp_path, monkeypatch, ca
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert f"{tmp_path}: shards cannot be marked as kept" in record.message
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/self", "/sys", "/dev/null", "{}/link", "{}/file", "{}/loop", "{}/" + "n" * 300]
+)
+def test_a_cache_directory_that_cannot_be_used_is_told(server, tmp_path, place):
+    """Whatever stands there: an error that names it, no wait without end."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    url = server.add("/s.tar", cache_shards.shard("a"))
+    with pytest.raises(errors.CacheError):
+        wids.ShardListDataset([(url, 3)], cache_dir=place.format(tmp_path))[0]
+
+
+@pytest.mark.parametrize("name", ["sp ace", "new\nline", "q?#%41", "\udcff", "~x", "-rf", "{a..b}", "x::y", "[a]*"])
+def test_a_cache_directory_may_have_any_name(server, tmp_path, name):
+    """Nothing in a path is a pattern, a URL or an option."""
+    url = server.add("/s.tar", cache_shards.shard("a"))
+    for _ in range(2):
+        dataset = wids.ShardListDataset([(url, 3)], cache_dir=str(tmp_path / name), transformations=[])
+        assert dataset[1][".txt"].read() == b"a1"
+    assert os.listdir(tmp_path) == [name]
+    assert len(shard_requests(server)) == 1

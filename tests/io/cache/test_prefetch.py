@@ -10,19 +10,22 @@ import string
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
+import wids
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
+from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
 from tests.support.clocks import threads_named, wait_until
-from tests.support.servers import instead, status, whole
-from wids.cache import prefetch, space, usage_hints
+from tests.support.servers import instead, shard_requests, status, whole
+from wids.cache import background, prefetch, space, usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
@@ -689,3 +692,118 @@ def test_a_limit_below_one_shard_holds_no_more_than_two(make, tmp_path, share):
         _ = dataset[index]
         most = max(most, len([name for name in os.listdir(tmp_path / "cache") if name.endswith(".tar")]))
     assert most <= 2
+
+
+def serve_shards(server, count, rows=3, size=100):
+    """An index of shards behind HTTP."""
+    entries = []
+    for k in range(count):
+        data = shards.shard(chr(ord("a") + k), rows, size)
+        url = server.add(f"/{chr(ord('a') + k)}.tar", data)
+        entries.append({"url": url, "nsamples": rows, "filesize": len(data)})
+    return entries
+
+
+class Filtered(Dataset):
+    """A wrapper as programs write it: some of the samples, and all else is the dataset's."""
+
+    def __init__(self, dataset, chosen):
+        self.inner, self.chosen = dataset, chosen
+
+    def __getattr__(self, name):
+        if name in ("inner", "chosen"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __len__(self):
+        return len(self.chosen)
+
+    def __getitem__(self, index):
+        return self.inner[self.chosen[index]]
+
+
+class FilteredList(wids.ShardListDataset):
+    """The same by inheritance."""
+
+    chosen = range(9, 15)
+
+    def __len__(self):
+        return len(self.chosen)
+
+    def __getitem__(self, index):
+        return super().__getitem__(self.chosen[index])
+
+
+@pytest.mark.parametrize("form", ["wrapper", "subclass"])
+def test_what_is_never_read_is_not_fetched(server, tmp_path, form):
+    """A dataset that chooses samples by itself does not have the first shards fetched in their place."""
+    index = serve_shards(server, 5)
+    if form == "wrapper":
+        dataset = Filtered(wids.ShardListDataset(index, cache_dir=tmp_path / "cache"), range(9, 15))
+    else:
+        dataset = FilteredList(index, cache_dir=tmp_path / "cache")
+    sampler = wids.ChunkedSampler(dataset, shuffle=False)
+    drawn = iter(sampler)
+    first = next(drawn)
+    for thread in threads_named("wids-prefetch"):
+        thread.join(1)
+    assert dataset[first][".txt"] is not None
+    for thread in threads_named("wids-prefetch"):
+        thread.join(1)
+    assert [dataset[i]["__key__"] for i in drawn]
+    assert set(shard_requests(server)) <= {"/d.tar", "/e.tar"}
+
+
+def test_keep_holds_for_what_came_ahead(server, tmp_path):
+    """A shard of a dataset that keeps its shards is kept from its arrival on."""
+    url, data = server.add("/a.tar", shards.shard("a")), shards.shard("a")
+    opener = AutoProvider(cache_dir=str(tmp_path / "cache"), keep=True)
+    assert opener.cache.download_ahead(described(url, data), after=time.time(), is_cancelled=lambda: False)
+    assert [entry.is_kept for entry in CacheDirectory(str(tmp_path / "cache")).inventory().entries] == [True]
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """The system has no more threads for us, as in a container with a bound on them."""
+    real = threading.Thread.start
+
+    def start(self):
+        if self.name.startswith("wids-"):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_without_threads_samples_are_read_all_the_same(server, tmp_path, no_threads):
+    """The threads that listen and prefetch are not needed for reading."""
+    dataset = wids.ShardListDataset(serve_shards(server, 2), cache_dir=tmp_path / "cache")
+    assert dataset[0][".txt"]
+    assert len([dataset[i] for i in wids.ChunkedSampler(dataset)]) == 6
+
+
+def test_a_fetch_whose_thread_cannot_start_ends_nothing(server, tmp_path, monkeypatch, caplog):
+    """When there is no thread for one shard, prefetching goes on or ends quietly, and the interpreter's exit too."""
+    real = threading.Thread.start
+
+    def start(self):
+        if self.name == "wids-prefetch-one":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    dataset = wids.ShardListDataset(serve_shards(server, 2), cache_dir=tmp_path / "cache")
+    drawn = iter(wids.ChunkedSampler(dataset))
+    next(drawn)
+    live = [p for p in background._live if isinstance(p, prefetch.Prefetcher)]
+    found = [p for p in live if p._sources[0].store is dataset.cache.provider.cache]
+    found[0]._thread.join(1)
+    background._end_all()
+    assert [dataset[i] for i in drawn]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_an_odd_local_world_size(server, tmp_path, monkeypatch, caplog):
+    """A variable that is no number does not end prefetching."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "²")
+    assert prefetch._environ_int("LOCAL_WORLD_SIZE") == 0

@@ -1011,3 +1011,35 @@ def test_a_table_that_cannot_be_saved_is_told_of_once(home, monkeypatch, caplog)
         space.adopt("a.tar", table)
     assert [record.levelname for record in caplog.records if "cannot be saved" in record.message][:1] == ["WARNING"]
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
+
+
+def ring(directory):
+    """Ring the bell."""
+    Space(directory, limit=None).request_release()
+    return True
+
+
+def test_a_bell_that_is_no_file(tmp_path):
+    """A FIFO in the bell's place stops nobody."""
+    CacheDirectory(str(tmp_path)).make()
+    os.mkfifo(CacheDirectory(str(tmp_path)).release_request)
+    with child(answer_ring, str(tmp_path)) as (_, connection):
+        assert connection.poll(3)
+
+
+def answer_ring(connection, directory):
+    """`ring`, and say so."""
+    connection.send(ring(directory))
+
+
+def test_nothing_goes_ahead_for_what_does_not_fit(tmp_path):
+    """What is fetched ahead, and cannot be let in whatever goes, evicts nothing."""
+    for name in "abc":
+        put_shard(tmp_path, f"{name}.tar", 1000)
+    _, fd = atomic.make_part(str(tmp_path / "new.tar"))
+    try:
+        with pytest.raises(CacheFull):
+            Space(str(tmp_path), limit=4000).reserve([(fd, 5000)], url="http://x/new.tar", after=time.time())
+    finally:
+        os.close(fd)
+    assert names_in(tmp_path) == ["a.tar", "b.tar", "c.tar"]

@@ -2,6 +2,7 @@ import errno
 import functools
 import itertools
 import logging
+import math
 import os
 import pickle
 import stat
@@ -12,6 +13,8 @@ import fsspec
 import msgspec
 import pytest
 
+import wids
+from tests.support import cache_shards
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, table_of
 from tests.support.cache_shards import described, texts, texts_of
@@ -1110,3 +1113,28 @@ def test_one_key_on_two_servers_has_two_places(tmp_path, options):
     assert len(set(same)) == 1
     assert other not in same
     assert other.endswith("-a.tar")
+
+
+@pytest.mark.parametrize(
+    "options", [{"cache_size": math.nan}, {"cache_size": "10 gallons"}, {"prefetch": "all"}, {"prefetch": -1}]
+)
+@pytest.mark.usefixtures("own_cache")
+def test_settings_that_mean_nothing_are_refused(index, options):
+    """A bound that is no number is told at once, not at the first fetch or never."""
+    with pytest.raises((ValueError, TypeError)):
+        wids.ShardListDataset(index, **options)
+
+
+def test_a_localname_that_gives_two_urls_one_place_mixes_nothing_up(tmp_path):
+    """Two shards that a caller's localname puts in one file are fetched in turn, never taken for one another."""
+    urls = []
+    for name in "xy":
+        os.mkdir(tmp_path / name)
+        (tmp_path / name / "s.tar").write_bytes(cache_shards.pack([("k.txt", name.encode())]))
+        urls.append((str(tmp_path / name / "s.tar"), 1))
+    place = str(tmp_path / "cache.tar")
+    dataset = wids.ShardListDataset(urls, localname=lambda _: place, lru_size=1)
+    for _ in range(2):
+        assert [sample[".txt"] for sample in dataset] == ["x", "y"]
+    again = wids.ShardListDataset(urls[:1], localname=lambda _: place)
+    assert again[0][".txt"] == "x"

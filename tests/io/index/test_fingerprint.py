@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,8 @@ import pytest
 
 import wids
 from tests.support import columns as made
+from tests.support.numbers import alone
+from tests.support.shards import write_shards
 from wids.errors import ColumnsError, SpecError, StateError
 from wids.index import loading
 from wids.jobs.index_create import IndexSettings, create_index
@@ -192,3 +195,29 @@ def test_columns(tmp_path):
     pack(tmp_path / "d", payload=9)
     with pytest.raises(ColumnsError, match="1 of 2 shards have another size"):
         open_it(index).where("label = 3")
+
+
+def test_shards_of_the_same_names_in_other_places_of_the_list_are_another_dataset(tmp_path):
+    """Two directories with shards of the same names and counts, listed the other way round: refused."""
+    one, two = write_shards(tmp_path / "one", (6,)), write_shards(tmp_path / "two", (6,))
+    sampler = alone(wids.ShardListDataset(one + two))
+    list(islice(sampler, 5))
+    with pytest.raises(StateError, match="dataset"):
+        alone(wids.ShardListDataset(two + one)).load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize("form", ["https://example.com/get?name={}.tar", "/data/part#{}.tar"])
+def test_shards_that_differ_behind_a_mark_are_another_dataset(form):
+    """What tells shards apart may stand in a query, or behind a # in a file's name: another order is seen."""
+    shards = [(form.format(k), 5) for k in range(2)]
+    assert wids.ShardListDataset(shards).fingerprint != wids.ShardListDataset(shards[::-1]).fingerprint
+
+
+def test_a_fingerprint_is_the_same_wherever_the_shards_lie():
+    """Another place, and other signatures, are the same dataset; this is to stay when the two tests above pass."""
+    places = ["/data/{}/{}.tar", "https://example.com/v2/{}/{}.tar?sig=a{}", "gs://bucket/{}/{}.tar"]
+    prints = {
+        wids.ShardListDataset([(place.format(name, k, k), 5) for name in "ab" for k in range(2)]).fingerprint
+        for place in places
+    }
+    assert len(prints) == 1

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import backends
 from tests.support.cache_shards import pack
+from tests.support.cli import run
 from tests.support.range_faults import WEAK, replaced, said
 from tests.support.servers import status, whole
 from tests.support.shards import digests, serve, survey_shard, write_json, write_shard, write_shards
@@ -591,3 +592,33 @@ def test_a_bucket(tmp_path, no_waits, store):
         place.add("d/s2.tar", pack([(f"{j}.txt", b"y") for j in range(3)]))
         told = create_index(found, output, settings=wanted)
         assert (told.surveyed, told.unchanged) == (1, 1)
+
+
+def test_member_tables_of_a_shard_that_was_replaced_are_made_again(tmp_path):
+    """--members makes the table of a changed shard anew, although a run without it has read the shard already."""
+    shard, output = tmp_path / "a.tar", str(tmp_path / "i.json")
+    write_shard(shard, 2)
+    create_index([str(shard)], output, settings=IndexSettings(has_tables=True))
+    write_shard(shard, 40)
+    create_index([str(shard)], output)
+    create_index([str(shard)], output, settings=IndexSettings(has_tables=True))
+    assert run("verify", output)[0] == 0
+    assert create_index([str(shard)], output, settings=IndexSettings(has_tables=True)).unchanged == 1
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_index(tmp_path, monkeypatch):
+    """When the journal cannot be written, the error says of which index, and what to do."""
+    write_shard(tmp_path / "a.tar", 3)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    log = KnownShards(str(tmp_path / "i.json"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", fail)
+        with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):
+            log.add(scan.ShardFacts(url="a.tar", nsamples=0, filesize=0))
+    log.close()
+    monkeypatch.setattr(writing, "dump_index", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match=r"i\.json: cannot be written .*free space"):
+        create_index([str(tmp_path / "a.tar")], str(tmp_path / "i.json"))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.shards import write_index, write_json, write_shard, write_shards
 from wids import ShardListDataset
-from wids.errors import InputError, SelectionError, ShardNotFoundError, SpecError, WidsError
+from wids.errors import InputError, OutputExistsError, SelectionError, ShardNotFoundError, SpecError, WidsError
 from wids.index import writing
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import merge_indexes, rebase_index, split_index, update_index
@@ -200,3 +200,25 @@ def test_merging_indexes_that_contradict_each_other(tmp_path):
         write_json(tmp_path / "b.json", {"wids_version": 1, "shardlist": [{**entry, key: value}]})
         with pytest.raises(SpecError, match=rf"b\.json: says that {key} of .*s\.tar is {value}, .* says {entry[key]}"):
             merge_indexes([one, two], str(tmp_path / "n.json"))
+
+
+def test_no_index_is_written_over_a_shard(tmp_path):
+    """Merging and splitting refuse to replace a shard, whatever it is called."""
+    write_shard(tmp_path / "shard", 3)
+    shards = [{"url": "shard", "nsamples": 3}]
+    index = write_json(tmp_path / "i.json", {"wids_version": 1, "shardlist": shards})
+    before = (tmp_path / "shard").read_bytes()
+    with pytest.raises(OutputExistsError, match="one of the shards"):
+        merge_indexes([str(index)], str(tmp_path / "shard"))
+    with pytest.raises(OutputExistsError, match="one of the shards"):
+        split_index(str(index), [str(tmp_path / "shard")], parts=lambda counts: [range(len(counts))])
+    assert (tmp_path / "shard").read_bytes() == before
+
+
+def test_no_part_of_a_split_is_written_over_another(tmp_path):
+    """Two spellings of one output are one file, and refused before anything is written."""
+    index = write_index(tmp_path)
+    outputs = [f"{tmp_path}/{name}" for name in ("a.json", "./a.json", "b.json")]
+    with pytest.raises(InputError, match="one file"):
+        split_index(index, outputs, parts=lambda counts: [range(k, k + 1) for k in range(len(counts))])
+    assert not (tmp_path / "a.json").exists()

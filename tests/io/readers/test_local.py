@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import wids
+from tests.support import cache_shards
 from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.examples import examples
+from wids import errors
 from wids.errors import ChangedShardError, ShardError, ShardReadError, TruncatedShardError
 from wids.files import atomic, forks, open_file, system
 from wids.files.open_file import OpenFile
@@ -597,3 +600,32 @@ def test_a_fork_reads_on(tmp_path, small_blocks, is_mapped):
     check_all(shard, wanted, list(range(30)))
     assert call_in_child(lambda: [values(sample) for sample in shard]) == wanted
     check_all(shard, wanted, list(range(60)))
+
+
+def rewrite(path, members):
+    """Write an archive over a file in place, as a careless tool does: the inode stays."""
+    data = cache_shards.pack(members)
+    with open(path, "r+b") as file:
+        file.write(data)
+    stamp = os.stat(path).st_mtime_ns + 1_000_000  # file systems with coarse clocks
+    os.utime(path, ns=(stamp, stamp))
+
+
+@pytest.mark.parametrize("size", [200, 30_000])
+def test_members_moved_within_an_open_shard_are_not_mistaken_for_one_another(tmp_path, size):
+    """A shard rewritten in place with the same size but in another order raises; one that is touched goes on."""
+    path = tmp_path / "a.tar"
+    members = [(f"{letter}.x", letter.encode() * size) for letter in "abcd"]
+    path.write_bytes(cache_shards.pack(members))
+    dataset = wids.ShardListDataset([(str(path), 4)], transformations="raw")
+    assert dataset[0][".x"] == members[0][1]
+    stamp = os.stat(path).st_mtime_ns + 10**9
+    os.utime(path, ns=(stamp, stamp))
+    assert dataset[1][".x"] == members[1][1]
+    rewrite(path, [members[1], members[0], members[3], members[2]])
+    with pytest.raises(errors.ChangedShardError, match="not where they were"):
+        _ = dataset[2]
+    with pytest.raises(errors.ChangedShardError):
+        dataset.__getitems__([3, 1])
+    dataset.close()
+    assert [sample["__key__"] for sample in dataset] == ["b", "a", "d", "c"]

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 import wids
+from tests.support import cache_shards
 from tests.support import cache_shards as shards
 from tests.support.cache_shards import texts, texts_of
 from tests.support.children import PATIENCE_SECONDS, call_in_child
+from tests.support.shards import write_shards
 from wids.errors import CacheError, FetchDeniedError, ShardNotFoundError
 from wids.events import Closed
 from wids.files import system
@@ -679,3 +681,25 @@ def test_forks_at_any_moment(paths):
         stop.set()
         for thread in threads:
             thread.join(PATIENCE_SECONDS)
+
+
+def read_all_with_few_descriptors(shards, cache_dir):
+    """Keys of all samples, read by a process that may open 34 files, however many it has inherited."""
+    inherited = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit, free = 0, 0
+    while free < 34:
+        free += limit not in inherited
+        limit += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    dataset = wids.ShardListDataset(shards, cache_dir=cache_dir, transformations=[], lru_size=10**9)
+    return [dataset[k][".txt"].read() for k in range(len(dataset))]
+
+
+def test_few_file_descriptors_are_enough(server, tmp_path):
+    """The pool gives way when there are none left, for local and for remote shards."""
+    local = write_shards(tmp_path, [2] * 50)
+    assert call_in_child(read_all_with_few_descriptors, local, None) == [b"text %d" % k for k in range(100)]
+    tags = [chr(ord("a") + k) for k in range(26)]
+    remote = [(server.add(f"/{tag}.tar", cache_shards.shard(tag, 2)), 2) for tag in tags]
+    found = call_in_child(read_all_with_few_descriptors, remote, str(tmp_path / "cache"))
+    assert found == [cache_shards.text(tag, row) for tag in tags for row in range(2)]

@@ -730,3 +730,16 @@ def test_bounds_of_numpy(tmp_path):
         for k in range(3):
             writer.write({"__key__": f"k{k}", "txt": "a"})
     assert [shard["nsamples"] for shard in writer.shards] == [2, 1]
+
+
+def test_two_writers_of_one_pattern_do_not_mix(tmp_path):
+    """Of two writers at once, the one that would replace the other's shard is refused."""
+    pattern = tmp_path / "x-%d.tar"
+    first, second = (wids.ShardWriter(pattern, samples=1) for _ in range(2))
+    first.write({"__key__": "a", ".txt": "first"})
+    second.write({"__key__": "a", ".txt": "second"})
+    first.close()
+    with pytest.raises(WidsError, match="another one write here"):
+        second.close()
+    assert wids.ShardListDataset(str(tmp_path / "x.json"))[0][".txt"] == "first"
+    assert sorted(os.listdir(tmp_path)) == ["x-0.tar", "x-0.tar.widx", "x.json"]

@@ -26,6 +26,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tests.support.clocks import PATIENCE_SECONDS
+from wids import errors
 from wids.codecs import decode, decoders
 from wids.codecs.decode import UNASKED, SampleDecoder, register_decoder
 from wids.errors import DecodeError, UnsafeFormatError
@@ -857,3 +858,17 @@ def test_gunzip_never_exceeds_its_bound(data, cut, bound):
             decoder(sample)
     else:
         assert decoder(sample) == {".x.gz": data}
+
+
+def test_a_checkpoint_inflates_to_no_more_than_the_bound():
+    """Torch stores its records and never deflates them, but inflates what it finds: a thousandfold."""
+    stored, deflated = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(1 << 18), stored)
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as target:
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info.filename))
+    assert len(deflated.getvalue()) < 1 << 14
+    decoder = SampleDecoder(max_inflate_bytes=1 << 16)
+    assert decoder({".pt": stored.getvalue()})[".pt"].shape == (1 << 18,)
+    with pytest.raises(errors.DecodeError, match="max_inflate_bytes"):
+        decoder({".pt": deflated.getvalue()})

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 import wids
 from tests.support.examples import examples
+from tests.support.numbers import Numbers
 from wids.order.layout import Inside, ShardCounts, Shards, fingerprint, inside_of, layout, takes_marks
 from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 from wids.order.mixture import mixed_parts
@@ -472,3 +473,27 @@ def test_random_split_and_samplers():
     indices = list(DistributedChunkedSampler(part, num_replicas=1, rank=0, chunksize=3, window=2))
     assert sorted(indices) == list(range(len(part)))
     assert list(actual(part, [indices])) == list(expected(part, [indices]))
+
+
+def peak(make):
+    """The most bytes in use while making a sampler and drawing its first index."""
+    tracemalloc.start()
+    try:
+        next(iter(make()))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_dataset_beside_a_small_subset_costs_nothing():
+    """Joined with a few samples in another order, ten million samples are not listed one by one."""
+    large = Numbers(10**7, lengths=np.full(1000, 10**4), fingerprint="large")
+    small = Subset(Numbers(10, lengths=[5, 5]), [7, 2, 5])
+    assert peak(lambda: DistributedChunkedSampler(ConcatDataset([large, small]), num_replicas=64, rank=3)) < 16e6
+
+
+def test_every_kth_sample_of_a_large_dataset_costs_nothing():
+    """A subset in equal steps is not listed one by one either."""
+    large = Numbers(10**7, lengths=np.full(1000, 10**4), fingerprint="large")
+    subset = Subset(large, range(1, 10**7, 4))
+    assert peak(lambda: DistributedChunkedSampler(subset, num_replicas=64, rank=3)) < 16e6

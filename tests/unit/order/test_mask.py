@@ -11,8 +11,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import wids
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
+from tests.support.numbers import Numbers, alone
 from tests.support.shards import write_index, write_shards
-from wids.order.mask import OwnIndex, RepeatedIndex
+from wids.order.mask import MarkedIndex, OwnIndex, RepeatedIndex
 
 COUNTS = [0, 1, 2, 3, 16, 17, 18, 19]
 
@@ -235,3 +236,20 @@ def test_masks_in_a_stream_and_in_a_resume(tmp_path):
         sampler.load_state_dict(first.state_dict())
         found.update(index.is_valid for index in sampler)
     assert found == {True: 9, False: 3}
+
+
+@pytest.mark.parametrize("indices", [[OwnIndex(2), 1], [1, RepeatedIndex(2)]])
+def test_marked_and_plain_indices_in_one_batch(tmp_path, indices):
+    """Each sample is as its own index says, in a batch as alone."""
+    dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (4,)), fields=[".cls"])
+    together = [sample.get("__valid__") for sample in dataset.__getitems__(indices)]
+    assert together == [dataset[index].get("__valid__") for index in indices]
+
+
+def test_masking_is_settled_when_an_iteration_begins():
+    """A tail that is assigned later does not mark half of a running iteration."""
+    sampler = alone(Numbers(9000))
+    running = iter(sampler)
+    next(running)
+    sampler.tail = "mask"
+    assert not any(isinstance(index, MarkedIndex) for index in running)
