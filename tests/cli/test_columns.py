@@ -113,7 +113,11 @@ def test_failures(tmp_path, monkeypatch):
         (("columns", "create", "train.json", "--json", ".json"), 1, "names no keys of a JSON object"),
         (("columns", "create", "train.json", "--field", ".cls=key"), 1, "two columns would be called 'key'"),
         (("columns", "create", "none.json"), 1, "none.json"),
-        (("columns", "create", "s0.tar"), 2, "say where the table goes"),
+        (
+            ("columns", "create", "s0.tar"),
+            2,
+            "say where the table goes (-o FILE), or make an index of these shards first",
+        ),
     ],
 )
 def test_complaints(index, args, code, words):

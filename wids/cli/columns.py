@@ -109,8 +109,9 @@ def _place_of(index: str) -> str:
 
     place = place_beside(index)
     if place is None or not urls.is_local(index) or lists_shards(index):
+        way = ", or make an index of these shards first (wids index create)" if lists_shards(index) else ""
         raise typer.BadParameter(
-            "say where the table goes (-o FILE): only beside a local index has it a place of its own"
+            f"say where the table goes (-o FILE){way}: only beside a local index has it a place of its own"
         )
     return place
 

@@ -148,8 +148,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                     "or group of its own; if its samples are the same, name the file: with_columns(place=...)"
                 )
             raise ColumnsError(
-                f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; make them: "
-                f"wids columns create, or attach a table by with_table ({members.KNOWN})"
+                f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; {self._way()}, or "
+                f"attach a table by with_table ({members.KNOWN})"
             )
         self.check_rows(collection)
         return sql.SampleTable(
@@ -208,9 +208,14 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             if table.path is not None or table.joined:
                 raise
             raise ColumnsError(
-                f"{error}; there are no other columns of these samples; make them: wids columns create, or attach a "
-                "table by with_table"
+                f"{error}; there are no other columns of these samples; {self._way()}, or attach a table by with_table"
             ) from error
+
+    def _way(self) -> str:
+        """How columns come about: tars without an index have none, for the table lies beside the index."""
+        if self.place:
+            return "make them: wids columns create"
+        return "make an index and them (wids index create, wids columns create) and give the index"
 
     def check_rows(self, collection: ShardCollection) -> None:
         """See that the joined tables have a row for each sample.

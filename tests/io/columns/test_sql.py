@@ -273,6 +273,13 @@ def test_without_columns(tmp_path):
     for ask in (dataset.find_rows, dataset.query):
         with pytest.raises(ColumnsError, match="make them: wids columns create, or attach a table by with_table"):
             ask("true")
+    for shards in (str(tmp_path), [(shard["url"], shard["nsamples"]) for shard in dataset.shards]):
+        plain = wids.ShardListDataset(shards, base=None if shards == str(tmp_path) else tmp_path)
+        for ask in (plain.where, plain.query):
+            with pytest.raises(
+                ColumnsError, match=r"make an index and them \(wids index create, wids columns create\) and"
+            ):
+                ask("label = 3" if ask == plain.where else "select label from samples")
 
 
 def test_no_samples(tmp_path):
