@@ -19,7 +19,7 @@ from typing_extensions import assert_type
 
 import wids
 from wids import errors, events
-from wids.collection.live_index import Location
+from wids.collection.face import Location
 from wids.collection.stats import Stats
 from wids.testing import Server, status
 

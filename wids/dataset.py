@@ -26,7 +26,6 @@ from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transfo
 from wids.codecs.html import show_dataset
 from wids.collection import arguments
 from wids.collection.batches import read_batch, read_foreign, read_sample
-from wids.collection.live_index import LiveIndex
 from wids.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.collection.stats import COLUMNS, ROWS, Tally
 from wids.collection.views import WithViews
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from wids.collection.stats import Stats
     from wids.columns.samples import SampleColumns
     from wids.events import Hook
-    from wids.readers.pool import OpenShard, OpenShards
+    from wids.readers.pool import OpenShard
     from wids.readers.provider import Access
     from wids.tables.fields import FieldsArgument
     from wids.tables.table import Group, KeyRule
@@ -281,11 +280,10 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             advice=arguments.advise,
         )
         self._collection.expect_fields(self.fields)
-        self._index = LiveIndex(self._collection)
         self._steps = () if found.selection is None else tuple(found.header["made_by"])
-        self.cache: OpenShards = self._collection.pool
-        self._collection.count_unknown(found)
+        found = self._collection.counted(found)
         self._collection.adopt(found)
+        self._take(self._collection)
         self._columns = sample_columns.beside(shards, self._collection, cache_dir=self.cache_dir)
         self._collection.place = arguments.place_of(shards, base, options, found)
         self.dataset_name = arguments.choose_name(dataset_name, shards, found)
@@ -426,8 +424,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         if cls.__getitem__ is not ShardListDataset.__getitem__ or cls.get_shard is not ShardListDataset.get_shard:
             return [self[index] for index in indices]  # a subclass's own access must not be bypassed
         indices, pool, plain = list(indices), self.cache, self._collection.plain
-        if self._columns.shown:
-            self._columns.check_rows(self._collection)
         is_plain = set(map(type, indices)) == {int}
         pool.accesses, misses = pool.accesses + len(indices), pool.misses
         try:
@@ -449,7 +445,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         k, row = self.locate(index)
         self.cache.accesses += 1
         shard = self._collection.open(k)
-        return shard, row % len(shard), self._index.describe(k)
+        return shard, row % len(shard), self._collection.describe(k)
 
     @property
     def transformations(self) -> list[Transform]:
@@ -506,13 +502,14 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's first download may meet a server that is just being restarted.
-        return {**self.__dict__, "_index": None, "_answered": retrying.answered()}
+        counts = self._counts()
+        own = {name: value for name, value in self.__dict__.items() if value is not counts.get(name, self)}
+        return {**own, "_answered": retrying.answered()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         retrying.note_answered(state.pop("_answered", ()))
-        self.__dict__.update(state)
-        self._collection = copy.copy(self._collection)  # of a shallow copy: the shards may be other ones later
-        self._index = LiveIndex(self._collection)
+        self._take(copy.copy(state["_collection"]))  # of a shallow copy: the shards may be other ones later
+        self.__dict__.update({**state, "_collection": self._collection})
 
     # --- inside
 
@@ -532,8 +529,6 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     def _read(self, asked: Any) -> dict[str, Any]:
         pool = self.cache
         accesses, misses = pool.accesses, pool.misses
-        if self._columns.shown:
-            self._columns.check_rows(self._collection)
         if type(self).get_shard is ShardListDataset.get_shard:
             sample = read_sample(self._collection, self._collection.plain(asked), self.fields)
             if pool.misses != misses:
@@ -593,4 +588,4 @@ class _NotInitialized:
 # Samples that a notebook shows, and shards that are looked for on the disk for them.
 _PREVIEWS, _PREVIEW_SHARDS = 8, 1000
 # The attributes that every use of a dataset touches first.
-_PARTS = ("_collection", "_index", "_transformations", "_decoding", "_tally", "cache")
+_PARTS = ("_collection", "lengths", "cum_lengths", "total_length", "_transformations", "_decoding", "_tally", "cache")

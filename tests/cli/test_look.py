@@ -108,6 +108,11 @@ def test_info_of_parts_and_of_tars_without_an_index(tmp_path):
     assert [(part["name"], part["shards"], part["samples"]) for part in told["datasets"]] == [("a", 2, 4), ("b", 1, 5)]
     assert (told["bytes"], told["with_filesize"], told["datasets"][1]["bytes"]) == (None, 2, None)
     assert "2 of 3" in run_ok("info", joined)
+    size, pattern = os.path.getsize(tmp_path / "a" / "s1.tar"), tmp_path / "a" / "s{0..1}.tar"
+    assert run_ok("ls", pattern, "--shards").splitlines()[2].split()[:3] == ["1", "2", "2"]
+    told = [json.loads(line) for line in run_ok("ls", pattern, "--shards", "--json").splitlines()]
+    assert [(shard["first"], shard["nsamples"]) for shard in told] == [(0, 2), (2, 2)]
+    assert told[1]["filesize"] == size
     tars = json.loads(run_ok("info", tmp_path / "a" / "s{0..1}.tar", "--json"))
     assert (tars["samples"], tars["with_filesize"]) == (4, 2)
 

@@ -451,11 +451,10 @@ def test_a_shard_without_samples_has_none_to_repeat(tmp_path):
         wids.ShardListDataset(shards, on_count_mismatch="ignore")
 
 
-def test_counts_that_are_written_into_the_shards_reach_all_samples(miscounted, caplog):
+def test_shards_with_other_counts_reach_all_samples(miscounted, caplog):
     """Who knows better than the index says so: then nothing is repeated, left out or told."""
     dataset = wids.ShardListDataset(miscounted)
-    for shard, count in zip(dataset.shards, COUNTS, strict=True):
-        shard["nsamples"] = count
+    dataset.shards = [{**row, "nsamples": count} for row, count in zip(dataset.shards, COUNTS, strict=True)]
     assert dataset.lengths == list(COUNTS)
     assert dataset.cum_lengths.tolist() == [3, 7, 9]
     assert labels(dataset) == list(range(TOTAL))
@@ -482,8 +481,7 @@ def test_assigned_shards_take_the_place_of_the_others(tmp_path):
     assert dataset.spec["shardlist"] == dataset.shards == held[1:]
     assert sorted(wids.DistributedChunkedSampler(dataset)) == list(range(6))
     assert labels(pickle.loads(pickle.dumps(dataset))) == [3, 4, 5, 6, 7, 8]
-    held[0]["url"] = "of the list that was replaced"
-    assert labels(dataset) == [3, 4, 5, 6, 7, 8]
+    assert len(held) == 3
     dataset.shards = [(held[2]["url"], 2), str(tmp_path / "s1.tar")]
     assert labels(dataset) == [7, 8, 3, 4, 5, 6]
     dataset.shards = []
@@ -491,28 +489,39 @@ def test_assigned_shards_take_the_place_of_the_others(tmp_path):
 
 
 def test_an_assigned_spec(index):
-    """Its shards and other keys hold, and what is written into it; one without shards is refused."""
+    """Its shards and other keys hold; one without shards is refused, and so is what is written into one."""
     dataset = wids.ShardListDataset(index)
     dataset.spec = {**dataset.spec, "shardlist": dataset.shards[:1], "info": "new"}
     assert labels(dataset) == [0, 1, 2]
     assert dataset.spec["info"] == "new"
-    dataset.spec["note"] = 7
-    dataset.spec["shardlist"] = dataset.spec["shardlist"] * 2
+    dataset.spec = {**dataset.spec, "note": 7}
+    assert labels(dataset) == [0, 1, 2]
+    dataset.spec = {**dataset.spec, "shardlist": dataset.spec["shardlist"] * 2}
     assert labels(dataset) == [0, 1, 2] * 2
     assert (dataset.spec["info"], dataset.spec["note"]) == ("new", 7)
+    before = json.loads(json.dumps(dataset.spec))
     with pytest.raises(SpecError, match="has its shards in 'shardlist'"):
         dataset.spec = {"wids_version": 1}
     with pytest.raises(SpecError, match=r"shards\[0\]"):
         dataset.shards = [7]
     with pytest.raises(SpecError, match="'shardlist' and no 'datasets'"):
-        dataset.spec.update(datasets=[{"source_url": "more.json"}])
+        dataset.spec = {**dataset.spec, "datasets": [{"source_url": "more.json"}]}
+    for change in (
+        lambda spec: spec.__setitem__("note", 8),
+        lambda spec: spec.__delitem__("note"),
+        lambda spec: spec.__ior__({"note": 8}),
+        lambda spec: spec.update(note=8),
+        lambda spec: spec.pop("note"),
+    ):
+        with pytest.raises(TypeError, match=r"a new one, as in dataset\.spec = \{\*\*dataset\.spec, \.\.\.\}"):
+            change(dataset.spec)
+    assert dataset.spec == before
     assert labels(dataset) == [0, 1, 2] * 2
-    assert "datasets" not in dataset.spec
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
-    """Another URL is read from the next sample on, also by workers; the other keys stay; copies are plain."""
+def test_shards_are_read_and_replaced(tmp_path, is_open):
+    """Rows are dicts, copies of them can be changed; a new list holds from the next sample on, also for workers."""
     paths = [shard["url"] for shard in write_shards(tmp_path / "here", COUNTS)]
     write_shards(tmp_path / "there", (9, *COUNTS))
     index = write_json(
@@ -529,14 +538,19 @@ def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
     dataset = wids.ShardListDataset(index)
     plain = json.loads(json.dumps(dataset.shards))
     for other in (copy.deepcopy(dataset.shards), copy.copy(dataset.shards), pickle.loads(pickle.dumps(dataset.shards))):
-        assert other == plain
+        assert other == plain == [dict(row) for row in dataset.shards]
         assert type(other) is list
-        assert type(copy.copy(other[0])) is type(copy.deepcopy(other[0])) is dict
+        row = other[1]
+        for each in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row)), row.copy(), row | {}):
+            assert type(each) is dict
+            assert (each["own"], each.get("more"), "own" in each, [*each]) == (1, None, True, [*plain[1]])
     if is_open:
         assert labels(dataset) == list(range(TOTAL))
         assert dataset[0][".cls"] == 0
-    for k, shard in enumerate(dataset.shards):
-        shard["url"] = shard["url"].replace("/here/s", "/there/s").replace(f"s{k}", f"s{k + 1}")
+    dataset.shards = [
+        {**row, "url": row["url"].replace("/here/s", "/there/s").replace(f"s{k}", f"s{k + 1}")}
+        for k, row in enumerate(dataset.shards)
+    ]
     there = list(range(9, 18))
     assert dataset[0][".cls"] == 9
     assert labels(dataset) == labels(dataset.__getitems__(range(TOTAL))) == there
@@ -544,43 +558,69 @@ def test_what_is_written_into_a_shard_is_followed(tmp_path, is_open):
     assert dataset.keys.find("s1-000") == [0]
     assert dataset[0]["__shard__"] == dataset.get_shard(0)[2]["url"] == str(tmp_path / "there" / "s1.tar")
     assert [sample["__dataset__"] for sample in dataset] == [""] * 3 + ["part"] * 6
-    assert [shard.get("own") for shard in dataset.shards] == [None, 1, 2]
-    dataset.shards[1].update(dataset="mine", filesize=5)
+    assert [row.get("own") for row in dataset.shards] == [None, 1, 2]
+    first, second, third = dataset.shards
+    dataset.shards = [first, {**second, "dataset": "mine", "filesize": 5}, third]
     with pytest.raises(ChangedShardError, match="filesize 5"):
         dataset[3]
-    del dataset.shards[1]["filesize"]
-    assert dataset.shards[1].pop("own") == 1
-    dataset.shards[2] |= {"nsamples": 1}
-    dataset.get_shard(0)[2]["nsamples"] = 3
+    dataset.shards = [first, {**second, "dataset": "mine"}, {**third, "nsamples": 1}]
     assert (dataset[3]["__dataset__"], dataset.lengths) == ("mine", [3, 4, 1])
     assert pickle.loads(pickle.dumps(dataset)).shards == dataset.shards
-    assert "own" not in dataset.shards[1]
 
 
-def test_what_a_shard_cannot_be_is_refused_and_undone(index):
-    """A change that makes no shard of it raises, and the dict is as before; the list itself cannot be changed."""
+def test_an_index_does_not_change(index):
+    """What writes into a row, or into the list, raises a TypeError that says what to do; and nothing has changed."""
     dataset = wids.ShardListDataset(index)
-    before = json.loads(json.dumps(dataset.shards))
-    for change in (
-        lambda shard: shard.pop("url"),
-        lambda shard: shard.clear(),
-        lambda shard: shard.update(nsamples=-1),
-        lambda shard: shard.setdefault("md5sum", "xyz"),
-        lambda shard: shard.update(nsamples=(1 << 63) - 1),
-    ):
-        with pytest.raises(SpecError, match=r"shards\[1\]|samples in all"):
-            change(dataset.shards[1])
-    for change in (
+    before, view = json.loads(json.dumps(dataset.shards)), dataset.select([0])
+    changes_of_rows = (
+        lambda row: row.__setitem__("url", "x.tar"),
+        lambda row: row.__delitem__("url"),
+        lambda row: row.__ior__({"nsamples": 1}),
+        lambda row: row.update(nsamples=1),
+        lambda row: row.setdefault("md5sum", "xyz"),
+        lambda row: row.pop("url"),
+        lambda row: row.popitem(),
+        lambda row: row.clear(),
+    )
+    changes_of_lists = (
         lambda shards: shards.append(before[0]),
+        lambda shards: shards.extend(before),
+        lambda shards: shards.insert(0, before[0]),
+        lambda shards: shards.remove(before[0]),
         lambda shards: shards.pop(),
+        lambda shards: shards.clear(),
         lambda shards: shards.sort(key=str),
+        lambda shards: shards.reverse(),
+        lambda shards: random.Random(0).shuffle(shards),
         lambda shards: shards.__setitem__(0, shards[1]),
         lambda shards: shards.__setitem__(slice(1), shards[1:2]),
         lambda shards: shards.__delitem__(slice(2)),
         lambda shards: shards.__iadd__(before),
-    ):
-        with pytest.raises(TypeError, match=r"dataset\.shards cannot be changed in place; assign a new list"):
-            change(dataset.shards)
+        lambda shards: shards.__imul__(2),
+    )
+    told = r"an index does not change; assign a new list, as in dataset\.shards = \[\{\*\*row, \.\.\.\} for row in"
+    for each in (dataset, view):
+        for change in changes_of_rows:
+            for row in (each.shards[0], each.spec["shardlist"][0], each.get_shard(0)[2]):
+                with pytest.raises(TypeError, match=told):
+                    change(row)
+        for change in changes_of_lists:
+            with pytest.raises(TypeError, match=told):
+                change(each.shards)
+    with pytest.raises(AttributeError, match="header"):
+        dataset._collection.shards.header = {}
+    assert dataset.shards == view.shards == before
+    assert labels(dataset) == list(range(TOTAL))
+
+
+def test_what_cannot_be_a_shard_is_refused(index):
+    """A list that has one is not assigned."""
+    dataset = wids.ShardListDataset(index)
+    before = [dict(row) for row in dataset.shards]
+    wrong = [{**before[1], **more} for more in ({"nsamples": -1}, {"md5sum": "xyz"}, {"nsamples": (1 << 63) - 1})]
+    for row in ({"nsamples": 3}, {}, *wrong):
+        with pytest.raises(SpecError, match=r"shards\[1\]|samples in all"):
+            dataset.shards = [before[0], row, before[2]]
     assert dataset.shards == before
     assert labels(dataset) == list(range(TOTAL))
 
@@ -590,8 +630,8 @@ def test_prefetching_follows_changed_shards(web, tmp_path):
     write_shards(tmp_path / "data" / "more", (9, *COUNTS))
     dataset = wids.ShardListDataset(f"{web.url}/index.json", cache_dir=tmp_path / "c")
     source = inside_of(dataset).prefetch_source()
-    dataset.shards = dataset.shards[1:]
-    dataset.shards[0]["url"] = f"{web.url}/more/s2.tar"
+    first, second = dataset.shards[1:]
+    dataset.shards = [{**first, "url": f"{web.url}/more/s2.tar"}, second]
     assert source.find(0).url == inside_of(dataset).prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
     assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
     assert labels(dataset) == [12, 13, 14, 15, 7, 8]

@@ -117,7 +117,7 @@ def _ask(index: str, sql: str, flags: QueryFlags) -> Any:
     _, shards, narrowed = load_shards(index, storage_options=flags.storage_options, cache_dir=cache_dir)
     provider = AutoProvider(cache_dir=cache_dir, storage_options=narrowed)
     collection = ShardCollection(shards, provider)
-    collection.count_unknown(shards)
+    collection.count_unknown()
     columns = beside(index, collection, cache_dir=cache_dir).at(flags.columns, collection)
     try:
         return columns.query(collection, sql)

@@ -174,7 +174,7 @@ def _by_shard(
         groups.append((k, order[first:at]))
     if len(groups) == 1 or not collection.has_remote():
         return [group for _, group in groups], []
-    urls, lru, provider = collection.shards.urls, collection.pool.lru, collection.provider
+    urls, lru, provider = collection.urls, collection.pool.lru, collection.provider
     ready: list[tuple[int, list[int]]] = []
     far = []
     for k, group in groups:

@@ -17,7 +17,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -26,11 +26,13 @@ from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorte
 from wids.events import logger
 from wids.files import page_cache
 from wids.index.discovery import find_shards
-from wids.index.fingerprint import contents, fingerprint_of_part
+from wids.index.fingerprint import contents, fingerprint, fingerprint_of_part
 from wids.index.loading import IndexRequest, load_index
+from wids.index.readonly import LazyShardRows, ShardRow, ShardRows
 from wids.index.selection import RepeatedRows, no_sample
-from wids.index.shardlist import MAX_COUNT
+from wids.index.shardlist import MANY, MAX_COUNT
 from wids.index.spec import list_shards, own_packs
+from wids.order.layout import digest
 from wids.order.mixture import name_parts
 from wids.readers.pool import OpenShards
 from wids.readers.provider import AutoProvider
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from wids.readers.pool import OpenShard
     from wids.tables.table import MemberTable
 
+T = TypeVar("T")
 # What a program passes as ``shards``: an index (URL, path, open file), a tar, a brace pattern, a local directory or
 # glob of tars, or a list of shards.
 ShardLike: TypeAlias = "Mapping[str, Any] | tuple[str, int] | str | os.PathLike[str]"
@@ -182,7 +185,7 @@ class ShardCollection:
             expected count; it travels to workers with the collection.
 
     Attributes:
-        shards: the shard list. lengths: samples of each. ends: where each shard's samples end.
+        shards: the shard list. lengths: samples of each. ends: where each shard's samples end. urls: of each.
         pool: the open shards of this process.
         here: the stretch that was read last; `find` looks there first.
         place: the URL or path of the index that lists the shards as they are; None: there is none.
@@ -191,10 +194,14 @@ class ShardCollection:
 
     name: str | None = None
     here: Stretch
+    urls: Sequence[str]
     _is_remote: bool | None
     _is_far: bool | None
     _whole_ends: Sequence[int] | None
     _cum_lengths: np.ndarray[Any, np.dtype[np.int64]] | None
+    _rows: Sequence[ShardRow] | None
+    _fingerprint: str | None
+    _contents: dict[str, str] | None
     _parts: tuple[list[SourceSpan] | None] | None
 
     def __init__(
@@ -218,11 +225,13 @@ class ShardCollection:
         return self.ends[-1] if self.ends else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lengths": None, "ends": None, "_cum_lengths": None, "_whole_ends": None, "here": None}
+        found = ("lengths", "ends", "urls", "here", "_cum_lengths", "_whole_ends", "_rows")
+        return {name: value for name, value in self.__dict__.items() if name not in found}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.sum_lengths()
+        self.urls = _unpacked(self.shards.urls)
+        self._use(self.shards)
 
     def expect_fields(self, fields: Sequence[str] | None) -> None:
         """Warn of those of these extensions that no sample of the first shard to be opened has: are they misspelt?
@@ -236,8 +245,7 @@ class ShardCollection:
     def select(self, selection: Selection) -> ShardCollection:
         """The same shards, of which the other collection has these samples; they share the open shards."""
         found = copy.copy(self)
-        found.shards = self.shards.select(selection)
-        found.sum_lengths()
+        found._use(self.shards.select(selection))  # noqa: SLF001 - of this class
         return found
 
     def named(self, name: str) -> ShardCollection:
@@ -250,42 +258,58 @@ class ShardCollection:
         """Make these the collection's shards."""
         self.pool.clear()
         self.place: str | None = None
-        self.shards, self.pool.find = shards, shards.find
-        self.sum_lengths()
+        self.pool.find, self.urls = shards.find, _unpacked(shards.urls)
+        self._use(shards)
 
-    def replace(self, k: int, row: ShardList) -> None:
-        """Make shard ``k`` the one shard of ``row``."""
-        del self.pool.lru[self.shards.urls[k]]
-        self.shards.replace(k, row)
-        self.here, self._is_remote, self._is_far, self.place, self._parts = NOWHERE, None, None, None, None
-        if self.shards.nsamples is not self.lengths:
-            self.sum_lengths()
+    def _use(self, shards: ShardList) -> None:
+        self.shards, self.here = shards, NOWHERE
+        self._cum_lengths = self._whole_ends = self._is_remote = self._is_far = self._parts = None
+        self._rows = self._fingerprint = self._contents = None
+        self.lengths: Sequence[int] = _unpacked(shards.lengths)
+        self.ends: Sequence[int] = _unpacked(shards.ends())
 
     def count_unknown(
         self,
-        shards: ShardList,
         *,
         open_remote: Callable[[int], Reader] | None = None,
-        on_count: Callable[[int, MemberTable], None] = lambda *_: None,
+        on_count: Callable[[int], None] = lambda _: None,
+        has_sizes: bool = False,
     ) -> None:
-        """Count the samples of shards that have no count, as plain tars; those of the collection, or to be.
+        """Count the samples of the collection's shards that have no count, as plain tars, before others ask for them.
 
         Args:
-            shards: which. Those of the collection are counted before anything is asked of it.
             open_remote: opens the remote shard of a number, which may download it; None: they are not counted.
-            on_count: called with the number and the table of each shard that was counted.
+            on_count: called with the number of samples of each shard that was counted.
+            has_sizes: these have their sizes from then on, too.
 
         Raises:
-            SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read.
+            SpecError: such a shard is remote, and not to be counted. FetchError, ShardError: it cannot be read. Those
+                before it have been counted.
         """
+        counts, sizes = dict[int, int](), dict[int, int]()
+        try:
+            for k, table in self._uncounted(self.shards, open_remote):
+                counts[k], sizes[k] = table.nsamples, table.identity.size
+                on_count(table.nsamples)
+        finally:
+            self._use(self.shards.with_known(counts, sizes if has_sizes else {}))
+            self.pool.find = self.shards.find
+
+    def counted(self, shards: ShardList) -> ShardList:
+        """Shards that may become the collection's, those that have no count with one.
+
+        Raises:
+            SpecError: such a shard is remote. FetchError, ShardError: it cannot be read.
+        """
+        return shards.with_known({k: table.nsamples for k, table in self._uncounted(shards)}, {})
+
+    def _uncounted(
+        self, shards: ShardList, open_remote: Callable[[int], Reader] | None = None
+    ) -> Iterator[tuple[int, MemberTable]]:
         misses = self.pool.misses
         for k in shards.unknown_counts():
-            table = self._read_table(shards, k, open_remote)
-            shards.note_count(k, table.nsamples)
-            on_count(k, table)
+            yield k, self._read_table(shards, k, open_remote)
         self.pool.misses = misses
-        if shards is self.shards:
-            self.sum_lengths()
 
     def _read_table(self, shards: ShardList, k: int, open_remote: Callable[[int], Reader] | None) -> MemberTable:
         url, provider = shards.urls[k], self.provider
@@ -305,12 +329,33 @@ class ShardCollection:
         with contextlib.closing(opened) as reader:
             return reader.table
 
-    def sum_lengths(self) -> None:
-        """Take note of counts that have changed."""
-        self.here, self._cum_lengths, self._whole_ends = NOWHERE, None, None
-        self._is_remote = self._is_far = self._parts = None
-        self.lengths: Sequence[int] = self.shards.lengths
-        self.ends: Sequence[int] = self.shards.ends()
+    @property
+    def rows(self) -> Sequence[ShardRow]:
+        """The shards as dicts that cannot be changed: a list; of `MANY` or more, each is made when it is asked for."""
+        if self._rows is None:
+            count, describe = len(self.shards), self.shards.describe
+            is_few = count < MANY
+            self._rows = ShardRows(map(self.describe, range(count))) if is_few else LazyShardRows(count, describe)
+        return self._rows
+
+    def describe(self, k: int) -> ShardRow:
+        """One of `rows`, which does not make the others."""
+        return ShardRow(self.shards.describe(k))
+
+    @property
+    def fingerprint(self) -> str:
+        """See `wids.index.fingerprint.fingerprint`; of the shards, and of which of their samples a view has."""
+        if self._fingerprint is None:
+            whole, chosen = fingerprint(self.shards), self.shards.selection
+            self._fingerprint = whole if chosen is None else digest(whole.encode(), chosen.digest.encode())
+        return self._fingerprint
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """See `wids.index.fingerprint.contents`; of all shards."""
+        if self._contents is None:
+            self._contents = contents(self.shards)
+        return self._contents
 
     @property
     def cum_lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -441,7 +486,7 @@ class ShardCollection:
         ends = self.ends
         k = bisect_right(ends, index)
         lo, hi = ends[k - 1] if k else 0, ends[k]
-        shard, chosen = self.pool.lru[self.shards.urls[k]], self.shards.selection
+        shard, chosen = self.pool.lru[self.urls[k]], self.shards.selection
         if shard is None or shard.reader.table.nsamples != (hi - lo if chosen is None else self.shards.nsamples[k]):
             return NOWHERE
         rows = None if chosen is None else chosen.rows
@@ -644,12 +689,15 @@ def _list(shards: Any, base: str | None, options: dict[str, Any] | None) -> Shar
     def find(name: str) -> list[str] | None:
         return [shard.url for shard in find_shards([name])] if base is None and _is_several(name) else None
 
-    found = list_shards(shards, base=base, find=find)
+    found = list_shards(shards, base=base, header=options, find=find)
     if sum(found.nsamples) > MAX_COUNT:
         raise SpecError(f"shards promise {sum(found.nsamples)} samples in all, more than can be counted", path="shards")
-    found.header.update(options or {})
-    found.use_packs(own_packs(found.header, None, base))
-    return found
+    return found.with_packs(own_packs(found.header, None, base))
+
+
+def _unpacked(column: Sequence[T]) -> Sequence[T]:
+    """A column of few shards as a list, whose items are read ten times as fast."""
+    return list(column) if len(column) < MANY else column
 
 
 def _check_place(place: str, base: str | None) -> None:

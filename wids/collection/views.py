@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from wids.collection import error_log
-from wids.collection.live_index import LiveIndex, WithIndex
+from wids.collection.face import WithIndex
 from wids.errors import InputError, shorten, shown
 from wids.events import logger
 from wids.index.fingerprint import portable_names
@@ -266,7 +266,8 @@ class WithViews(WithIndex):
     def _named(self, name: str) -> Self:
         """This dataset, with ``name`` as the ``__dataset__`` of its samples; they share cache and open shards."""
         found = copy.copy(self)
-        found._take(self._collection.named(name))  # noqa: SLF001 - of this class
+        found._collection = self._collection.named(name)  # noqa: SLF001 - of this class
+        found._transformations = list(self._transformations)  # noqa: SLF001
         return found
 
     def _view(self, indices: Integers, step: str, samples: Any = None) -> Self:
@@ -280,11 +281,5 @@ class WithViews(WithIndex):
 
     def _show(self, selection: Selection, step: str) -> None:
         """Have these samples of the shards alone."""
-        for name in ("lengths", "cum_lengths", "total_length"):  # that a program has set, of the whole
-            self.__dict__.pop(name, None)
-        self._steps = (*self._steps, step)
+        self._steps, self._transformations = (*self._steps, step), list(self._transformations)
         self._take(self._collection.select(selection))
-
-    def _take(self, collection: ShardCollection) -> None:
-        self._collection, self._index, self.cache = collection, LiveIndex(collection), collection.pool
-        self._transformations = list(self._transformations)

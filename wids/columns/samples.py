@@ -22,14 +22,13 @@ from wids.columns.packages import import_arrow
 from wids.columns.parts import check_versions
 from wids.columns.spec import check_names
 from wids.errors import ColumnsError, InputError, MissingTableError, QueryError
-from wids.index.fingerprint import contents, fingerprint, have_changed
+from wids.index.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wids.collection.shard_collection import ShardCollection
     from wids.columns.mapped import MappedTable
-    from wids.index.shardlist import ShardList
 
 T = TypeVar("T")
 
@@ -49,10 +48,8 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir, storage_options: for a remote one.
         joined: tables with one row for each sample.
         shown: (column, its table) of those that come into the samples.
-        fingerprint, contents: of the shards that tables were attached to, if some were.
         checked: what needs no second look: digests of the states of own tables that were compared with the shards (see
-            `wids.columns.parts.check_versions`), and edits of the shard list that left its fingerprint as it was. All
-            that are made of one have it together.
+            `wids.columns.parts.check_versions`). All that are made of one have it together.
     """
 
     place: str | None = None
@@ -60,9 +57,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     storage_options: dict[str, Any] | None = None
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
-    fingerprint: str = ""
-    contents: dict[str, str] = {}
-    checked: set[str | int] = msgspec.field(default_factory=set)
+    checked: set[str] = msgspec.field(default_factory=set)
 
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
         """Put the values of the shown columns into a sample, by its ``__index__``."""
@@ -151,7 +146,6 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
                 f"there are no columns of these samples{f' ({self.place})' if self.place else ''}; {self._way()}, or "
                 f"attach a table by with_table ({members.KNOWN})"
             )
-        self.check_rows(collection)
         return sql.SampleTable(
             samples=collection.whole_length,
             path=path,
@@ -217,25 +211,6 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             return "make them: wids columns create"
         return "make an index and them (wids index create, wids columns create) and give the index"
 
-    def check_rows(self, collection: ShardCollection) -> None:
-        """See that the joined tables have a row for each sample.
-
-        Raises:
-            ColumnsError: the shards were replaced since.
-        """
-        count = collection.whole_length
-        for table in (*self.joined, *(table for _, table in self.shown)):
-            if table.nrows != count:
-                raise ColumnsError(
-                    f"a table was joined to {table.nrows:,} samples, and the dataset has {count:,} now; "
-                    "attach tables after its shards were changed"
-                )
-        if self.fingerprint and collection.shards.edits not in self.checked:
-            shards = collection.shards
-            if fingerprint(shards) != self.fingerprint or have_changed(self.contents, contents(shards)):
-                raise ColumnsError("shards were changed since tables were joined to their samples; attach them again")
-            self.checked.add(collection.shards.edits)
-
     def check_unused(self) -> None:
         """See that no table is tied to the samples, which are to become others.
 
@@ -268,7 +243,6 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             WidsError: see `wids.columns.join.join_table`. InputError: two columns would have one name.
         """
-        self.check_rows(collection)
         path = self.own_path(collection)
         source = sql.SampleTable(samples=collection.whole_length, path=path, chosen=collection.whole_indices())
         if isinstance(request.table, (str, os.PathLike)):
@@ -276,11 +250,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             local = fetch_table(place, cache_dir=self.cache_dir, storage_options=self.storage_options)
             request = msgspec.structs.replace(request, table=local)
         keys = None if path is not None else _keys_of(collection)
-        table = join.join_table(request, source, keys)
+        table = self._check_whole(join.join_table(request, source, keys), collection)
         check_names([*self.names(collection), *table.names])
         shown = _choose(fields, table.names)
-        attached, joined = self._attached_to(collection.shards), (*self.joined, table)
-        return msgspec.structs.replace(attached, joined=joined, shown=self._shown_with(shown, table))
+        return msgspec.structs.replace(self, joined=(*self.joined, table), shown=self._shown_with(shown, table))
 
     def show(self, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """These, with columns of the index's own table in the samples.
@@ -292,15 +265,23 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         if path is None:
             self._table(collection, path)  # which says what to do
             raise ColumnsError(f"{self.place or 'the index'}: there are no columns; make them: wids columns create")
-        self.check_rows(collection)
         names = _choose(fields, _names_of(path))
         if not names:
             return self
-        shown = self._shown_with(names, join.copy_columns(path, names))
-        return msgspec.structs.replace(self._attached_to(collection.shards), shown=shown)
+        shown = self._shown_with(names, self._check_whole(join.copy_columns(path, names), collection))
+        return msgspec.structs.replace(self, shown=shown)
 
-    def _attached_to(self, shards: ShardList) -> SampleColumns:
-        return msgspec.structs.replace(self, fingerprint=fingerprint(shards), contents=contents(shards))
+    def _check_whole(self, table: MappedTable, collection: ShardCollection) -> MappedTable:
+        """The same table, which has a row for each sample.
+
+        Raises:
+            ColumnsError: it has not, for the index's own table, which it was made from, is damaged.
+        """
+        count = collection.whole_length
+        if table.nrows != count:
+            what = f"is damaged: it gives {table.nrows:,} rows for {count:,} samples"
+            raise ColumnsError(f"{self.place}: {what}; make it again: wids columns create")
+        return table
 
     def _shown_with(self, names: list[str], table: MappedTable) -> tuple[tuple[str, Any], ...]:
         _check_fields(names)

@@ -22,26 +22,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from wids.files.container import START_BYTES, Format, Invariant, ascending, ends, hash_of, lengths, sums, within
+from wids.files.container import START_BYTES, Format, Invariant, ascending, ends, lengths, sums, within
 from wids.index.fingerprint import contents, fingerprint_of
-from wids.index.mapped_columns import Digests, Numbers, Places, SparseKeys, Texts, damaged
-from wids.index.shardlist import MAX_COUNT, Columns, Facts
+from wids.index.packed_columns import SparseKeys, Texts, damaged, join_texts, sort_hashes
+from wids.index.shardlist import CRC32_BYTES, MAX_COUNT, MD5_BYTES, Facts, ShardList
 from wids.transport import urls
 from wids.transport.urls import MAX_SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from wids.files.container import Sections
-    from wids.index.shardlist import ShardList
 
 SUFFIX = ".widsx"
 KIND, VERSION = "widsx", 4
 IDENTITY_BYTES = START_BYTES
-_MD5_BYTES, _CRC32_BYTES = 16, 4
-_HAS_MD5, _HAS_CRC32 = 1, 2
 # For the fingerprint of relative URLs: what they are relative to does not matter if these two give the same.
 _HOMES = ("/a", "gs://b/c/d", "http://b/c/d")
 
@@ -62,12 +57,10 @@ class Compiled(NamedTuple):
     """A compiled index that was opened.
 
     Attributes:
-        header: the index's top-level keys. columns: its shards. source: see there.
-        identity: tells this file from others.
+        shards: mapped. source: see there. identity: tells this file from others.
     """
 
-    header: dict[str, Any]
-    columns: Columns
+    shards: ShardList
     source: CompiledFrom
     identity: bytes
 
@@ -97,15 +90,11 @@ def pack(
         TypeError, ValueError: the index has values that JSON does not have.
     """
     n, is_resolved = len(shards), texts is None
-    texts = shards.urls if texts is None else texts
-    counts = np.asarray(shards.nsamples, "<i8")
-    ends = np.cumsum(counts, dtype="<i8")
-    hashes = np.fromiter(map(hash_of, texts), "<u8", n)
-    order = np.argsort(hashes, kind="stable")
+    texts = list(shards.urls if texts is None else texts)
+    hashes, hashed = sort_hashes(texts)
     extras = sorted(shards.extras.items())
-    url_ends, url_blob = _join(texts)
-    key_ends, key_blob = _join([json.dumps(keys) for _, keys in extras])
-    md5s, crc32s = shards.md5sums, shards.crc32s
+    url_ends, url_blob = join_texts(texts)
+    key_ends, key_blob = join_texts([json.dumps(keys) for _, keys in extras])
     own = texts if is_resolved else [text for text in texts if _is_own(text)]
     facts = CompiledFacts(
         header=shards.header,
@@ -116,20 +105,15 @@ def pack(
         fingerprint=_fingerprint(shards, texts, is_moving=len(own) < n),
         contents=contents(shards),
         source=source or CompiledFrom(),
-        total=int(ends[-1]) if n else 0,
+        total=shards.whole_ends()[-1] if n else 0,
         nlocal=sum(map(urls.is_local, own)),
         ndependent=n - len(own),
     )
     columns: dict[str, Any] = {
-        "counts": counts,
-        "ends": ends,
-        "filesizes": np.asarray(shards.filesizes, "<i8"),
-        "md5s": _pack_digests(md5s, _MD5_BYTES),
-        "crc32s": _pack_digests(crc32s, _CRC32_BYTES),
-        "known": bytes(_HAS_MD5 * bool(a) | _HAS_CRC32 * bool(b) for a, b in zip(md5s, crc32s, strict=True)),
+        **shards.sections,
         "url_ends": url_ends,
-        "hashes": hashes[order],
-        "hashed": order,
+        "hashes": hashes,
+        "hashed": hashed,
         "key_rows": np.array([k for k, _ in extras], "<i8"),
         "key_ends": key_ends,
         "urls": url_blob,
@@ -138,20 +122,9 @@ def pack(
     return _FORMAT.pack(facts, columns)
 
 
-def _pack_digests(digests: Sequence[str], width: int) -> bytes:
-    unknown = "00" * width
-    return bytes.fromhex("".join([digest or unknown for digest in digests]))
-
-
 def _is_own(text: str) -> bool:
     """Whether a URL is the same wherever the file lies."""
     return urls.join("h", text) == text and not text.startswith("/")
-
-
-def _join(texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], bytes]:
-    """(ends, all texts one after another)."""
-    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return np.cumsum(np.fromiter(map(len, parts), "<i8", len(parts)), dtype="<i8"), b"".join(parts)
 
 
 def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) -> str:
@@ -162,7 +135,7 @@ def _fingerprint(shards: ShardList, texts: Sequence[str], *, is_moving: bool) ->
 
 
 def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: bool = True) -> Compiled:
-    """Read the on-disk form; the columns are views of ``data``.
+    """Read the on-disk form; the shards' columns are views of ``data``.
 
     Args:
         data: the file's bytes.
@@ -174,34 +147,27 @@ def unpack(data: bytes | memoryview, *, place: str, home: str | None, is_whole: 
         SpecError: not a compiled index, another version, cut short, or damaged.
     """
     facts, found, _, identity = _FORMAT.unpack(data, lambda what: damaged(place, what), is_checked=is_whole)
-    n = len(found["counts"])
     home = None if facts.is_resolved else home or ""
-    known = found["known"]
-    columns = Columns(
-        urls=Places(Texts(found["url_ends"], found["urls"], place=place), found["hashes"], found["hashed"], home=home),
-        nsamples=Numbers(found["counts"]),
-        ends=found["ends"],
-        filesizes=Numbers(found["filesizes"]),
-        md5sums=Digests(found["md5s"], _MD5_BYTES, known, _HAS_MD5),
-        crc32s=Digests(found["crc32s"], _CRC32_BYTES, known, _HAS_CRC32),
+    is_local = facts.nlocal + (facts.ndependent if urls.is_local(home or "") else 0) == len(found["counts"])
+    shards = ShardList(
+        sections=found,
+        header=facts.header,
         extras=SparseKeys(found["key_rows"], Texts(found["key_ends"], found["keys"], place=place)),
         starts=facts.starts,
         defaults=facts.defaults,
         packs=facts.packs,
-        facts=Facts(
-            is_local=facts.nlocal + (facts.ndependent if urls.is_local(home or "") else 0) == n,
-            fingerprint=facts.fingerprint,
-            contents=facts.contents,
-        ),
+        home=home,
+        place=place,
+        facts=Facts(is_local=is_local, fingerprint=facts.fingerprint, contents=facts.contents),
     )
-    return Compiled(facts.header, columns, facts.source, identity)
+    return Compiled(shards, facts.source, identity)
 
 
 class CompiledFacts(msgspec.Struct):
     """The header of a compiled index.
 
     Attributes:
-        header: the index's top-level keys. starts, defaults, packs: see `wids.index.shardlist.Columns`.
+        header: the index's top-level keys. starts, defaults, packs: see `wids.index.shardlist.ShardList`.
         is_resolved: the URLs are taken as they stand. fingerprint: of the shards; "": it depends on where they are.
         contents: see `wids.index.fingerprint`.
         source: what it was compiled from.
@@ -254,8 +220,8 @@ _FORMAT = Format(
         lengths(
             {
                 **dict.fromkeys(("filesizes", "known", "url_ends", "hashes", "hashed"), _shards(1)),
-                "md5s": _shards(_MD5_BYTES),
-                "crc32s": _shards(_CRC32_BYTES),
+                "md5s": _shards(MD5_BYTES),
+                "crc32s": _shards(CRC32_BYTES),
                 "key_ends": lambda _, found: len(found["key_rows"]),
             }
         ),

@@ -41,6 +41,8 @@ def contents(shards: ShardList, first: int = 0, last: int | None = None) -> dict
     is_whole = first == 0 and last in (None, len(shards))
     if is_whole and shards.facts is not None:
         return shards.facts.contents or {}
+    if is_whole:
+        return contents_of(shards.crc32s, shards.md5sums, shards.filesizes)
     return contents_of(shards.crc32s[first:last], shards.md5sums[first:last], shards.filesizes[first:last])
 
 

@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,7 +29,6 @@ from wids.files.own_folder import default_cache_dir
 from wids.index import checks, compiled, energon, view_file
 from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
-from wids.index.shardlist import ShardList
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
 from wids.index.view_rows import ViewRows
 from wids.transport import retrying, urls
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from wids.files.shared_files import SharedFile
     from wids.index.compiled import Compiled
     from wids.index.compiled_files import FileStatus
+    from wids.index.shardlist import ShardList
     from wids.index.view_rows import SharedSelection
     from wids.transport.source import Stat
 
@@ -108,7 +109,7 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
             if status.st_uid == system.user_id() or not self.is_cached:
                 found = _open(data, status, self.request, path=self.path, place=self.path)
                 if found.identity == self.identity:
-                    return ShardList(found.header, columns=found.columns, origin=self)
+                    return replace(found.shards, origin=self)
         except (OSError, SpecError) as error:
             logger.debug("%s: %s", self.path, error)
         shards = load_index(self.request).shards
@@ -299,8 +300,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
         # It was saved again meanwhile, and perhaps once more as it was: its rows of before are gone.
         return _load_view(request, read_bytes(str(place), storage_options=request.storage_options))
     shards = found.shards.select(selection)
-    shards.header = {**shards.header, **raw}
-    return LoadedIndex(shards, found.storage_options)
+    return LoadedIndex(shards.with_header({**shards.header, **raw}), found.storage_options)
 
 
 def _parse_view(request: IndexRequest, data: bytes | str) -> tuple[dict[str, Any], view_file.View | None]:
@@ -471,26 +471,25 @@ class _RemoteIndex:
             SpecError: it is damaged. NotAllowedError: it points at local files.
         """
         found = _unpack(data, self._request, place=self._place, is_whole=False)
-        for k, url in enumerate(found.columns.urls):
+        for k, url in enumerate(found.shards.urls):
             if not self._request.allow_local and urls.reaches_local(url):
                 forbid_local(self._place, f"shardlist[{k}].url", url)
-        for url in itertools.chain.from_iterable(packs for _, packs in found.columns.packs):
+        for url in itertools.chain.from_iterable(packs for _, packs in found.shards.packs):
             if not self._request.allow_local and urls.reaches_local(url):
                 forbid_local(self._place, PACKS, url)
         return found
 
 
 def _mapped(found: Compiled, request: IndexRequest, *, path: str, is_cached: bool) -> ShardList:
-    shards = ShardList(found.header, columns=found.columns)
-    shards.origin = IndexFile(
+    origin = IndexFile(
         path=path,
         is_cached=is_cached,
         identity=found.identity,
-        fingerprint=fingerprint(shards),
-        contents=contents(shards),
+        fingerprint=fingerprint(found.shards),
+        contents=contents(found.shards),
         request=request,
     )
-    return shards
+    return replace(found.shards, origin=origin)
 
 
 def _open(
@@ -527,16 +526,12 @@ def _unpack(data: bytes | memoryview, request: IndexRequest, *, place: str, is_w
     own = options.get("base") or options.get("base_path")
     base = request.base if request.base is not None else urls.join(home, own) if isinstance(own, str) else home
     found = compiled.unpack(data, place=place, home=base, is_whole=is_whole)
-    packs = [(k, tuple(urls.join(home, url) for url in written)) for k, written in found.columns.packs]
+    shards, header = found.shards, {**found.shards.header, **options}
+    packs = [(k, tuple(urls.join(home, url) for url in written)) for k, written in shards.packs]
     if PACKS in options:
         packs = [(0, own_packs(options, index, home))]
-    found = found._replace(columns=found.columns._replace(packs=packs))
-    if options:
-        found.header.update(options)
-        names = own_keys(found.header, index)
-        if found.columns.defaults:
-            found.columns.defaults[0] = names
-    return found
+    defaults = [own_keys(header, index), *shards.defaults[1:]] if options and shards.defaults else shards.defaults
+    return found._replace(shards=replace(shards, header=header, packs=packs, defaults=defaults))
 
 
 def _digest(*parts: bytes) -> str:

@@ -1,23 +1,30 @@
 """Shard list: URL, sample count, size and checksum of each shard of a dataset, in order.
 
-Pure. Shards are held as columns, because a list of a million shards is pickled into every worker; those of a compiled
-index are mapped, and only its place is pickled. Keys that wids does not know are kept.
+Pure. A list never changes: what would change it makes another one. Shards are packed columns, as in a compiled index
+(`wids.index.compiled`), in memory or mapped from such a file, of which only the place is pickled. Keys that wids does
+not know are kept.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 
 import msgspec
+import numpy as np
 
 from wids.errors import without_secrets
+from wids.index.packed_columns import Digests, Numbers, Places, Texts, join_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import numpy.typing as npt
+
+    from wids.files.container import Sections
     from wids.index.selection import Selection
 
 MAX_COUNT = (1 << 63) - 1
@@ -54,6 +61,10 @@ class Row(msgspec.Struct):
 
 
 KNOWN_KEYS = frozenset(Row.__struct_fields__)
+MD5_BYTES, CRC32_BYTES = 16, 4
+_HAS_MD5, _HAS_CRC32 = 1, 2
+# Of fewer shards, what a program reads one by one is in Python's lists, whose items are read ten times as fast.
+MANY = 20_000
 
 
 class Facts(NamedTuple):
@@ -68,26 +79,6 @@ class Facts(NamedTuple):
     is_local: bool
     fingerprint: str
     contents: dict[str, str] | None = None
-
-
-class Columns(NamedTuple):
-    """The shards of a compiled index, as they lie in it; see `ShardList`.
-
-    Attributes:
-        packs: (first shard, the packs of member tables that hold from there on), ascending.
-    """
-
-    urls: Sequence[str]
-    nsamples: Sequence[int]
-    ends: Sequence[int]
-    filesizes: Sequence[int]
-    md5sums: Sequence[str]
-    crc32s: Sequence[str]
-    extras: Extras
-    starts: list[int]
-    defaults: list[dict[str, Any]]
-    facts: Facts
-    packs: list[tuple[int, tuple[str, ...]]]
 
 
 class Extras(Protocol):
@@ -107,87 +98,56 @@ class Origin(Protocol):
         """The same shard list, in any process."""
 
 
-class _Lists(NamedTuple):
-    """The columns of a list that may be changed."""
-
-    urls: list[str]
-    nsamples: list[int]
-    filesizes: list[int]
-    md5sums: list[str]
-    crc32s: list[str]
-    extras: dict[int, dict[str, Any]]
-
-
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ShardList:
     """The shards of a dataset, in order, as columns.
 
-    The columns are Python's lists, or lie in a compiled index (`wids.index.compiled`), which costs a process no memory.
-    With the first change those of a compiled index become lists.
-
     Attributes:
+        sections: the columns, packed: those of a compiled index of their names but ``hashes`` and ``hashed``, which may
+            be missing.
         header: the index's top-level keys but its shards: name, info, base, and any others.
-        urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown. No URL has a NUL in it.
+        extras: the keys that single shards have, and that wids does not know.
+        starts: the first shard of each component: the index itself, and its sub-datasets.
+        defaults: the keys that all shards of each component have.
+        packs: (first shard, URLs of the packs of member tables that hold from there on), ascending.
+        home: what relative URLs are relative to; None: they are taken as they stand.
+        place: what errors call the file that the columns are in.
         facts: of a compiled index; None: none are known.
         origin: where a compiled index lies; with it, a pickle is that place, and no shards.
         selection: the samples that a view has of the shards; None: all. ``nsamples`` counts all in any case.
-        edits: how often shards were replaced by others; -1: as a pickle had it.
+        urls, nsamples, filesizes, md5sums, crc32s: one entry a shard; -1 or "" is unknown.
     """
 
-    __slots__ = (
-        *("_defaults", "_ends", "_extras", "_is_shared", "_lists", "_packs", "_starts"),
-        *("crc32s", "edits", "facts", "filesizes", "header", "md5sums", "nsamples", "origin", "selection", "urls"),
-    )
+    sections: Sections
+    header: dict[str, Any]
+    extras: Extras
+    starts: Sequence[int] = ()
+    defaults: Sequence[dict[str, Any]] = ()
+    packs: Sequence[tuple[int, tuple[str, ...]]] = ()
+    home: str | None = None
+    place: str = ""
+    facts: Facts | None = None
+    origin: Origin | None = None
+    selection: Selection | None = None
+    urls: Places = field(init=False)
+    nsamples: Numbers = field(init=False)
+    filesizes: Numbers = field(init=False)
+    md5sums: Digests = field(init=False)
+    crc32s: Digests = field(init=False)
 
-    urls: Sequence[str]
-    nsamples: Sequence[int]
-    filesizes: Sequence[int]
-    md5sums: Sequence[str]
-    crc32s: Sequence[str]
-    facts: Facts | None
-    _extras: Extras
-    _ends: Sequence[int] | None
-    _lists: _Lists | None
-
-    def __init__(
-        self,
-        header: dict[str, Any] | None = None,
-        *,
-        columns: Columns | None = None,
-        origin: Origin | None = None,
-    ) -> None:
-        self.header: dict[str, Any] = header or {}
-        self.origin = origin
-        self.edits = 0
-        self.selection: Selection | None = None
-        self._is_shared = False  # views have the same columns
-        self._starts: list[int] = []  # first shard of each component, and
-        self._defaults: list[dict[str, Any]] = []  # the keys that all its shards have
-        # Packs of member tables, each tuple from one shard up to the next one's.
-        self._packs: list[tuple[int, tuple[str, ...]]] = []
-        if columns is None:
-            self._use(_Lists([], [], [], [], [], {}))
-            return
-        self._lists, self._ends, self.facts = None, columns.ends, columns.facts
-        self.urls, self.nsamples, self.filesizes = columns.urls, columns.nsamples, columns.filesizes
-        self.md5sums, self.crc32s, self._extras = columns.md5sums, columns.crc32s, columns.extras
-        self._starts, self._defaults, self._packs = columns.starts, columns.defaults, columns.packs
-
-    def _use(self, lists: _Lists) -> None:
-        self._lists = lists
-        self.urls, self.nsamples, self.filesizes, self.md5sums, self.crc32s, self._extras = lists
-        self.facts = None
-        self._ends = None
-
-    def _changeable(self) -> _Lists:
-        """The columns as lists, to be changed."""
-        if self._lists is None or self._is_shared:
-            self._is_shared = False
-            numbers = list(self.nsamples), list(self.filesizes)
-            digests = list(self.md5sums), list(self.crc32s)
-            self._use(_Lists(list(self.urls), *numbers, *digests, dict(self._extras.items())))
-            self.origin = None
-        assert self._lists is not None  # noqa: S101 - for the type checker
-        return self._lists
+    def __post_init__(self) -> None:
+        found = self.sections
+        hashes = (found["hashes"], found["hashed"]) if "hashes" in found else None
+        texts, known = Texts(found["url_ends"], found["urls"], place=self.place), found["known"]
+        columns = {
+            "urls": Places(texts, hashes, home=self.home),
+            "nsamples": Numbers(found["counts"]),
+            "filesizes": Numbers(found["filesizes"]),
+            "md5sums": Digests(found["md5s"], MD5_BYTES, known, _HAS_MD5),
+            "crc32s": Digests(found["crc32s"], CRC32_BYTES, known, _HAS_CRC32),
+        }
+        for name, column in columns.items():
+            object.__setattr__(self, name, column)
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -200,40 +160,41 @@ class ShardList:
             filesize=None if filesize < 0 else filesize,
             md5sum=self.md5sums[k] or None,
             crc32=self.crc32s[k] or None,
-            packs=self._packs_of(k) if self._packs else (),
+            packs=self._packs_of(k) if self.packs else (),
         )
 
     def _packs_of(self, k: int) -> tuple[str, ...]:
-        at = bisect_right(self._packs, range(len(self))[k], key=itemgetter(0))
-        return self._packs[at - 1][1] if at else ()
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the columns lie in a compiled index, and not in lists of this process."""
-        return self._lists is None
-
-    @property
-    def packs(self) -> list[tuple[int, tuple[str, ...]]]:
-        """(first shard, URLs of the packs of member tables that hold from there on), ascending."""
-        return self._packs
+        at = bisect_right(self.packs, range(len(self))[k], key=itemgetter(0))
+        return self.packs[at - 1][1] if at else ()
 
     def all_packs(self) -> tuple[str, ...]:
         """The packs of member tables of any of these shards, each once."""
-        return tuple(dict.fromkeys(url for _, found in self._packs for url in found))
+        return tuple(dict.fromkeys(url for _, found in self.packs for url in found))
 
-    def use_packs(self, packs: Sequence[str]) -> None:
-        """These packs hold for all shards, in the place of any others."""
-        self._packs = [(0, tuple(packs))] if packs else []
+    def with_packs(self, packs: Sequence[str]) -> ShardList:
+        """The same shards; these packs hold for all of them, in the place of any others."""
+        return replace(self, packs=[(0, tuple(packs))] if packs else [])
 
-    @property
-    def starts(self) -> list[int]:
-        """The first shard of each component: the index itself, and its sub-datasets."""
-        return self._starts
+    def with_header(self, header: dict[str, Any]) -> ShardList:
+        """The same shards, of an index with other top-level keys."""
+        return replace(self, header=header)
 
-    @property
-    def defaults(self) -> list[dict[str, Any]]:
-        """The keys that all shards of each component have."""
-        return self._defaults
+    def select(self, selection: Selection) -> ShardList:
+        """The same shards, of which a view has these samples."""
+        return replace(self, selection=selection)
+
+    def with_known(self, counts: Mapping[int, int], sizes: Mapping[int, int]) -> ShardList:
+        """The same shards, of which some hold so many samples and have so many bytes: number of the shard -> which."""
+        if not counts and not sizes:
+            return self
+        found = dict(self.sections)
+        for name, known in (("counts", counts), ("filesizes", sizes)):
+            column = array("q", found[name])
+            for k, value in known.items():
+                column[k] = value
+            found[name] = memoryview(column)
+        found["ends"] = _sum(found["counts"])
+        return replace(self, sections=found, facts=None, origin=None)
 
     def weighted_parts(self) -> list[tuple[str | None, int, int, float | None]]:
         """(name, first shard, last shard + 1, weight) of each sub-dataset; empty where they are no mixture.
@@ -243,7 +204,7 @@ class ShardList:
         shards, which has no sub-datasets, may name them shard by shard.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
-        for first, last, keys in self._components() if self._starts else self._own_components():
+        for first, last, keys in self._components() if self.starts else self._own_components():
             name, weight = keys.get("dataset"), keys.get("weight")
             if first == last:
                 continue
@@ -255,19 +216,14 @@ class ShardList:
 
     def _components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(first shard, last shard + 1, the keys that all have) of each component."""
-        return zip(self._starts, [*self._starts[1:], len(self)], self._defaults, strict=True)
+        return zip(self.starts, [*self.starts[1:], len(self)], self.defaults, strict=True)
 
     def _own_components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """The shards one by one, if some have both a name and a weight, as those of an index's sub-datasets do."""
-        own = {k: keys for k, keys in self._extras.items() if {"dataset", "weight"} <= keys.keys()}
+        own = {k: keys for k, keys in self.extras.items() if {"dataset", "weight"} <= keys.keys()}
         if all(isinstance(keys["weight"], (int, float)) for keys in own.values()):
             for k in range(len(self)) if own else ():
                 yield k, k + 1, own.get(k, {})
-
-    @property
-    def extras(self) -> Extras:
-        """The keys that single shards have, and that wids does not know."""
-        return self._extras
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -280,21 +236,12 @@ class ShardList:
 
     def whole_ends(self) -> Sequence[int]:
         """Where each shard's samples end, counted over all samples of all shards."""
-        return list(accumulate(self.nsamples)) if self._ends is None else self._ends
-
-    def select(self, selection: Selection) -> ShardList:
-        """The same shards, of which a view has these samples."""
-        self._is_shared = True
-        found = ShardList.__new__(ShardList)
-        for name in ShardList.__slots__:
-            setattr(found, name, getattr(self, name))
-        found.selection = selection
-        return found
+        return self.sections["ends"]
 
     def unknown_counts(self) -> list[int]:
         """The numbers of shards of which no index says how many samples they hold."""
-        # A compiled index has none.
-        return [] if self._lists is None else [k for k, count in enumerate(self.nsamples) if count < 0]
+        found: list[int] = np.flatnonzero(np.asarray(self.nsamples) < 0).tolist()
+        return found
 
     @property
     def class_names(self) -> list[str]:
@@ -324,93 +271,143 @@ class ShardList:
             desc["md5sum"] = shard.md5sum
         if shard.crc32 is not None:
             desc["crc32"] = shard.crc32
-        desc.update(self._extras.get(k) or {})
-        at = bisect_right(self._starts, k)
-        return {**self._defaults[at - 1], **desc} if at else desc
+        desc.update(self.extras.get(k) or {})
+        at = bisect_right(self.starts, k)
+        return {**self.defaults[at - 1], **desc} if at else desc
 
     def dataset_of(self, k: int) -> str | None:
         """The name of the sub-dataset that shard ``k`` came from; what ``describe(k).get("dataset")`` says."""
-        own = self._extras.get(k)
+        own = self.extras.get(k)
         if own is not None and "dataset" in own:
             return cast("str | None", own["dataset"])
-        at = bisect_right(self._starts, k)
-        return self._defaults[at - 1].get("dataset") if at else None
+        at = bisect_right(self.starts, k)
+        return self.defaults[at - 1].get("dataset") if at else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._lists is None and self.origin is not None:
-            return _reopen, (self.origin, self.header, self._packs, self.selection)
-        return ShardList, (), self.__getstate__()
+        if self.origin is not None:
+            return _reopen, (self.origin, self.header, self.packs, self.selection)
+        own = {name: _shrunk(self.sections[name]) for name in _COLUMNS}
+        more = self.starts, self.defaults, self.packs, self.home, self.place, self.selection
+        return _restore, (own, self.header, dict(self.extras.items()), *more)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        texts = tuple("\0".join(column) for column in (self.urls, self.md5sums, self.crc32s))
-        numbers = list(self.nsamples), list(self.filesizes)
-        keys = dict(self._extras.items()), self._starts, self._defaults
-        return self.header, len(self), texts, (*numbers, *keys, self._packs, self.selection)
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.header, count, texts, rest = state
-        self.edits = -1
-        self._is_shared = False
-        nsamples, filesizes, extras, self._starts, self._defaults, self._packs, self.selection = rest
-        urls, md5sums, crc32s = (text.split("\0") if count else [] for text in texts)
-        self._use(_Lists(urls, nsamples, filesizes, md5sums, crc32s, extras))
+class ShardListBuilder:
+    """Packs shards into a list, one after another."""
+
+    def __init__(self) -> None:
+        self._counts, self._filesizes = array("q"), array("q")
+        self._urls: list[str] = []
+        self._md5s: list[str] = []
+        self._crc32s: list[str] = []
+        self._extras: dict[int, dict[str, Any]] = {}
+        self._starts: list[int] = []
+        self._defaults: list[dict[str, Any]] = []
+        self._packs: list[tuple[int, tuple[str, ...]]] = []
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
     def begin_component(self, defaults: dict[str, Any], packs: tuple[str, ...] = ()) -> None:
         """All shards appended from here on have these keys, unless they bring their own, and these packs."""
-        self._starts.append(len(self.urls))
+        self._starts.append(len(self))
         self._defaults.append(defaults)
         if packs != (self._packs[-1][1] if self._packs else ()):
-            self._packs.append((len(self.urls), packs))
+            self._packs.append((len(self), packs))
 
     def append(self, url: str, row: Row, raw: dict[str, Any]) -> None:
         """Add one checked row; ``raw`` is the row as it was written, whose unknown keys are kept."""
-        lists = self._changeable()
-        lists.urls.append(url)
-        lists.nsamples.append(row.nsamples)
-        lists.filesizes.append(-1 if row.filesize is None else row.filesize)
-        lists.md5sums.append((row.md5sum or "").lower())
-        lists.crc32s.append((row.crc32 or "").lower())
-        if extras := _unknown(raw):
-            lists.extras[len(lists.urls) - 1] = extras
+        if not KNOWN_KEYS.issuperset(raw):
+            self._extras[len(self)] = {key: raw[key] for key in raw if key not in KNOWN_KEYS}
+        self._urls.append(url)
+        self._counts.append(row.nsamples)
+        self._filesizes.append(-1 if row.filesize is None else row.filesize)
+        self._md5s.append(row.md5sum or "")
+        self._crc32s.append(row.crc32 or "")
 
-    def note_count(self, k: int, nsamples: int) -> None:
-        """Shard ``k``, of which no index says it, holds so many samples."""
-        self._changeable().nsamples[k] = nsamples
+    def build(self, header: dict[str, Any]) -> ShardList:
+        """The list of the shards; nothing may be added from here on."""
+        counts, (url_ends, urls) = memoryview(self._counts), join_texts(self._urls)
+        md5s, has_md5 = _join_digests(self._md5s, MD5_BYTES)
+        crc32s, has_crc32 = _join_digests(self._crc32s, CRC32_BYTES)
+        sections = {
+            "counts": counts,
+            "ends": _sum(counts),
+            "filesizes": memoryview(self._filesizes),
+            "md5s": md5s,
+            "crc32s": crc32s,
+            "known": memoryview((_HAS_MD5 * has_md5 | _HAS_CRC32 * has_crc32).tobytes()),
+            "url_ends": url_ends,
+            "urls": urls,
+        }
+        return ShardList(
+            sections=sections,
+            header=header,
+            extras=self._extras,
+            starts=self._starts,
+            defaults=self._defaults,
+            packs=self._packs,
+        )
 
-    def note_size(self, k: int, filesize: int) -> None:
-        """Shard ``k`` has so many bytes."""
-        self._changeable().filesizes[k] = filesize
 
-    def replace(self, k: int, row: ShardList) -> None:
-        """Make shard ``k`` the one shard of ``row``. ``nsamples`` becomes another list if its count is another one."""
-        lists = self._changeable()
-        self.edits += 1
-        if self._starts:  # the keys that all shards of a component have become each one's own, to be changed alone
-            extras = {n: extras for n in range(len(self)) if (extras := _unknown(self.describe(n)))}
-            self._use(lists := lists._replace(extras=extras))
-            self._starts, self._defaults = [], []
-        lists.urls[k], lists.filesizes[k] = row.urls[0], row.filesizes[0]
-        lists.md5sums[k], lists.crc32s[k] = row.md5sums[0], row.crc32s[0]
-        if row.nsamples[0] != lists.nsamples[k]:
-            self._use(lists := lists._replace(nsamples=lists.nsamples.copy()))
-            lists.nsamples[k] = row.nsamples[0]
-        lists.extras.pop(k, None)
-        if own := _unknown(row.describe(0)):
-            lists.extras[k] = own
+# What all other columns follow from.
+_COLUMNS = ("counts", "filesizes", "md5s", "crc32s", "known", "url_ends", "urls")
+_SMALL = 1 << 31
+
+
+def _join_digests(digests: list[str], width: int) -> tuple[memoryview, npt.NDArray[np.uint8]]:
+    """(all digests of so many bytes, zeros where one is unknown; 1 for each that is known)."""
+    known = np.fromiter(map(bool, digests), np.uint8, len(digests))
+    if not known.any():
+        return memoryview(bytes(width * len(digests))), known
+    unknown = "00" * width
+    return memoryview(bytes.fromhex("".join(digests if known.all() else [each or unknown for each in digests]))), known
+
+
+def _sum(counts: memoryview) -> memoryview:
+    """Running sums."""
+    return memoryview(np.cumsum(np.asarray(counts), dtype=np.int64))  # type: ignore[arg-type]  # numpy's are buffers
+
+
+def _shrunk(column: memoryview) -> npt.NDArray[Any] | int:
+    """A column as it is pickled: its numbers in four bytes where they fit; of bytes that are all zero, how many."""
+    found = np.asarray(column)
+    if found.itemsize == 1:
+        return found if found.any() else len(found)
+    is_small = len(found) and found.min() >= -_SMALL and found.max() < _SMALL
+    return found.astype(np.int32) if is_small else found
+
+
+def _restored(found: npt.NDArray[Any] | int) -> memoryview:
+    if isinstance(found, int):
+        return memoryview(bytes(found))
+    return memoryview(found if found.itemsize == 1 else found.astype(np.int64))  # type: ignore[arg-type]  # as above
+
+
+def _restore(
+    columns: dict[str, npt.NDArray[Any] | int], header: dict[str, Any], extras: Extras, *more: Any
+) -> ShardList:
+    """The list that was pickled."""
+    sections = {name: _restored(column) for name, column in columns.items()}
+    sections["ends"] = _sum(sections["counts"])
+    starts, defaults, packs, home, place, selection = more
+    return ShardList(
+        sections=sections,
+        header=header,
+        extras=extras,
+        starts=starts,
+        defaults=defaults,
+        packs=packs,
+        home=home,
+        place=place,
+        selection=selection,
+    )
 
 
 def _reopen(
     origin: Origin,
     header: dict[str, Any],
-    packs: list[tuple[int, tuple[str, ...]]],
+    packs: Sequence[tuple[int, tuple[str, ...]]],
     selection: Selection | None,
 ) -> ShardList:
-    """The list that was pickled; all but its columns may have been changed since it was opened."""
-    shards = origin.reopen()
-    shards.header, shards._packs, shards.selection = header, packs, selection  # noqa: SLF001 - of this module
-    return shards
-
-
-def _unknown(raw: dict[str, Any]) -> dict[str, Any]:
-    """The keys that are not ours."""
-    return {} if KNOWN_KEYS.issuperset(raw) else {key: raw[key] for key in raw if key not in KNOWN_KEYS}
+    """The list that was pickled; these three may be others than when it was opened."""
+    return replace(origin.reopen(), header=header, packs=packs, selection=selection)

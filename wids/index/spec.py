@@ -27,7 +27,7 @@ import msgspec
 from wids.errors import NotAllowedError, SpecError, shown
 from wids.events import logger
 from wids.index import checks
-from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList
+from wids.index.shardlist import KNOWN_KEYS, Row, Shard, ShardList, ShardListBuilder
 from wids.transport import urls
 from wids.transport.urls import MAX_SHARDS
 
@@ -101,7 +101,7 @@ def list_shards(
     items: Iterable[Any],
     *,
     base: str | None = None,
-    first: int = 0,
+    header: dict[str, Any] | None = None,
     find: Callable[[str], Sequence[str] | None] = lambda _: None,
 ) -> ShardList:
     """Make a shard list from what a program passes: dicts, (url, nsamples) pairs, or plain paths and brace patterns.
@@ -109,14 +109,14 @@ def list_shards(
     Args:
         items: these.
         base: what relative URLs are relative to.
-        first: the number that errors give to the first item.
+        header: top-level keys of the index that they would be.
         find: gives the shards of a text that is the name of several; None: it is a path or brace pattern.
 
     Raises:
         SpecError: an item is none of these; ``path`` names it.
     """
-    shards, misspelt = ShardList(), set[str]()
-    for k, item in enumerate(items, first):
+    shards, misspelt = ShardListBuilder(), set[str]()
+    for k, item in enumerate(items):
         path = f"shards[{k}]"
         name = _plain(item)
         if isinstance(name, str):
@@ -140,7 +140,7 @@ def list_shards(
         if not KNOWN_KEYS.issuperset(raw):
             _warn_of_misspelt(raw, misspelt, path)
         shards.append(checks.resolve(base, row.url, f"{path}.url"), row, raw)
-    return shards
+    return shards.build(dict(header or {}))
 
 
 def parse_index(
@@ -175,10 +175,11 @@ def parse_index(
         named.update(origin for url in own if isinstance(url, str) for origin in urls.origins_of(url))
     header = {key: value for key, value in raw.items() if key not in ("shardlist", "datasets")}
     checks.check_nesting(header, "", place)
-    shards = ShardList(header)
-    _SpecParser(shards, load, allow_local=allow_local, named=named).read(raw, place, base)
-    if not shards.urls:
+    builder = ShardListBuilder()
+    _SpecParser(builder, load, allow_local=allow_local, named=named).read(raw, place, base)
+    if not len(builder):
         checks.fail(place, "shardlist", "lists no shards")
+    shards = builder.build(header)
     checks.check_total(shards.nsamples, place)
     return shards
 
@@ -301,7 +302,7 @@ def _decode(data: bytes | str) -> Any:
 class _SpecParser:
     """Walks an index and its sub-datasets, appending to one shard list."""
 
-    def __init__(self, shards: ShardList, load: Load, *, allow_local: bool, named: set[str] | None) -> None:
+    def __init__(self, shards: ShardListBuilder, load: Load, *, allow_local: bool, named: set[str] | None) -> None:
         self.shards, self.load, self.allow_local, self.named = shards, load, allow_local, named
         self.sources: dict[str, bytes] = {}
         self.count = 0
@@ -326,8 +327,8 @@ class _SpecParser:
         packs = self.find_packs(component, scope, is_guarded=is_guarded)
         scope = msgspec.structs.replace(scope, packs=packs)
         self.shards.begin_component(keys, packs)
-        start = len(self.shards)
-        if start + len(component.shardlist or ()) > MAX_SHARDS:
+        found: list[str] = []
+        if len(self.shards) + len(component.shardlist or ()) > MAX_SHARDS:
             checks.fail(scope.place, f"{scope.path}shardlist", f"makes more than {MAX_SHARDS:,} shards in all")
         for k, row in enumerate(component.shardlist or ()):
             path = f"{scope.path}shardlist[{k}]"
@@ -340,7 +341,8 @@ class _SpecParser:
                 checks.check_nesting(own, path, scope.place)
                 _warn_of_misspelt(own, self.misspelt, f"{checks.where(scope.place)}{path}")
             self.shards.append(url, row, own)
-        self.note_named(scope.place, self.shards.urls[start:])
+            found.append(url)
+        self.note_named(scope.place, found)
         for k, part in enumerate(component.datasets or ()):
             self.take_part(raw["datasets"][k], part, scope, f"{scope.path}datasets[{k}]")
 

@@ -338,7 +338,7 @@ def convert_index(place: str, output: str, *, overwrite: bool = False) -> Merged
     check_index_replaceable(path, inputs=[(place, "the index itself")], shards=places, overwrite=overwrite)
     header = {key: value for key, value in shards.header.items() if key not in (*_BASES, PACKS)}
     home = os.path.dirname(path)
-    shards.header = {**header, **named_packs(shards.all_packs(), home)}
+    shards = shards.with_header({**header, **named_packs(shards.all_packs(), home)})
     packs = [(k, tuple(names_of(found, home))) for k, found in shards.packs]
     packed = compiled.pack(shards, texts=writing.place_entries(places, home=home), packs=packs)
     with atomic.part_file(path) as (part, fd):

@@ -112,8 +112,7 @@ def merge_views(
         whole, indices = sources[0].shards, np.concatenate([_whole_indices(source.shards) for source in sources])
     chosen = np.unique(indices)
     selection = SharedSelection(*pick(chosen, whole.whole_ends()))
-    found = whole.select(selection)
-    found.header = {**whole.header, "name": name}
+    found = whole.select(selection).with_header({**whole.header, "name": name})
     names = ", ".join(urls.basename_of(source.place) for source in sources)
     step = f"merge ({names}): {len(chosen):,} of {found.whole_ends()[-1]:,}"
     save(found, selection, output, place=place, made_by=[step], overwrite=overwrite)
@@ -136,8 +135,8 @@ def _list_together(sources: Sequence[IndexToMerge]) -> tuple[ShardList, Integers
             first = entries.setdefault(name, {**entry, "url": url})
             check_agree(name, first, entry, source.place)
             parts.append((name, rows))
-    whole = list_shards(entries.values())
-    whole.use_packs([url for source in sources for url in source.shards.all_packs()])
+    packs = [url for source in sources for url in source.shards.all_packs()]
+    whole = list_shards(entries.values()).with_packs(packs)
     starts = dict(zip(entries, [0, *whole.whole_ends()], strict=False))
     return whole, np.concatenate([np.zeros(0, np.int64), *(rows + starts[name] for name, rows in parts)])
 

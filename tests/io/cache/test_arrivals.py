@@ -237,7 +237,7 @@ def test_a_shard_that_is_missing(web, make):
     del web.files["/a.tar"]
     web.faults["/a.tar"] = [whole]
     dataset = make("b")
-    dataset.shards[0]["url"] = f"{web.url}/a.tar"
+    dataset.shards = [{**row, "url": f"{web.url}/a.tar"} for row in dataset.shards]
     web.files["/a.tar.widx"] = web.files["/b.tar.widx"]
     with pytest.raises(ShardNotFoundError):
         dataset[0]

@@ -1,5 +1,7 @@
 """A collection of shards, without torch: what it counts of shards of which no index says how many samples they hold."""
 
+import os
+
 from tests.support.shards import serve, write_shards
 from wids.collection.shard_collection import ShardCollection, load_shards
 from wids.readers.provider import AutoProvider
@@ -14,13 +16,12 @@ def test_unknown_counts_are_counted_and_noted(tmp_path):
         _, shards, _ = load_shards([paths[0], f"{server.url}/s1.tar", (paths[2], 9)])
         provider = AutoProvider(cache_dir=str(tmp_path / "cache"))
         collection = ShardCollection(shards, provider)
-        collection.count_unknown(
-            shards,
-            open_remote=lambda k: provider.open(shards[k]),
-            on_count=lambda k, table: noted.append((k, table.nsamples)),
-        )
-        assert noted == [(0, 3), (1, 2)]
-        assert shards.nsamples == [3, 2, 9]
+        collection.count_unknown(open_remote=lambda k: provider.open(shards[k]), on_count=noted.append, has_sizes=True)
+        assert noted == [3, 2]
+        assert collection.shards.nsamples == [3, 2, 9]
+        sizes = [os.path.getsize(path) for path in paths]
+        assert collection.shards.filesizes == [*sizes[:2], -1]
+        assert shards.nsamples == [-1, -1, 9]
         assert (len(collection), collection.locate(4), collection.pool.misses) == (14, (1, 1), 0)
         collection.close()
 

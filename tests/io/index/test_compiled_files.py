@@ -16,6 +16,7 @@ from tests.support.children import call_in_child, child, kill
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_index, write_json
 from wids import DistributedChunkedSampler, ShardListDataset
+from wids.collection import shard_collection
 from wids.collection.shard_collection import load_shards
 from wids.errors import FetchError, NotAllowedError, OutputError, SpecError
 from wids.files import container, system
@@ -80,7 +81,7 @@ def part_files(cache):
 
 def is_mapped(dataset):
     """Whether a dataset's shards are mapped."""
-    return dataset._collection.shards.is_mapped
+    return dataset._collection.shards.origin is not None
 
 
 def parsed(monkeypatch, *args, **options):
@@ -152,9 +153,10 @@ def test_small_indexes_are_parsed(index, cache, monkeypatch):
 
 
 def test_every_public_api_says_the_same(tmp_path, index, cache, monkeypatch):
-    """Of a mapped and of a parsed dataset."""
+    """Of a mapped and of a parsed dataset, whose items are made when they are asked for, or before."""
     convert_index(index, str(tmp_path / "d" / "train.widsx"))
     one = parsed(monkeypatch, index, cache_dir=cache)
+    monkeypatch.setattr(shard_collection, "MANY", 2)
     for place in (index, tmp_path / "d" / "train.widsx"):
         other = ShardListDataset(place, cache_dir=cache)
         assert is_mapped(other)
@@ -189,28 +191,31 @@ def test_every_public_api_says_the_same(tmp_path, index, cache, monkeypatch):
             other.cache.get_shard("/no/such.tar")
 
 
-def test_shards_are_followed(index, cache):
-    """A write into a lazy dict holds; the sequence itself cannot be changed; a dict that is held is the one."""
+def test_shards_are_read_only(index, cache, monkeypatch):
+    """Rows of a mapped index are made when they are asked for; it stays mapped with another header alone."""
+    monkeypatch.setattr(shard_collection, "MANY", 2)
     dataset = ShardListDataset(index, cache_dir=cache)
-    held = dataset.shards[3]
-    assert dataset.shards[3] is held
-    assert is_mapped(dataset)
-    with pytest.raises(TypeError, match=r"assign a new list, as in dataset\.shards = dataset\.shards\[:10\]"):
-        dataset.shards.append({})
-    with pytest.raises(TypeError, match="cannot be changed in place"):
-        dataset.shards[0] = {}
-    dataset.spec["info"] = "new"
-    assert is_mapped(dataset)
-    assert pickle.loads(pickle.dumps(dataset)).spec["info"] == "new"
-    held["nsamples"] = 1
-    dataset.shards[0] |= {"own": 7}
-    assert not is_mapped(dataset)
-    assert (dataset.lengths, len(dataset), dataset.cum_lengths.tolist()) == ([3, 4, 2, 1], 10, [3, 7, 9, 10])
-    assert dataset.shards[0]["own"] == 7
-    again = pickle.loads(pickle.dumps(dataset))
-    assert (again.lengths, again.shards[0]["own"]) == ([3, 4, 2, 1], 7)
+    shards = dataset.shards
+    for change in (
+        lambda: shards.append({}),
+        lambda: shards.__setitem__(0, {}),
+        lambda: shards[3].update(nsamples=1),
+        lambda: dataset.spec.update(info="new"),
+    ):
+        with pytest.raises(TypeError, match=r"read-only.*an index does not change; assign a new"):
+            change()
+    assert not isinstance(shards, list)
+    dataset.spec = {**dataset.spec, "info": "new"}
+    for each in (dataset, pickle.loads(pickle.dumps(dataset))):
+        assert is_mapped(each)
+        assert (each.spec["info"], len(each)) == ("new", 14)
+    dataset.shards = [*shards[:3], {**shards[3], "nsamples": 1, "own": 7}]
+    for each in (dataset, pickle.loads(pickle.dumps(dataset))):
+        assert not is_mapped(each)
+        assert (each.lengths, len(each), each.cum_lengths.tolist()) == ([3, 4, 2, 1], 10, [3, 7, 9, 10])
+        assert (each.spec["info"], each.shards[3]["own"]) == ("new", 7)
     dataset.shards = dataset.shards[:2]
-    assert len(dataset) == 7
+    assert (len(dataset), len(shards)) == (7, 4)
 
 
 def test_a_pickle_is_a_path(index, cache, reads):
@@ -369,7 +374,7 @@ def test_options_go_to_the_same_servers(tmp_path, cache, monkeypatch):
         place = write_json(tmp_path / "whole.json", raw)
         given = {"headers": {"X": "1"}}
         found = [load_shards(place, storage_options=given, cache_dir=cache) for _ in range(2)]
-        assert [shards.is_mapped for _, shards, _ in found] == [True, True]
+        assert [shards.origin is not None for _, shards, _ in found] == [True, True]
         monkeypatch.setattr(loading, "MIN_SHARDS", 1 << 30)
         _, _, expected = load_shards(place, storage_options=given, cache_dir=cache)
         assert [options for _, _, options in found] == [expected] * 2

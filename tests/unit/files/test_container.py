@@ -20,7 +20,6 @@ from wids.files import container
 from wids.files.container import Format, Invariant, ascending, ends, kind_of, lengths, sums, within
 from wids.files.identity import Identity
 from wids.index import compiled, view_file
-from wids.index.shardlist import ShardList
 from wids.index.spec import list_shards
 from wids.tables import pack_format
 from wids.tables.table import build_table, parse_table
@@ -195,7 +194,7 @@ def linked(data=None):
 def widsx(data=None):
     """A compiled index."""
     if data is not None:
-        return ShardList({}, columns=compiled.unpack(data, place="x.widsx", home=None, is_whole=False).columns)
+        return compiled.unpack(data, place="x.widsx", home=None, is_whole=False).shards
     rows = [{"url": f"/d/{k}.tar", "nsamples": 5, "own": k, "crc32": f"{k:08x}"} for k in range(3)]
     return b"".join(compiled.pack(list_shards(rows)))
 

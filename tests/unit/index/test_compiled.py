@@ -14,8 +14,7 @@ from tests.support.examples import examples
 from wids.errors import SpecError
 from wids.index import compiled
 from wids.index.fingerprint import fingerprint
-from wids.index.mapped_columns import REMEDY
-from wids.index.shardlist import ShardList
+from wids.index.packed_columns import REMEDY
 from wids.index.spec import list_shards, parse_index
 
 checked = settings(max_examples=examples(100))
@@ -53,8 +52,7 @@ def pack(shards, **options):
 
 def unpack(data, *, home=None, is_whole=True):
     """The shard list in these bytes."""
-    found = compiled.unpack(data, place=PLACE, home=home, is_whole=is_whole)
-    return ShardList(found.header, columns=found.columns)
+    return compiled.unpack(data, place=PLACE, home=home, is_whole=is_whole).shards
 
 
 def described(shards):
@@ -74,13 +72,13 @@ def check_same(mapped, parsed):
         assert theirs == ours
         assert ours[1:] == theirs[1:]
         assert ours[::-1] == theirs[::-1]
-        assert [*ours] == theirs
+        assert [*ours] == [ours[k] for k in range(n)] == [*theirs]
         more = [0]
         assert (ours + more, more + ours) == (theirs + more, more + theirs)
     assert sum(mapped.nsamples) == sum(parsed.nsamples)
     assert all(type(count) is int for count in [*mapped.nsamples, mapped.nsamples[0], mapped.ends()[0]])
-    assert list(mapped.ends()) == parsed.ends()
-    assert np.asarray(mapped.nsamples).tolist() == parsed.nsamples
+    assert list(mapped.ends()) == list(parsed.ends())
+    assert np.asarray(mapped.nsamples).tolist() == list(parsed.nsamples)
     assert [mapped.dataset_of(k) for k in range(n)] == [parsed.dataset_of(k) for k in range(n)]
     assert [mapped.find(url) for url in parsed.urls] == [parsed.find(url) for url in parsed.urls]
     assert (mapped.header, fingerprint(mapped)) == (parsed.header, fingerprint(parsed))
@@ -115,8 +113,6 @@ def test_an_index_with_sub_datasets():
     parsed = parse_index(json.dumps(raw), place=None, load=None)
     mapped = unpack(pack(parsed))
     check_same(mapped, parsed)
-    assert mapped.is_mapped
-    assert not parsed.is_mapped
     assert mapped.facts.is_local is False
 
 
@@ -137,17 +133,18 @@ def test_relative_urls_follow_the_file():
     assert [unpack(alone, home=home).facts.is_local for home in ("/data", "https://host")] == [True, False]
 
 
-def test_a_change_makes_lists():
-    """From the first change on a mapped list is one like any other."""
+def test_counts_make_another_list():
+    """A list never changes, in memory or mapped: one of which more is known is another one."""
     parsed = list_shards([{"url": f"/d/{k}.tar", "nsamples": k, "own": k} for k in range(4)])
     mapped = unpack(pack(parsed))
     for shards in (mapped, parsed):
-        shards.replace(2, list_shards([{"url": "/d/new.tar", "nsamples": 9}]))
-    assert not mapped.is_mapped
-    assert (mapped.facts, mapped.nsamples) == (None, [0, 1, 9, 3])
-    assert described(mapped) == described(parsed)
-    assert (mapped.ends(), fingerprint(mapped)) == (parsed.ends(), fingerprint(parsed))
-    assert described(copy.deepcopy(mapped)) == described(parsed)
+        known = shards.with_known({2: 9}, {0: 7})
+        assert (known.facts, known.nsamples, known.filesizes) == (None, [0, 1, 9, 3], [7, -1, -1, -1])
+        assert list(known.ends()) == [0, 1, 10, 13]
+        assert described(copy.deepcopy(known)) == described(pickle.loads(pickle.dumps(known))) == described(known)
+        assert (shards.nsamples, shards.filesizes, list(shards.ends())) == ([0, 1, 2, 3], [-1] * 4, [0, 1, 3, 6])
+        with pytest.raises(AttributeError):
+            shards.header = {}
 
 
 def refuse(data, what, **options):

@@ -7,8 +7,7 @@ import pytest
 
 from wids.errors import NotAllowedError, SpecError
 from wids.index import compiled
-from wids.index.shardlist import ShardList
-from wids.index.spec import list_shards, parse_index
+from wids.index.spec import parse_index
 
 PLACE = "https://host/d/train.json"
 
@@ -98,25 +97,23 @@ def test_servers_that_a_local_index_names():
 
 
 def test_kept_in_copies_and_compiled():
-    """A pickle, a compiled list, and a list of which one shard was changed."""
+    """A pickle, a compiled list, and a list of which one shard was counted."""
     parts = [{"shardlist": [row("c.tar")], "member_tables": "own.tables"}]
     shards = parse({"member_tables": "train.tables", "datasets": parts})
     expected = packs_of(shards)
     assert packs_of(pickle.loads(pickle.dumps(shards))) == expected
-    found = compiled.unpack(b"".join(compiled.pack(shards)), place="x.widsx", home=None)
-    again = ShardList(found.header, columns=found.columns)
+    again = compiled.unpack(b"".join(compiled.pack(shards)), place="x.widsx", home=None).shards
     assert packs_of(again) == expected
-    again.note_count(0, 5)
-    again.replace(1, list_shards([{"url": "z.tar", "nsamples": 3}]))
-    assert packs_of(again) == expected
-    assert again[-1].packs == expected[-1]
+    counted = again.with_known({0: 5}, {})
+    assert packs_of(counted) == expected
+    assert counted[-1].packs == expected[-1]
 
 
 def test_compiled_before_there_were_packs():
     """Its shards have none; and what packs say is checked."""
     shards = parse({})
     data = b"".join(compiled.pack(shards))
-    assert compiled.unpack(data, place="x.widsx", home=None).columns.packs == []
+    assert compiled.unpack(data, place="x.widsx", home=None).shards.packs == []
     for bad in ([(9, ("x",))], [(1, ("x",)), (0, ("y",))], [(0, (7,))]):
         broken = b"".join(compiled.pack(shards, packs=bad))
         with pytest.raises(SpecError, match="header"):
@@ -124,9 +121,7 @@ def test_compiled_before_there_were_packs():
 
 
 def test_one_pack_for_all():
-    """`use_packs` replaces what components have."""
+    """`with_packs` replaces what components have."""
     shards = parse({"member_tables": "train.tables"})
-    shards.use_packs(["x.tables"])
-    assert packs_of(shards) == [("x.tables",)] * 2
-    shards.use_packs([])
-    assert packs_of(shards) == [()] * 2
+    assert packs_of(shards.with_packs(["x.tables"])) == [("x.tables",)] * 2
+    assert packs_of(shards.with_packs([])) == [()] * 2

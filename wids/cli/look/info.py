@@ -60,9 +60,9 @@ def _error(described: dict[str, Any]) -> Any:
 
 def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     """Return the summary of a dataset, as ``--json`` prints it."""
-    shards = listed.shards
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
+    shards = listed.shards
     numbers = [k for k, length in enumerate(shards.lengths) if length or shards.selection is None]
     samples, uncounted = _sum(shards.lengths)
     first = None if uncounted else _first_sample(listed, may_fetch=may_fetch)

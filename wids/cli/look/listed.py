@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from wids.cli.options import ReadFlags
-    from wids.index.spec import Shard
+    from wids.index.shardlist import Shard, ShardList
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
     from wids.tables.table import MemberTable
@@ -79,22 +79,26 @@ class Listed:
         flags: where remote shards are kept, and whether more than one may be fetched.
 
     Attributes:
-        name: the index, as given. shards: the shard list; -1 samples: not counted yet.
-        collection: the shards, opened one at a time.
+        name: the index, as given. collection: the shards, opened one at a time.
         has_bar: a bar is shown already.
     """
 
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
         directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
-        _, self.shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
+        _, shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)
         self._tables = PublishedTables(cache_dir=directory, storage_options=storage_options)
-        self.collection = ShardCollection(self.shards, self._provider, capacity=1)
-        self._fetches_left = len(self.shards) if flags.may_fetch else 1
+        self.collection = ShardCollection(shards, self._provider, capacity=1)
+        self._fetches_left = len(shards) if flags.may_fetch else 1
         self._begun: set[int] = set()
         self.has_bar = self._is_given_up = self._has_counted = False
         self._last: tuple[int, MemberTable] | None = None
+
+    @property
+    def shards(self) -> ShardList:
+        """The shard list; -1 samples: not counted yet."""
+        return self.collection.shards
 
     @property
     def ends(self) -> Sequence[int]:
@@ -116,13 +120,9 @@ class Listed:
         Args:
             may_fetch: also the one that is remote, if it is alone.
         """
-
-        def note(k: int, table: MemberTable) -> None:
-            self.shards.note_size(k, table.identity.size)
-
         is_alone = len(self.shards.unknown_counts()) == 1
         open_remote = self.open if may_fetch and is_alone else None
-        self.collection.count_unknown(self.shards, open_remote=open_remote, on_count=note)
+        self.collection.count_unknown(open_remote=open_remote, has_sizes=True)
         self._has_counted = True
 
     def mixed_parts(self) -> list[SourceSpan] | None:
@@ -136,7 +136,8 @@ class Listed:
 
     def start_of(self, k: int) -> int:
         """The index of the first sample of shard ``k``."""
-        return self.ends[k - 1] if k else 0
+        ends = self.ends
+        return ends[k - 1] if k else 0
 
     def locate(self, index: int) -> tuple[int, int]:
         """(number of the shard, row in it) of a sample, 0 <= index < len."""

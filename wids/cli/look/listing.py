@@ -118,8 +118,9 @@ def _shard_objects(listed: Listed, first: int, last: int) -> Iterator[str]:
 
 
 def _shard_lines(listed: Listed, first: int, last: int) -> Iterator[str]:
+    b = max(len(f"{len(listed)}"), 7)  # which counts
     shards = listed.shards
-    a, b = max(len(f"{len(shards)}"), 5), max(len(f"{len(listed)}"), 7)
+    a = max(len(f"{len(shards)}"), 5)
     yield f"{'shard':>{a}}  {'first':>{b}}  {'samples':>{b}}  {'size':>8}  {'md5':8}  url"
     for k in range(first, last):
         size = format_size(shards.filesizes[k]) if shards.filesizes[k] >= 0 else "-"

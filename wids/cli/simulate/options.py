@@ -63,9 +63,9 @@ class ShardOptions:
 
         _, found, narrowed = load_shards(index)
         provider = AutoProvider(cache_dir=None, storage_options=narrowed)
-        ShardCollection(found, provider, capacity=1).count_unknown(
-            found, on_count=lambda k, table: found.note_size(k, table.identity.size)
-        )
+        collection = ShardCollection(found, provider, capacity=1)
+        collection.count_unknown(has_sizes=True)
+        found = collection.shards
         missing = sum(known < 0 for known in found.filesizes)
         if missing and self.shard_size is None:
             raise SpecError(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wids.collection.shard_collection import Shards
-    from wids.tables.table import MemberTable
     from wids.writing.pack.listing import Fields
 
 
@@ -125,12 +124,12 @@ def list_dataset(
     collection = ShardCollection(shards, provider, capacity=min(64, default_capacity()))
     counted = 0
 
-    def add(_: int, table: MemberTable) -> None:
+    def add(nsamples: int) -> None:
         nonlocal counted
-        counted += table.nsamples
+        counted += nsamples
         tell(counted)
 
-    collection.count_unknown(shards, open_remote=lambda k: provider.open(shards[k]), on_count=add)
+    collection.count_unknown(open_remote=lambda k: provider.open(shards[k]), on_count=add)
     info = shards.header.get("info")
     places = [*shards.urls, source] if isinstance(source, str) else shards.urls
     return SourceListing(

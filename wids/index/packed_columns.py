@@ -1,7 +1,7 @@
-"""Columns of a compiled index, as sequences over its bytes: nothing is copied until it is asked for.
+"""Packed columns of a shard list: sequences over bytes, in memory or of a mapped file, that make an item when asked.
 
-Pure: the bytes come from the caller, who has compared the offsets in them with their lengths (`wids.index.compiled`).
-What a text says is found out when it is read: a `SpecError` names the file.
+Pure: the bytes come from the caller; those of a file have been checked: no offset in them leads out of it
+(`wids.index.compiled`). What a text says is found out when it is read: a `SpecError` names the file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -18,7 +20,7 @@ from wids.files.container import hash_of
 from wids.transport import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -42,7 +44,8 @@ class Column(Sequence[T]):
         if type(k) is int and 0 <= k < self._length:  # at each change of the shard that is read
             return self._item(k)
         if isinstance(k, slice):
-            return [self._item(j) for j in range(self._length)[k]]
+            rows = range(self._length)[k]
+            return list(self) if len(rows) == self._length and rows.step == 1 else [self._item(j) for j in rows]
         return self._item(range(self._length)[k])
 
     def __iter__(self) -> Iterator[T]:
@@ -109,6 +112,10 @@ class Digests(Column[str]):
         super().__init__(len(flags))
         self._data, self._width, self._flags, self._flag = data, width, flags, flag
 
+    def __iter__(self) -> Iterator[str]:
+        digests = self._data.hex(" ", self._width).split() if self._length else []
+        return (digest if known & self._flag else "" for digest, known in zip(digests, self._flags, strict=True))
+
     def _item(self, k: int) -> str:
         known = self._flags[k] & self._flag
         return self._data[self._width * k : self._width * (k + 1)].hex() if known else ""
@@ -137,6 +144,12 @@ class Texts:
         except UnicodeDecodeError:  # half of a character, as a path may have
             return self._decode(data)
 
+    def __iter__(self) -> Iterator[str]:
+        data, ends = bytes(self._blob), self._ends
+        if data.isascii():
+            return map(data.decode().__getitem__, map(slice, chain((0,), ends), ends))
+        return map(self.__getitem__, range(len(self)))
+
     def _decode(self, data: memoryview) -> str:
         try:
             return str(data, "utf-8", "surrogatepass")
@@ -149,13 +162,16 @@ class Places(Column[str]):
 
     Args:
         texts: as they are written.
-        hashes: of the texts (`hash_of`), sorted. rows: which text each of them is of, lower ones first.
+        hashes: what `sort_hashes` gives for the texts; None: it is asked when a URL is looked for.
         home: what relative ones are relative to; None: they are taken as they stand.
     """
 
-    def __init__(self, texts: Texts, hashes: memoryview, rows: memoryview, *, home: str | None) -> None:
+    def __init__(self, texts: Texts, hashes: tuple[memoryview, memoryview] | None, *, home: str | None) -> None:
         super().__init__(len(texts))
-        self._texts, self._hashes, self._rows, self._home = texts, hashes, rows, home
+        self._texts, self._hashes, self._home = texts, hashes, home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts) if self._home is None else map(partial(urls.join, self._home), self._texts)
 
     def _item(self, k: int) -> str:
         text, home = self._texts[k], self._home
@@ -180,10 +196,12 @@ class Places(Column[str]):
         raise ValueError("it is not the URL of a shard")
 
     def _rows_of(self, text: str) -> Iterator[int]:
-        wanted = hash_of(text)
-        at = bisect_left(self._hashes, wanted)
-        while at < len(self._hashes) and self._hashes[at] == wanted:
-            yield self._rows[at]
+        if self._hashes is None:
+            self._hashes = sort_hashes(self._texts)
+        (hashes, rows), wanted = self._hashes, hash_of(text)
+        at = bisect_left(hashes, wanted)
+        while at < len(hashes) and hashes[at] == wanted:
+            yield rows[at]
             at += 1
 
 
@@ -218,6 +236,25 @@ class SparseKeys:
         if not isinstance(found, dict):
             raise damaged(self._texts.place, "has keys of a shard that are no JSON object")
         return found
+
+
+def join_texts(texts: Sequence[str]) -> tuple[memoryview, memoryview]:
+    """(where each ends, all texts one after another)."""
+    whole = "".join(texts)
+    if whole.isascii():
+        lengths, blob = map(len, texts), whole.encode()
+    else:
+        parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+        lengths, blob = map(len, parts), b"".join(parts)
+    ends = np.cumsum(np.fromiter(lengths, np.int64, len(texts)), dtype=np.int64)
+    return memoryview(ends), memoryview(blob)  # type: ignore[arg-type]  # numpy's are buffers
+
+
+def sort_hashes(texts: Iterable[str]) -> tuple[memoryview, memoryview]:
+    """(hashes of the texts, ascending; which text each of them is of, lower ones first)."""
+    hashes = np.fromiter(map(hash_of, texts), "<u8")
+    order = np.argsort(hashes, kind="stable")
+    return memoryview(hashes[order]), memoryview(order)  # type: ignore[arg-type]  # numpy's are buffers
 
 
 def damaged(place: str, what: str) -> SpecError:
