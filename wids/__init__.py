@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
+    from wids.loaders import resumable
     from wids.mixtures import Mixture, MixtureBatchSampler, mix
     from wids.order.weights import balance
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
@@ -39,6 +40,7 @@ __all__ = [
     "keep_most_recent_files",
     "mix",
     "register_decoder",
+    "resumable",
 ]
 
 # Name -> the module that defines it.
@@ -58,6 +60,7 @@ _MODULES = {
     "keep_most_recent_files": "wids.cache.cleanup",
     "mix": "wids.mixtures",
     "register_decoder": "wids.codecs.decode",
+    "resumable": "wids.loaders",
 }
 
 # `import wids.wids_cleanup` searches this path.

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
-from wids.errors import DependencyError, StateError
-from wids.order import cursor
+from wids.errors import DependencyError
+from wids.loaders import Counting, count_by
 from wids.order.layout import takes_marks
 from wids.order.mixture import mixed_parts
-from wids.order.validation import parse_int
 from wids.samplers import DistributedChunkedSampler
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     from lightning.pytorch import LightningDataModule
     from typing_extensions import Self
-
-    from wids.order.state import EpochPosition
 else:
 
     def _find_base() -> type:
@@ -51,139 +48,64 @@ else:
     LightningDataModule = _find_base()
 
 
-class _ResumableLoader(DataLoader[Any]):
-    """A `DataLoader` over a `wids.DistributedChunkedSampler` that counts batches; its state is the place after them.
+class _TrainLoader(Counting, DataLoader[Any]):
+    """A `DataLoader` with a state that follows Lightning's trainer: it counts batches that were trained on."""
 
-    An iteration begins with its first batch. The state is the sampler's, the same on every rank, and ``"batches"``: how
-    many of the epoch each rank has had, for trainers that count them.
-    """
-
-    _run: Any = None  # the sampler's, of the iteration that began last
-    _before = 0  # batches of its epoch before it
-    _delivered = 0  # and by it
-    _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
+    trainer: Any = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning makes iterators before it says the epoch
-        return self._deliver()
+        return self._deliver(super().__iter__)
 
     def __len__(self) -> int:
         """Batches of the whole epoch, with those before a resume."""
-        sampler: Any = self.sampler
-        if not isinstance(sampler, DistributedChunkedSampler):  # Lightning's, for overfit_batches
-            return super().__len__()
-        config = sampler._config()
-        return self._count(config, sampler._current_place(config))
+        counted = self._counted()
+        return super().__len__() if counted is None else self._count_epoch(counted)
 
     @property
     def has_begun(self) -> bool:
         """Whether a batch was delivered since the loader was made, or a state loaded."""
-        return self._run is not None
+        return self._delivery is not None
 
     @property
     def is_length_fixed(self) -> bool:
         """Whether all epochs from the present one on have as many batches as it."""
-        sampler: Any = self.sampler
+        counted: Any = self._counted()
+        sampler = counted.sampler
         config = sampler._config()
         if config.epochs is None and config.epoch_size is None:
             return True  # one epoch without end
         if config.is_stream and (config.epoch_size or len(config.plan) * config.epochs) % config.world:
             return False
         place = sampler._current_place(config)
-        return self._count(config, place) == self._count(config, config.first_place(place.epoch + 1))
+        here, following = (self._count(counted, config, at) for at in (place, config.first_place(place.epoch + 1)))
+        return here == following
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place after the batches that the training loop is done with, as JSON values."""
-        sampler: Any = self.sampler
-        if self._run is None:
-            return {**sampler.state_dict(), "batches": self._loaded[1] if self._loaded else 0}
-        config, place = self._run.config, self._run.place
-        batches, is_over = self._progress()
-        count = max(batches - self._before, 0) * self._size
-        if config.span(place)[1] is not None:
-            left = config.count(place) - place.yielded
-            # With drop_last, or a trainer's own limit, samples are left that are not read.
-            is_over = is_over or batches >= self._count(config, place)
-            count = left if is_over else min(count, left)
-        return {**sampler._state(config, self._run.place_after(count)), "batches": batches}
+    def _counted(self) -> Any:
+        # Lightning puts a sampler of its own here for overfit_batches.
+        return count_by(self) if isinstance(self.sampler, DistributedChunkedSampler) else None
 
-    def load_state_dict(self, state: Any) -> None:
-        """Let the next iteration begin at ``state``, on any number of ranks and with any batch size.
-
-        Raises:
-            StateError: it belongs to another dataset, seed or setting, or is damaged.
-        """
-        sampler: Any = self.sampler
-        sampler.load_state_dict(state)
-        try:
-            batches = parse_int("batches", state.get("batches"), minimum=0)
-        except ValueError as error:
-            raise StateError(f"the state's {error}; it is not that of a loader, or damaged") from error
-        self._run, self._loaded = None, (sampler._cursor.place, batches)
-
-    def _deliver(self) -> Iterator[Any]:
-        self._run, self._before, self._delivered = None, 0, 0
-        for batch in super().__iter__():
-            if self._run is None:
-                self._begin()
-            self._delivered += 1
-            yield batch
-
-    def _begin(self) -> None:
-        sampler: Any = self.sampler
-        if not isinstance(sampler, DistributedChunkedSampler):
-            return
-        run: Any = cursor.current_run(sampler._cursor, is_counted=True)
-        self._before = self._count_before(run.place)
-        self._run, self._loaded = run, None
-
-    def _progress(self) -> tuple[int, bool]:
-        """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
-        return self._before + self._delivered, False
-
-    def _count_before(self, place: EpochPosition) -> int:
-        """Batches of a place's epoch before the place."""
-        if self._loaded is not None and self._loaded[0] == place:
-            return self._loaded[1]
-        if self._run is not None and self._run.place == place:
-            return self._before
-        return -(-place.yielded // self._size)
-
-    def _count(self, config: Any, place: EpochPosition) -> int:
-        """Batches of a place's epoch: those before the place, and those from there on."""
-        samples: int = config.count(place) - place.yielded
-        return self._count_before(place) + (samples if self.drop_last else samples + self._size - 1) // self._size
-
-    @property
-    def _size(self) -> int:
-        return self.batch_size or 1
-
-
-class _TrainLoader(_ResumableLoader):
-    """One that follows Lightning's trainer: its state counts batches that were trained on, not those delivered."""
-
-    trainer: Any = None
-
-    def _deliver(self) -> Iterator[Any]:
+    def _deliver(self, make: Any) -> Iterator[Any]:
         if self.trainer is not None and isinstance(self.sampler, DistributedChunkedSampler):
             # Lightning has named one to the sampler, which is one too many after some resumes with max_steps.
             self.sampler.set_epoch(self.trainer.current_epoch)
-        yield from super()._deliver()
+        yield from super()._deliver(make)
 
-    def _begin(self) -> None:
-        super()._begin()
-        if self.trainer is None or not self.trainer.training or self._run is None:
-            return
-        before, self._before = self._before, self._progress()[0]  # up to Lightning 2.4 it is one less after a resume
-        if self._before and not before:
-            warnings.warn(
-                f"Lightning resumes after {self._before} batches of epoch {self.trainer.current_epoch}, and its "
-                "checkpoint has no position within that epoch for this loader, which reads it from its start",
-                stacklevel=2,
-            )
+    def _begin(self, *arguments: Any) -> Any:
+        delivery = super()._begin(*arguments)
+        if self.trainer is not None and self.trainer.training:
+            # Up to Lightning 2.4 it is one less after a resume.
+            before, delivery.before = delivery.before, self._progress(delivery)[0]
+            if delivery.before and not before:
+                warnings.warn(
+                    f"Lightning resumes after {delivery.before} batches of epoch {self.trainer.current_epoch}, and its "
+                    "checkpoint has no position within that epoch for this loader, which reads it from its start",
+                    stacklevel=2,
+                )
+        return delivery
 
-    def _progress(self) -> tuple[int, bool]:
+    def _progress(self, delivery: Any) -> tuple[int, bool]:
         if self.trainer is None:
-            return super()._progress()
+            return super()._progress(delivery)
         done = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
         return done, done >= self.trainer.num_training_batches
 

@@ -252,8 +252,8 @@ class _EpochSampler(Sampler[int]):
         if run is not None and consumed is None and yielded is None and _is_ahead(run, is_over=is_over):
             warnings.warn(
                 "state_dict() counts the samples of batches that workers of the DataLoader have drawn ahead, and a "
-                "resumed loop would not get them; write state_dict(consumed=samples that the loop has received in this "
-                "iteration), or state_dict(batches=...) of a MixtureBatchSampler",
+                "resumed loop would not get them; take the state of wids.resumable(loader), which counts what its loop "
+                "receives, or write state_dict(consumed=samples that the loop has received in this iteration)",
                 stacklevel=2,
             )
         if run is None:  # the next iteration

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 import wids
 from tests.support.clocks import PATIENCE_SECONDS
@@ -32,12 +33,12 @@ LAYERS = (
     ("jobs",),
     ("columns",),
     ("writing",),
-    ("dataset", "samplers", "mixtures", "otel"),
+    ("dataset", "samplers", "mixtures", "loaders", "otel"),
     ("simulate", "testing", "lightning"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"mixtures": {"samplers"}}
+BESIDE = {"mixtures": {"samplers"}, "loaders": {"samplers"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
@@ -187,7 +188,7 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    assert at_top == {"mixtures.py", "dataset.py", "lightning.py", "samplers.py"}
+    assert at_top == {"mixtures.py", "dataset.py", "lightning.py", "loaders.py", "samplers.py"}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
 
@@ -219,6 +220,7 @@ def test_public_names():
         "keep_most_recent_files",
         "mix",
         "register_decoder",
+        "resumable",
     ]
     for name in wids.__all__:
         assert getattr(wids, name) is not None
@@ -236,6 +238,7 @@ OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank
     reshuffle reweight rng seed set_epoch shuffle shufflefirst state_dict tail window"""
 DISTRIBUTED = "drop_last num_samples total_size"
+LOADER = "load_state_dict set_epoch state_dict"  # besides what its DataLoader has
 BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
 
 
@@ -249,8 +252,12 @@ BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"
         (wids.ShardListSampler, SAMPLER),
         (wids.DistributedChunkedSampler, f"{SAMPLER} {DISTRIBUTED}"),
         (lambda dataset: wids.MixtureBatchSampler(wids.mix([dataset]), 1), BATCHES),
+        (lambda dataset: wids.resumable(DataLoader(dataset, sampler=wids.ChunkedSampler(dataset))), LOADER),
     ],
-    ids=["dataset", "view", "mixture", "ChunkedSampler", "ShardListSampler", "DistributedChunkedSampler", "batches"],
+    ids=[
+        *("dataset", "view", "mixture", "ChunkedSampler", "ShardListSampler", "DistributedChunkedSampler", "batches"),
+        "resumable",
+    ],
 )
 def test_public_names_of_what_users_make(make, names):
     """Of a dataset, a mixture and each sampler: adding one is a decision, losing one breaks programs.

@@ -11,11 +11,15 @@
                             have the same
 
 Plain ints, strings, lists, bools and None, so that JSON, `torch.save` and weights-only loaders take it; the same
-on every rank.
+on every rank. The state of a loader (`wids.resumable`) has its order as JSON text: `torch.distributed.checkpoint`
+reads mappings and lists key by key, those alone that the state of the loading program has, and an order that is
+longer (of weights that have changed) would be cut without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -44,12 +48,26 @@ def build_state(place: EpochPosition, *, lanes: int, order: dict[str, Any]) -> d
     return {"kind": KIND, "version": VERSION, **place._asdict(), "lanes": lanes, "order": order}
 
 
+def flat_state(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with its order as JSON text, so that it has the same keys always."""
+    return {**state, "order": json.dumps(state["order"])} if isinstance(state.get("order"), Mapping) else state
+
+
+def nested_state(state: Any) -> Any:
+    """The state that `flat_state` was given; what is none stays as it is."""
+    if isinstance(state, Mapping) and isinstance(state.get("order"), str):
+        with contextlib.suppress(ValueError):
+            return {**state, "order": json.loads(state["order"])}
+    return state
+
+
 def parse_state(state: Any) -> tuple[EpochPosition, int, dict[str, Any]]:
     """(place, lanes, order) of a state.
 
     Raises:
         StateError: it is not a sampler's, of a version that is not known, or damaged.
     """
+    state = nested_state(state)
     if not isinstance(state, Mapping) or state.get("kind") != KIND:
         raise StateError(f"not the state of a wids sampler: {state!r:.200}")
     if state.get("version") != VERSION:

@@ -1,0 +1,393 @@
+"""A DataLoader that resumes by itself: it counts the batches that its loop received, and its state is the place after.
+
+Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, whatever
+workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some trainers make iterators
+before they say which epoch it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from wids.errors import InputError, StateError
+from wids.order import cursor
+from wids.order.state import EpochPosition, flat_state, nested_state
+from wids.order.validation import parse_int, suggest_names
+from wids.samplers import _EpochSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wids.order.config import EpochConfig
+    from wids.order.iteration import Run
+
+_END: Any = object()
+
+
+@suggest_names
+def resumable(loader: DataLoader[Any]) -> ResumableLoader:
+    """Let a DataLoader resume in mid-epoch: it counts the batches that its loop receives, and has a state.
+
+    ``loader = wids.resumable(DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4))`` is iterated as
+    before, in any number of epochs. ``loader.state_dict()`` is small, the same on every rank, and exact at every
+    batch, also within the loop; after ``loader.load_state_dict(state)`` the next batch comes, on any number of ranks
+    and workers, and with any batch size.
+
+    Args:
+        loader: over a sampler of `wids`, as ``sampler=`` or in a `torch.utils.data.BatchSampler`; or over a
+            ``batch_sampler=`` with ``state_dict(batches=...)`` and ``load_state_dict``, as `wids.MixtureBatchSampler`
+            has them.
+
+    Raises:
+        InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``, or
+            ``in_order=False``; the message says what to do.
+    """
+    return loader if isinstance(loader, ResumableLoader) else ResumableLoader(loader)
+
+
+@dataclass(frozen=True)
+class _BySamples:
+    """Batches of a sampler of ours: the first ``size`` of its indices, the next, ..."""
+
+    sampler: Any
+    size: int
+    is_dropping: bool
+
+    def begun(self) -> Any:
+        """What stands for the iteration that began last."""
+        return cursor.current_run(self.sampler._cursor, is_counted=True)
+
+    def batches(self, samples: int) -> int:
+        """Batches of so many samples."""
+        return samples // self.size if self.is_dropping else -(-samples // self.size)
+
+    def is_left(self, delivery: _Delivery) -> bool:
+        """Whether the next iteration would go on where the workers of a loop are that was left."""
+        now = self.sampler._cursor
+        is_endless = delivery.run is not None and delivery.run.config.epochs is None
+        return is_endless and isinstance(now, cursor.Running) and now.run is delivery.run and not now.is_named
+
+    def is_present(self, delivery: _Delivery) -> bool:
+        """Whether an iteration says where the loader is; else an epoch was chosen, or a state loaded, after it."""
+        return not delivery.is_closed or cursor.current_run(self.sampler._cursor) is delivery.run
+
+    def state(self, delivery: _Delivery, batches: int, *, is_over: bool) -> dict[str, Any]:
+        """After so many batches of an iteration, or after all of them."""
+        run: Run = delivery.run
+        count = batches * self.size
+        if run.config.span(run.place)[1] is not None:
+            left = run.config.count(run.place) - run.place.yielded
+            # With drop_last, or a trainer's own limit, samples are left that are not read.
+            count = left if is_over or batches >= self.batches(left) else min(count, left)
+        state: dict[str, Any] = self.sampler._state(run.config, run.place_after(count))
+        return state
+
+
+@dataclass(frozen=True)
+class _ByBatches:
+    """Batches of a batch sampler that counts them itself."""
+
+    sampler: Any
+
+    def begun(self) -> Any:
+        """Nothing can be known of it, so each is a new one."""
+        return object()
+
+    def is_left(self, delivery: _Delivery) -> bool:
+        """Whether the next iteration would go on where the workers of a loop are that was left."""
+        try:
+            len(self.sampler)
+        except TypeError:  # it has no end
+            return not delivery.is_over
+        return False
+
+    def is_present(self, delivery: _Delivery) -> bool:  # noqa: ARG002 - only the batch sampler knows
+        """See `_BySamples.is_present`."""
+        return True
+
+    def state(self, delivery: _Delivery, batches: int, *, is_over: bool) -> dict[str, Any]:
+        """After so many batches of an iteration, or after all of them."""
+        if is_over or delivery.is_over:
+            state: dict[str, Any] = self.sampler.state_dict()
+            return state
+        try:
+            state = self.sampler.state_dict(batches=batches)
+        except ValueError:
+            if not delivery.is_closed:
+                raise
+            state = self.sampler.state_dict()  # another epoch was chosen since the loop was left
+        return state
+
+
+class _Delivery:
+    """What an iteration of a loader has delivered.
+
+    Attributes:
+        run: of `_BySamples.begun`. before: batches of the epoch before it.
+        source: refers to the iterator of the DataLoader.
+        delivered: batches. is_closed: the loop was left, or is over; is_over: it is over.
+    """
+
+    def __init__(self, run: Any, source: Iterator[Any], *, before: int) -> None:
+        self.run, self.source, self.before = run, weakref.ref(source), before
+        self.delivered, self.is_closed, self.is_over = 0, False, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy's sampler does not know how far its original is, either
+
+
+class Counting:
+    """What `ResumableLoader` and the loader of `wids.lightning` have in common: they count batches.
+
+    The state is the sampler's, and ``"batches"``: how many of the epoch each rank has had, for trainers that count
+    them.
+    """
+
+    _delivery: _Delivery | None = None  # the iteration that has delivered last
+    _newest: _Delivery | None = None  # that began last
+    _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
+
+    def _counted(self) -> _BySamples | _ByBatches | None:
+        """How batches are counted; None: they are not."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batches that the training loop has received, as JSON values.
+
+        It is the same on every rank. At the end of an epoch, the next iteration after a `load_state_dict` is the next
+        epoch.
+        """
+        counted, delivery = self._counted(), self._delivery
+        if counted is None:
+            raise InputError("the sampler of this loader was replaced by one that has no state")
+        if delivery is None or not counted.is_present(delivery):
+            state: dict[str, Any] = counted.sampler.state_dict()
+            if isinstance(counted, _BySamples):
+                place = EpochPosition(state["epoch"], state["position"], state["yielded"])
+                state["batches"] = self._count_before(place, counted.size)
+            return flat_state(state)
+        batches, is_over = self._progress(delivery)
+        if isinstance(counted, _BySamples):
+            state = counted.state(delivery, max(batches - delivery.before, 0), is_over=is_over)
+            state["batches"] = batches
+        elif delivery is self._newest:
+            state = counted.state(delivery, delivery.delivered, is_over=is_over)
+        else:
+            raise StateError(
+                "two loops read this loader at the same time, and its batch sampler knows the place of the one that "
+                "began last only; take the state within that, or give each loop a loader of its own"
+            )
+        return flat_state(state)
+
+    @suggest_names
+    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+        """Let the next iteration begin at ``state``, with any number of ranks and workers, and any batch size.
+
+        Args:
+            state: of `state_dict`, or of the sampler's.
+            reweight: of a mixture whose sources or weights have changed; see the sampler's.
+
+        Raises:
+            StateError: it belongs to another dataset, seed or setting (the message lists what differs), or is damaged.
+        """
+        counted: Any = self._counted()
+        state = nested_state(state)
+        batches = state.get("batches") if isinstance(state, Mapping) else None
+        try:
+            batches = None if batches is None else parse_int("batches", batches, minimum=0)
+        except ValueError as error:
+            raise StateError(f"the state's {error}; it is not that of a loader, or damaged") from error
+        counted.sampler.load_state_dict(state, **({"reweight": True} if reweight else {}))
+        self._loaded = None
+        if isinstance(counted, _BySamples):
+            place = counted.sampler._cursor.place
+            self._loaded = place, -(-place.yielded // counted.size) if batches is None else batches
+        self._delivery = self._newest = None
+        self._follow(counted)
+
+    def _follow(self, counted: _BySamples | _ByBatches) -> None:
+        """Let what else counts epochs know that a state was loaded."""
+
+    def _deliver(self, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """The batches of a loader's iteration, counted."""
+        counted, previous = self._counted(), self._newest
+        if counted is None:
+            yield from make()
+            return
+        if previous is not None and counted.is_left(previous):
+            # An epoch without end goes on with the batch after the last that was delivered.
+            self.load_state_dict(self.state_dict())
+        before = counted.begun()
+        batches = iter(make())
+        try:
+            batch = next(batches, _END)
+        except BaseException:
+            if counted.begun() is not before:
+                self._begin(counted, batches).is_closed = True
+            raise
+        delivery = self._begin(counted, batches)
+        try:
+            while batch is not _END:
+                newest = self._newest
+                if newest is not None and newest.source() is batches:
+                    delivery = newest  # persistent workers have one iterator, which the next loop takes over
+                delivery.delivered += 1
+                self._delivery = delivery
+                yield batch
+                batch = next(batches, _END)
+            delivery.is_over = True
+        finally:
+            delivery.is_closed = True
+
+    def _begin(self, counted: _BySamples | _ByBatches, source: Iterator[Any]) -> _Delivery:
+        """Note that an iteration has begun."""
+        run, before = counted.begun(), 0
+        if isinstance(counted, _BySamples):
+            before = self._count_before(run.place, counted.size)
+        self._delivery = self._newest = _Delivery(run, source, before=before)
+        self._loaded = None
+        return self._delivery
+
+    def _progress(self, delivery: _Delivery) -> tuple[int, bool]:
+        """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
+        return delivery.before + delivery.delivered, False
+
+    def _count_before(self, place: EpochPosition, size: int) -> int:
+        """Batches of a place's epoch before the place."""
+        if self._loaded is not None and self._loaded[0] == place:
+            return self._loaded[1]
+        newest = self._newest
+        if newest is not None and newest.run.place == place:
+            return newest.before
+        return -(-place.yielded // size)
+
+    def _count(self, counted: _BySamples, config: EpochConfig, place: EpochPosition) -> int:
+        """Batches of a place's epoch: those before the place, and those from there on."""
+        left = counted.batches(config.count(place) - place.yielded)
+        return self._count_before(place, counted.size) + left
+
+    def _count_epoch(self, counted: _BySamples) -> int:
+        """Batches of the present epoch, with those before a resume."""
+        config = counted.sampler._config()
+        return self._count(counted, config, counted.sampler._current_place(config))
+
+
+class ResumableLoader(Counting):
+    """A `torch.utils.data.DataLoader` with a state, made by `resumable`; it has the attributes of that one.
+
+    It is a `torch.distributed.checkpoint.stateful.Stateful`. It is no `DataLoader` for ``isinstance``: accelerate and
+    Lightning leave it as it is, and would divide the samples of one a second time.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._counted()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._deliver(partial(iter, self._loader))
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch, with those before a resume."""
+        counted = self._counted()
+        return self._count_epoch(counted) if isinstance(counted, _BySamples) else len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; see the sampler's."""
+        self._set_epoch(epoch, self._counted())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __repr__(self) -> str:
+        return f"wids.resumable({self._loader!r})"
+
+    def _follow(self, counted: _BySamples | _ByBatches) -> None:
+        if isinstance(counted, _BySamples) and hasattr(self._loader, "set_epoch"):
+            # Accelerate's loaders name the epochs that they count to the sampler.
+            config = counted.sampler._config()
+            self._set_epoch(cursor.next_place(counted.sampler._cursor, config).epoch, counted)
+
+    def _set_epoch(self, epoch: int, counted: _BySamples | _ByBatches) -> None:
+        choose = getattr(self._loader, "set_epoch", counted.sampler.set_epoch)
+        choose(epoch)
+
+    def _counted(self) -> _BySamples | _ByBatches:
+        return count_by(self._loader)
+
+
+def count_by(loader: Any) -> _BySamples | _ByBatches:
+    """How the batches of a loader are counted.
+
+    Raises:
+        InputError: they cannot be; see `resumable`.
+    """
+    if not isinstance(loader, DataLoader):
+        raise InputError(f"the loader is a {type(loader).__name__}; it must be a torch.utils.data.DataLoader")
+    if isinstance(loader.dataset, IterableDataset):
+        raise InputError(
+            f"the loader reads a {type(loader.dataset).__name__}, whose order no sampler knows; give the DataLoader a "
+            "wids.ShardListDataset (or another with len() and [i]) and sampler=wids.DistributedChunkedSampler(dataset)"
+        )
+    if not getattr(loader, "in_order", True):
+        raise InputError(
+            "the loader has in_order=False: batches come as its workers finish them, so no position says which were "
+            "delivered; leave in_order out"
+        )
+    batch_sampler: Any = loader.batch_sampler
+    if batch_sampler is None:
+        return _BySamples(_check_sampler(loader.sampler), 1, is_dropping=False)
+    if type(batch_sampler) in _plain_batch_samplers():
+        sampler = _check_sampler(batch_sampler.sampler)
+        return _BySamples(sampler, batch_sampler.batch_size, is_dropping=batch_sampler.drop_last)
+    state_dict = getattr(batch_sampler, "state_dict", None)
+    is_counting = callable(state_dict) and "batches" in inspect.signature(state_dict).parameters
+    if not is_counting or not callable(getattr(batch_sampler, "load_state_dict", None)):
+        raise InputError(
+            f"the loader's batch_sampler is a {type(batch_sampler).__name__}, and which samples its batches have had "
+            "is not known; it needs state_dict(batches=...) and load_state_dict(state), as wids.MixtureBatchSampler "
+            "has them. Or give the DataLoader sampler=wids.DistributedChunkedSampler(dataset) and batch_size="
+        )
+    return _ByBatches(batch_sampler)
+
+
+def _plain_batch_samplers() -> set[Any]:
+    """Classes whose batches are the next ``batch_size`` indices of their sampler."""
+    torchdatas = sys.modules.get("torchdata.stateful_dataloader.sampler")
+    return {BatchSampler, getattr(torchdatas, "BatchSampler", BatchSampler)}
+
+
+def _check_sampler(sampler: Any) -> Any:
+    """Return a sampler of ours that knows its position.
+
+    Raises:
+        InputError: it is another one.
+    """
+    name = type(sampler).__name__
+    if not isinstance(sampler, _EpochSampler):
+        raise InputError(
+            f"the loader's sampler is a {name}, whose position is not known; give the DataLoader "
+            "sampler=wids.DistributedChunkedSampler(dataset), with shuffle=False there for the order of the dataset"
+        )
+    if sampler.state_dict is None:
+        raise InputError(
+            f"the class of the loader's sampler, {name}, has an __iter__ of its own, so its position is not known; if "
+            "that yields what super().__iter__() yields, put state_dict, load_state_dict = "
+            "wids.ChunkedSampler.state_dict, wids.ChunkedSampler.load_state_dict into the class"
+        )
+    return sampler
