@@ -20,6 +20,9 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 os.environ["OMP_NUM_THREADS"] = "1"
 
 E2E = ROOT / "tests" / "e2e"
+# The tier `core`: tests/unit, files of these names, and what is marked so.
+UNIT = ROOT / "tests" / "unit"
+CORE = re.compile(r"test_(\w+_conformance|store_model|promises|readme_commands)")
 LONGEST = (
     "test_train_ddp",
     "test_notebook_programs",
@@ -44,18 +47,28 @@ def pytest_configure():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Without ``tests/e2e`` where none of it would run: its imports take seconds, and make each fork slower."""
-    return True if collection_path == E2E and "not e2e" in config.getoption("markexpr") else None
+    """Without what would not run: the imports of ``tests/e2e`` take seconds, and make each fork slower."""
+    asked = config.getoption("markexpr")
+    if asked == "core" and collection_path.suffix == ".py":
+        return None if _is_core(collection_path) or "mark.core" in collection_path.read_text("utf-8") else True
+    return True if collection_path == E2E and ("not e2e" in asked or asked == "core") else None
+
+
+def _is_core(path):
+    """Whether all tests of a file are of the tier but those of whole programs."""
+    return UNIT in path.parents or CORE.fullmatch(path.stem)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of ``tests/e2e``, and those whose processes import torch anew; leave out those marked ``long``
-    unless ``-m`` names the mark; longest first.
+    """Mark the tests of ``tests/e2e``, and those whose processes import torch anew, and those of ``core``; leave out
+    those marked ``long`` unless ``-m`` names the mark; longest first.
     """
     for item in items:
         if E2E in item.path.parents or any(method in item.name for method in ("[spawn", "-spawn", "forkserver")):
             item.add_marker("e2e")
+        elif _is_core(item.path) and not any(item.get_closest_marker(name) for name in ("e2e", "long")):
+            item.add_marker("core")
     if "long" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)

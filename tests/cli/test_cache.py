@@ -921,6 +921,7 @@ def test_daemon_outlives_its_directory(full):
         assert daemon.end()[0] == 0
 
 
+@pytest.mark.core
 def test_daemon_with_a_pattern(full):
     """A pattern says which files count, and may go."""
     with Daemon(full / "[cd].tar", "--max-files", 1, "--every", 3600) as daemon:

@@ -33,6 +33,8 @@ ELSEWHERE = {
     ),
     "python notebooks/make.py NAME": ("tests/e2e/test_notebooks.py", "jupytext"),
 }
+# Commands that no block runs: whole programs.
+PROGRAMS = {("demo",): "tests/e2e/test_demo.py", ("cache", "daemon"): "tests/cli/test_cache.py"}
 BLOCKS = [block for block in blocks("sh", "console") if set(block.commands()) - set(ELSEWHERE)]
 
 
@@ -271,6 +273,21 @@ def find_command(words):
     while words and hasattr(command, "commands") and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     return command, words
+
+
+def names_of(command, path=()):
+    """The words that name each command of a group."""
+    if not hasattr(command, "commands"):
+        return {path}
+    return set().union(*(names_of(each, (*path, name)) for name, each in command.commands.items()))
+
+
+def test_each_command_is_run():
+    """By some block, but for whole programs, which have tests of their own."""
+    words = [arguments(each, "")[1:] for block in BLOCKS for each in block.commands() if each not in ELSEWHERE]
+    run_here = {tuple(each[: len(each) - len(find_command(each)[1])]) for each in words}
+    assert names_of(typer.main.get_command(app)) - run_here == set(PROGRAMS)
+    assert all((ROOT / path).is_file() for path in PROGRAMS.values())
 
 
 def test_commands_in_running_text_exist():
