@@ -198,7 +198,8 @@ class DataModule(LightningDataModule):
             raise ValueError("train_dataset is None; give DataModule(train_dataset), or assign it in setup()")
         loader = self._present_loader()
         if loader is None:
-            sampler = DistributedChunkedSampler(self.train_dataset, **{**self._ranks(), **self._sampler_options})
+            ranks = {} if self._sampler_options.get("mesh") is not None else self._ranks()
+            sampler = DistributedChunkedSampler(self.train_dataset, **{**ranks, **self._sampler_options})
             loader = self._loader = self._load(self.train_dataset, sampler, kind=_TrainLoader)
             loader.trainer, self._users_reload = self.trainer, None
             self._made_for = (self.trainer, self.train_dataset, self.batch_size)

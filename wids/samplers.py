@@ -24,7 +24,7 @@ from torch.utils.data import Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from wids.cache.prefetch import prefetch
-from wids.errors import InputError, StateError
+from wids.errors import InputError, StateError, shown
 from wids.events import logger
 from wids.order import cursor
 from wids.order.config import EpochConfig
@@ -563,6 +563,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         source_batch: of a mixture, how many samples in turn a rank reads of one source. With the loader's batch size,
             each global batch is of one source, and nominal epochs are whole global batches; see
             `wids.MixtureBatchSampler`.
+        mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, as ``device_mesh["dp"]``, in place of
+            ``num_replicas`` and ``rank``: processes of one tensor- or pipeline-parallel group get the same samples.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -573,8 +575,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
             below 1, settings that exclude each other, or a value that is not an integer.
-        InputError: when it is iterated, or asked for its length: a process group of another size has been initialized
-            since it was made without ``num_replicas``.
+        InputError: a ``mesh`` that says no rank. When it is iterated, or asked for its length: a process group of
+            another size has been initialized since it was made without ``num_replicas``.
     """
 
     _found: tuple[int, int | None] | None = None  # ranks and rank that were not given; None: they were
@@ -600,6 +602,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         epoch_size: int | None = None,
         weights: Any = None,
         source_batch: int = 1,
+        mesh: Any = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -610,6 +613,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             shuffle=shuffle,
             shufflefirst=shufflefirst,
         )
+        if mesh is not None:
+            num_replicas, rank = _parse_mesh(mesh, num_replicas, rank)
         self.num_replicas, self.rank = _parse_rank(num_replicas, rank)
         self._found = None if num_replicas is not None else (self.num_replicas, self.rank if rank is None else None)
         self.tail = _parse_tail(tail, drop_last)
@@ -838,6 +843,32 @@ def _parse_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
             "at least 1"
         )
     return world, rank
+
+
+def _parse_mesh(mesh: Any, num_replicas: Any, rank: Any) -> tuple[int, int]:
+    """(world, rank) of a mesh of one dimension.
+
+    Raises:
+        InputError: it has more, or is none, or this process is not in it; or they are given otherwise, too.
+    """
+    if num_replicas is not None or rank is not None:
+        raise InputError(
+            f"mesh= is given together with num_replicas={num_replicas}, rank={rank}; the mesh says both, so leave them "
+            "out"
+        )
+    if not hasattr(mesh, "ndim") or not hasattr(mesh, "get_coordinate"):
+        raise InputError(f"mesh is {shown(mesh)}; it must be a DeviceMesh of one dimension, as device_mesh['dp']")
+    names = getattr(mesh, "mesh_dim_names", None)
+    if mesh.ndim != 1:
+        raise InputError(
+            f"the mesh has {mesh.ndim} dimensions{f', {names}' if names else ''}; give the one along which samples are "
+            "divided, as device_mesh['dp']. If they are divided along several, join these: "
+            "device_mesh['dp_replicate', 'dp_shard']._flatten('dp')"
+        )
+    coordinate = mesh.get_coordinate()
+    if not coordinate:
+        raise InputError(f"this process is not in the mesh{f' {names}' if names else ''}, so it reads no samples of it")
+    return mesh.size(), coordinate[0]
 
 
 def _has_group() -> bool:

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -318,6 +319,12 @@ class TestInOneProcess:
         state = {**runs.make_module(index).train_dataloader().state_dict(), "batches": "x"}
         with pytest.raises(wids.errors.StateError, match="the state's batches is 'x'; it must be an integer"):
             runs.make_module(index).train_dataloader().load_state_dict(state)
+
+    def test_a_mesh_says_the_rank(self, directory, runs):
+        """Instead of the trainer's strategy."""
+        mesh = SimpleNamespace(ndim=1, size=lambda: 3, get_coordinate=lambda: [2])
+        loader = runs.make_module(directory / "data/index.json", sampler={"mesh": mesh}).train_dataloader()
+        assert (loader.sampler.num_replicas, loader.sampler.rank) == (3, 2)
 
     def test_overfitting(self, directory, runs):
         """Lightning puts a sampler of its own into the loader: the same batches in each epoch."""

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from itertools import islice, pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1086,3 +1087,36 @@ def test_ranges_that_are_assigned_back_are_the_rank_s_own(options):
             return
         found += sampler
     assert sorted(found) == list(range(24))
+
+
+# --- a mesh of devices
+
+
+def mesh_of(size, coordinate, ndim=1):
+    """What a sampler asks of a DeviceMesh; tests/e2e/test_loaders.py has real ones."""
+    return SimpleNamespace(mesh_dim_names=("dp",), ndim=ndim, size=lambda: size, get_coordinate=lambda: coordinate)
+
+
+def test_a_mesh_says_rank_and_number():
+    """As if both had been given; `MixtureBatchSampler` takes it, too."""
+    sampler = wids.DistributedChunkedSampler(range(50), mesh=mesh_of(4, [3]))
+    assert (sampler.num_replicas, sampler.rank) == (4, 3)
+    assert list(sampler) == list(wids.DistributedChunkedSampler(range(50), num_replicas=4, rank=3))
+    mixture = wids.mix([list(range(9)), list(range(9))])
+    assert wids.MixtureBatchSampler(mixture, 2, mesh=mesh_of(2, [1])).sampler.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mesh": mesh_of(4, [1, 1], 2)}, r"has 2 dimensions, \('dp',\); give the one .*device_mesh\['dp'\]"),
+        ({"mesh": mesh_of(4, None)}, r"this process is not in the mesh \('dp',\)"),
+        ({"mesh": mesh_of(4, [1]), "rank": 1}, "given together with num_replicas=None, rank=1"),
+        ({"mesh": mesh_of(4, [1]), "num_replicas": 4}, "given together with num_replicas=4"),
+        ({"mesh": "dp"}, "mesh is 'dp'; it must be a DeviceMesh of one dimension"),
+    ],
+)
+def test_a_mesh_that_says_no_rank(options, words):
+    """It is a typed error, and a ValueError."""
+    with pytest.raises(wids.errors.InputError, match=words):
+        wids.DistributedChunkedSampler(range(50), **options)
