@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
+    from wids.batch_samplers import BucketBatchSampler, MixtureBatchSampler
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
     from wids.codecs.decode import SampleDecoder, register_decoder
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
     from wids.loaders import resumable
-    from wids.mixtures import Mixture, MixtureBatchSampler, mix
+    from wids.mixtures import Mixture, mix
     from wids.order.weights import balance
     from wids.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
     from wids.writing.writer import ShardWriter
 
 __all__ = [
+    "BucketBatchSampler",
     "ChunkedSampler",
     "DistributedChunkedSampler",
     "Mixture",
@@ -45,10 +47,11 @@ __all__ = [
 
 # Name -> the module that defines it.
 _MODULES = {
+    "BucketBatchSampler": "wids.batch_samplers",
     "ChunkedSampler": "wids.samplers",
     "DistributedChunkedSampler": "wids.samplers",
     "Mixture": "wids.mixtures",
-    "MixtureBatchSampler": "wids.mixtures",
+    "MixtureBatchSampler": "wids.batch_samplers",
     "SampleDecoder": "wids.codecs.decode",
     "ShardListDataset": "wids.dataset",
     "ShardListSampler": "wids.samplers",

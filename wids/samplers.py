@@ -15,7 +15,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ from wids.events import logger
 from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
-from wids.order.iteration import Iteration, Run
+from wids.order.iteration import Iteration, Run, state_of
 from wids.order.layout import contents, fingerprint, layout, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
 from wids.order.state import (
@@ -134,7 +133,7 @@ class _EpochSampler(Sampler[int]):
             cls.state_dict = cls.load_state_dict = None  # type: ignore[assignment,method-assign]
 
     def __iter__(self) -> Iterator[int]:
-        return Iteration(self)
+        return Iteration(self, Run())
 
     def __len__(self) -> int:
         config = self._config()
@@ -246,21 +245,7 @@ class _EpochSampler(Sampler[int]):
         Raises:
             ValueError: more samples were received than indices were drawn, or both arguments are given.
         """
-        now = self._cursor
-        run = cursor.current_run(now, is_counted=bool(consumed or yielded))
-        is_over = run is not None and not isinstance(now, cursor.Running)
-        if run is not None and consumed is None and yielded is None and _is_ahead(run, is_over=is_over):
-            warnings.warn(
-                "state_dict() counts the samples of batches that workers of the DataLoader have drawn ahead, and a "
-                "resumed loop would not get them; take the state of wids.resumable(loader), which counts what its loop "
-                "receives, or write state_dict(consumed=samples that the loop has received in this iteration)",
-                stacklevel=2,
-            )
-        if run is None:  # the next iteration
-            run, config = Run(), self._config()
-            run.begin(config, cursor.next_place(now, config))
-        count = run.count_received(consumed, yielded, is_over=is_over)
-        return self._state(run.config, run.place_after(count))
+        return state_of(self, Run(), consumed, yielded)
 
     @suggest_names
     def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
@@ -301,16 +286,21 @@ class _EpochSampler(Sampler[int]):
             ValueError: bad weights; the dataset is no mixture; ``at`` lies before the end of an iteration that has
                 begun.
         """
-        if self._mixing is None:
-            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")
+        return self._reweight(weights, at, *self._decided())
+
+    def _decided(self) -> tuple[int | None, int | None]:
+        """(up to which position the order is decided, where the present or the next epoch ends); None: it does not."""
         config, now = self._config(), self._cursor
         if isinstance(now, cursor.Running):
-            earliest = usual = now.run.config.span(now.run.place)[1]
-        else:
-            place = cursor.next_place(now, config)
-            earliest, usual = place.position, place.position
-            if config.is_in_the_middle(place):
-                usual = config.span(place)[1] or earliest
+            end = now.run.config.span(now.run.place)[1]
+            return end, end
+        place = cursor.next_place(now, config)
+        return place.position, (config.span(place)[1] if config.is_in_the_middle(place) else None) or place.position
+
+    def _reweight(self, weights: Mapping[str, float], at: int | None, earliest: int | None, usual: int | None) -> int:
+        if self._mixing is None:
+            raise ValueError(f"a {type(self.dataset).__name__} is no mixture; wids.mix makes one")
+        config = self._config()
         if earliest is None or usual is None:
             raise ValueError(
                 "an iteration without end has begun (epochs=None), and goes on with its weights; load the sampler's "
@@ -465,12 +455,9 @@ class _EpochSampler(Sampler[int]):
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
-        found = prefetch(
-            self.dataset,
-            partial(run.config.blocks, run.place),
-            position=lambda: run.drawn,
-            mixed=run.config.mixed_ranges(run.place),
-        )
+        blocks, position = run.to_prefetch()
+        mixed = run.config.mixed_ranges(run.place)
+        found = prefetch(self.dataset, blocks, position=position, mixed=mixed)
         self._prefetcher = None if found is None else weakref.ref(found)
         return found
 
@@ -764,16 +751,6 @@ def _drawing_loader() -> Any:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")
-
-
-def _is_ahead(run: Run, *, is_over: bool) -> bool:
-    """Whether workers of a DataLoader have drawn batches of a run that their loop has not received."""
-    if run.loader is None:
-        return False
-    loader: Any = run.loader()
-    if loader is None:  # the loop was left
-        return not is_over
-    return bool(getattr(loader, "_send_idx", 0) > getattr(loader, "_rcvd_idx", 0))
 
 
 def _check_same(own: Any, read: Any) -> None:

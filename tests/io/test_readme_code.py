@@ -25,6 +25,7 @@ HERE = {
     "wids/cache/README.md#prefetching",
     "wids/cli/README.md#packing",
     "wids/columns/README.md#in-a-program",
+    "wids/order/README.md#batches-of-like-length",
     "wids/order/README.md#exact-evaluation",
     "wids/order/README.md#mixtures",
     "wids/order/README.md#resume-anywhere",
@@ -99,6 +100,20 @@ def test_weights_of_samples(tmp_path):
     counts = np.bincount(np.unique(names["labels"], return_inverse=True)[1][list(names["sampler"])])
     assert sum(counts) == 100_000
     assert max(counts) - min(counts) <= len(dataset)
+
+
+def test_batches_of_like_length(tmp_path):
+    """Lengths of a column; all samples come, in batches within the budget."""
+    index = made.write_dataset(tmp_path, (5, 25))
+    made.make_columns(index)
+    dataset = wids.ShardListDataset(index, transformations=[])
+    replaced = {'"tokens"': '"bytes"', "num_workers=4": "num_workers=0"}
+    names = execute(
+        only("wids/order/README.md#batches-of-like-length"), replaced, wids=wids, torch=torch, dataset=dataset, pad=list
+    )
+    found = [[sample["__index__"] for sample in batch] for batch in names["loader"]]
+    assert sorted(index for batch in found for index in batch) == [*range(30)]
+    assert all(names["lengths"][batch].max() * len(batch) <= 32_768 for batch in found)
 
 
 def test_resume_in_short(tmp_path):

@@ -33,12 +33,12 @@ LAYERS = (
     ("jobs",),
     ("columns",),
     ("writing",),
-    ("dataset", "samplers", "mixtures", "loaders", "otel"),
+    ("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "otel"),
     ("simulate", "testing", "lightning"),
     ("legacy",),
     ("cli",),
 )
-BESIDE = {"mixtures": {"samplers"}, "loaders": {"samplers"}}
+BESIDE = {"batch_samplers": {"samplers"}, "loaders": {"samplers"}}
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 PURE = {"order", "policy"}
 IMPURE = {"os", "io", "threading", "fcntl", "mmap", "socket", "torch", "pathlib", "tempfile", "subprocess", "shutil"}
@@ -188,7 +188,7 @@ def test_torch_only_in_datasets_and_samplers():
             at_top.add(name)
         if any(word.split(".")[0] == "torch" for word in imports_of(path, is_top_only=False)):
             anywhere.add(name)
-    assert at_top == {"mixtures.py", "dataset.py", "lightning.py", "loaders.py", "samplers.py"}
+    assert at_top == {"batch_samplers.py", "dataset.py", "mixtures.py", "lightning.py", "loaders.py", "samplers.py"}
     assert not [name for name in anywhere - at_top if not LAZY_TORCH.fullmatch(name)]
 
 
@@ -203,6 +203,7 @@ def test_only_the_command_line_prints():
 def test_public_names():
     """The names that users build on; adding one is a decision, losing one breaks programs."""
     assert sorted(wids.__all__) == [
+        "BucketBatchSampler",
         "ChunkedSampler",
         "DistributedChunkedSampler",
         "Mixture",

@@ -100,6 +100,10 @@ class EpochConfig:
             raise ValueError("an epoch_size, or more than one of epochs, is asked for; there is no sample to repeat")
         return start, None if self.epochs is None else max(self.first_place(place.epoch + 1).position, start)
 
+    def go_on(self, place: EpochPosition) -> EpochPosition:
+        """Where the next iteration begins after one that was left at a place, if epochs have no end."""
+        return EpochPosition(place.position // max(len(self.plan), 1), place.position)
+
     def is_over(self, place: EpochPosition) -> bool:
         """Whether nothing is left of a place's epoch."""
         start, stop = self.span(place)

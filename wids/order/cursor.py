@@ -39,11 +39,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wids.order.state import EpochPosition
-
 if TYPE_CHECKING:
     from wids.order.config import EpochConfig
     from wids.order.iteration import Run
+    from wids.order.state import EpochPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +142,7 @@ def next_place(cursor: Cursor, config: EpochConfig) -> EpochPosition:
             return place if is_named or not config.is_over(place) else config.first_place(place.epoch + 1)
         case Running(run, is_named=False) | Finished(_, run, is_named=False):
             if config.epochs is None and run is not None:
-                position = run.place_after(run.drawn).position
-                return EpochPosition(position // max(len(run.config.plan), 1), position)
+                return config.go_on(run.place_after(run.drawn))
             return config.first_place(cursor.epoch + 1)
     return config.first_place(cursor.epoch)
 

@@ -91,6 +91,14 @@ class Plan:
             return int((self.chunks[:, 1] - self.chunks[:, 0]).sum())
         return self.hi - self.lo
 
+    def chunk_rows(self) -> int:
+        """How many samples a chunk has, about; at least 1."""
+        n, shards = len(self), 1
+        if self.boundaries is not None:
+            first, last = np.searchsorted(self.boundaries, (self.lo, self.hi), side="left")
+            shards += int(np.count_nonzero(np.diff(self.boundaries[first:last])))
+        return max(min(self.chunksize, n // shards), 1)
+
     def mixed_ranges(self, _position: int = 0) -> list[tuple[int, int, int]]:
         """The range, half-open, and how many chunks of a lane of it are mixed at a time."""
         lo, hi = (self.lo, self.hi) if self.copies is None else self.copies.span

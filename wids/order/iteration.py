@@ -8,12 +8,14 @@ slow every loader down.
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from itertools import chain, islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wids.errors import StateError
-from wids.order.cursor import Loaded, Running, finish, next_place
+from wids.order.cursor import Loaded, Running, current_run, finish, next_place
 from wids.order.mask import OwnIndex, RepeatedIndex
 from wids.order.state import EpochPosition, check_order
 from wids.order.validation import parse_int
@@ -82,6 +84,10 @@ class Run:
         epoch, position, yielded = self.place
         return EpochPosition(epoch, position + count * self.config.world, yielded + count)
 
+    def to_prefetch(self) -> tuple[Callable[[], Iterator[Indices]], Callable[[], int]]:
+        """What makes the indices of the run, and what says how many of them were drawn."""
+        return partial(self.config.blocks, self.place), lambda: self.drawn
+
     def pieces(self, blocks: Iterable[Indices]) -> Iterator[Iterator[int]]:
         """The indices of ``blocks``, counted as they are drawn, and marked if the config's tail says so."""
         is_masked = self.config.tail == "mask"
@@ -123,8 +129,8 @@ class SamplerLike(Protocol):
 class Iteration:
     """An iterator over a sampler's indices that knows how far it is."""
 
-    def __init__(self, sampler: SamplerLike) -> None:
-        self._sampler, self._run = sampler, Run()
+    def __init__(self, sampler: SamplerLike, run: Run) -> None:
+        self._sampler, self._run = sampler, run
         self._indices = chain.from_iterable(_draw(sampler, self._run))
 
     def __iter__(self) -> Iterator[int]:
@@ -174,3 +180,32 @@ def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
     finally:
         if prefetching is not None:
             prefetching.end(is_finished=is_finished)
+
+
+def state_of(sampler: SamplerLike, run: Run, consumed: int | None, yielded: int | None) -> dict[str, Any]:
+    """The state of a sampler; ``run``: a new one, for where nothing was drawn. For the rest see `state_dict`."""
+    now = sampler._cursor
+    current = current_run(now, is_counted=bool(consumed or yielded))
+    is_over = current is not None and not isinstance(now, Running)
+    if current is not None and consumed is None and yielded is None and _is_ahead(current, is_over=is_over):
+        warnings.warn(
+            "state_dict() counts the samples of batches that workers of the DataLoader have drawn ahead, and a "
+            "resumed loop would not get them; take the state of wids.resumable(loader), which counts what its loop "
+            "receives, or write state_dict(consumed=samples that the loop has received in this iteration)",
+            stacklevel=3,
+        )
+    if current is None:  # the next iteration
+        current, config = run, sampler._config()
+        current.begin(config, next_place(now, config))
+    count = current.count_received(consumed, yielded, is_over=is_over)
+    return sampler._state(current.config, current.place_after(count))
+
+
+def _is_ahead(run: Run, *, is_over: bool) -> bool:
+    """Whether workers of a DataLoader have drawn batches of a run that their loop has not received."""
+    if run.loader is None:
+        return False
+    loader: Any = run.loader()
+    if loader is None:  # the loop was left
+        return not is_over
+    return bool(getattr(loader, "_send_idx", 0) > getattr(loader, "_rcvd_idx", 0))

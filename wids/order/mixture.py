@@ -164,6 +164,10 @@ class MixturePlan:
         """How many positions in turn are of the same source."""
         return self.batch or self.lanes
 
+    def chunk_rows(self) -> int:
+        """How many samples a chunk has, about, of the source where that is the fewest."""
+        return min(source.plan.chunk_rows() for source in self.sources)
+
     def mixed_ranges(self, position: int = 0) -> list[tuple[int, int, int]]:
         """(first index, last index + 1, chunks of a lane that are mixed) of each source with a weight from there on."""
         following = [segment.position for segment in self.segments[1:]]

@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 _WORD = 1 << 64
 # The registry of all streams, which make permutations for different purposes independent, also at the same seed and
 # position. A test holds that each is given out once, and that nothing draws from another.
-CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS, PACKING = 1, 2, 3, 4, 5, 6, 7, 8, 9
+CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS, PACKING, STEPS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 
 # A new generator draws from the operating system first, which takes four times as long as a few words.
 _idle: list[np.random.Philox] = []

@@ -1,0 +1,360 @@
+"""Batches of like length and shape: what they hold, that ranks have equally many, and that a resume is exact."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch.utils.data
+
+import wids
+from tests.support.examples import examples
+from wids.errors import InputError, StateError
+from wids.order.layout import Inside
+
+
+class Samples:
+    """A dataset of shards of these lengths; a sample is its index."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return sum(self.lengths)
+
+    def __getitem__(self, index):
+        return int(index)
+
+    def __wids__(self):
+        return Inside(shard_ends=np.cumsum(self.lengths), takes_marks=True)
+
+
+DATASET = Samples([50, 60, 70, 80] * 3)
+LENGTHS = np.random.default_rng(0).integers(1, 100, len(DATASET))
+
+
+def make(dataset=DATASET, *, world=1, rank=0, options=None, **rule):
+    """A sampler of batches."""
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, **(options or {}))
+    return wids.BucketBatchSampler(sampler, **(rule or {"lengths": LENGTHS, "max_tokens": 500}))
+
+
+class Setting:
+    """A random dataset, rule and order."""
+
+    def __init__(self, seed):
+        draws, numbers = random.Random(seed), np.random.default_rng(seed)
+        shards = [draws.choice([0, 1, 5, 30, 100, draws.randint(1, 200)]) for _ in range(draws.randint(1, 20))]
+        self.dataset = Samples(shards if sum(shards) else [3])
+        self.n = n = len(self.dataset)
+        self.lengths = np.exp(numbers.normal(3, draws.choice([0.1, 1, 2]), n)).clip(1, 2000)
+        if draws.random() < 0.7:
+            self.lengths = self.lengths.astype(int)
+        self.budget = float(draws.choice([1, 3, 20]) * self.lengths.max())
+        self.names = numbers.choice(["a", "b", "c", "d"][: draws.randint(1, 4)], n)
+        self.sizes = {name: draws.randint(1, 9) for name in "abcd"}
+        self.rule = draws.choice(
+            [
+                {"lengths": self.lengths, "max_tokens": self.budget},
+                {"lengths": self.lengths, "batch_size": draws.randint(1, 20)},
+                {"buckets": self.names, "batch_size": self.sizes},
+                {"lengths": self.lengths, "max_tokens": self.budget, "buckets": self.names, "batch_size": self.sizes},
+            ]
+        )
+        self.rule = {**self.rule, "cost": draws.choice(["padded", "sum"])}
+        if draws.random() < 0.5:
+            self.rule["block"] = draws.randint(1, 300)
+        self.lanes, self.tail = draws.randint(1, 9), draws.choice(["pad", "drop", "mask"])
+        self.options = {"chunksize": draws.choice([7, 50, 10_000]), "window": draws.randint(1, 5), "seed": seed}
+        self.options |= {"shuffle": draws.random() < 0.9, "reshuffle": draws.choice(["fixed", "epoch"])}
+        self.options["tail"] = self.tail
+        self.is_stream = draws.random() < 0.25
+        if self.is_stream:
+            self.options |= draws.choice([{"epochs": 2}, {"epoch_size": draws.randint(max(self.lanes, n // 2), 2 * n)}])
+
+    def make(self, world, rank, lanes=None):
+        """The sampler of a rank."""
+        return make(self.dataset, world=world, rank=rank, options={**self.options, "lanes": lanes}, **self.rule)
+
+    def check(self, batch):
+        """See that a batch is one that the rule allows."""
+        own, padded = self.lengths[batch], self.rule["cost"] == "padded"
+        assert batch
+        if "max_tokens" in self.rule:
+            assert (own.max() * len(own) if padded else own.sum()) <= self.budget * (1 + 1e-12)
+        if "buckets" in self.rule:
+            assert len(set(self.names[batch])) == 1
+            assert len(batch) <= self.sizes[self.names[batch[0]]]
+        elif "batch_size" in self.rule:
+            assert len(batch) <= self.rule["batch_size"]
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_any_setting(seed):
+    """Within the rule, none lost or repeated beyond the tail, equal counts; a rank reads what it would read anyway."""
+    setting = Setting(seed)
+    world = setting.lanes
+    samplers = [setting.make(world, rank, world) for rank in range(world)]
+    ranks = [list(sampler) for sampler in samplers]
+    assert {len(batches) for batches in ranks} == {len(sampler) for sampler in samplers}
+    for batches in ranks:
+        for batch in batches:
+            setting.check(batch)
+    drawn = [[index for batch in batches for index in batch] for batches in ranks]
+    for rank, indices in enumerate(drawn):
+        plain = wids.DistributedChunkedSampler(
+            setting.dataset, num_replicas=world, rank=rank, lanes=world, **setting.options
+        )
+        if not setting.is_stream:
+            assert sorted(indices) == sorted(plain)
+    if not setting.is_stream and setting.tail != "drop":
+        assert set(range(setting.n)) == {index for indices in drawn for index in indices}
+    if not setting.is_stream and setting.tail == "mask":
+        own = [index for indices in drawn for index in indices if type(index).__name__ == "OwnIndex"]
+        assert sorted(own) == list(range(setting.n))
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_chains_of_resumes(seed):
+    """On other numbers of ranks each time, with batches drawn ahead: the batches of one unbroken run, in its order."""
+    setting, draws = Setting(seed), random.Random(~seed)
+    whole = [list(setting.make(setting.lanes, rank, setting.lanes)) for rank in range(setting.lanes)]
+    expected = [batch for step in zip(*whole, strict=True) for batch in step]
+    found, state = [], None
+    while True:
+        world = draws.randint(1, 9)
+        samplers = [setting.make(world, rank, setting.lanes if state is None else None) for rank in range(world)]
+        for sampler in samplers:
+            if state is not None:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        if state is not None and samplers[0].epoch == 0 and _is_over(samplers[0]):
+            break
+        iterators = [iter(sampler) for sampler in samplers]
+        counts = {len(sampler) for sampler in samplers}
+        assert len(counts) == 1
+        done = 0
+        for _ in range(draws.randint(0, 12)):
+            step = [next(iterator, None) for iterator in iterators]
+            if None in step:
+                assert step == [None] * world
+                break
+            found += step
+            done += 1
+        for iterator in iterators:
+            for _ in range(draws.randint(0, 2) if done else 0):
+                next(iterator, None)
+        states = [sampler.state_dict(batches=done) for sampler in samplers]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    # Some ranks' tails repeat, or leave out, less than a batch of each rank.
+    common = min(len(found), len(expected))
+    assert found[:common] == expected[:common]
+    assert abs(len(found) - len(expected)) < 9 if setting.tail == "drop" else 0 <= len(found) - len(expected) < 9
+
+
+def _is_over(sampler):
+    """Whether the state that was loaded is at its epoch's end."""
+    return sampler._config().is_over(sampler._cursor.place)
+
+
+def test_like_lengths_and_like_costs():
+    """Padding, the steps' balance and the share of the budget that is used, for 40,000 lognormal lengths."""
+    n, budget, world = 40_000, 32_768, 4
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(300), 1, n)).astype(int).clip(1, budget)
+    dataset = Samples([10_000] * 4)
+    for cost in ("padded", "sum"):
+        ranks = [
+            list(make(dataset, world=world, rank=rank, lengths=lengths, max_tokens=budget, cost=cost))
+            for rank in range(world)
+        ]
+        own = np.array([[lengths[batch].sum() for batch in batches] for batches in ranks])
+        padded = np.array([[lengths[batch].max() * len(batch) for batch in batches] for batches in ranks])
+        costs = padded if cost == "padded" else own
+        assert (costs.max(axis=0) / costs.mean(axis=0)).mean() <= 1.08
+        assert costs.mean() / budget >= 0.88
+        if cost == "padded":
+            assert padded.sum() / own.sum() <= 1.06
+
+
+def test_epochs_differ_and_an_epoch_is_chosen_through_either():
+    """Each epoch has another order; trainers say the epoch to the sampler underneath."""
+    sampler = make()
+    first, second = list(sampler), list(sampler)
+    assert first != second
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    sampler.sampler.set_epoch(1)
+    assert sampler.epoch == 1
+    assert list(sampler) == second
+    assert len(sampler) == len(second)
+
+
+def test_at_an_epoch_s_end_the_state_begins_the_next():
+    """A resumed run does not read the epoch again."""
+    sampler = make()
+    list(sampler)
+    other = make()
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler)
+
+
+def test_resumable():
+    """A loader with workers counts its batches; within the loop its state is that of the next batch."""
+
+    def loader(workers):
+        return wids.resumable(
+            torch.utils.data.DataLoader(DATASET, batch_sampler=make(), num_workers=workers, collate_fn=list)
+        )
+
+    expected, found, begun = list(loader(0)), [], loader(2)
+    assert len(begun) == len(expected)
+    for number, batch in enumerate(begun):
+        found.append(batch)
+        if number == 7:
+            state = begun.state_dict()
+            break
+    assert len(json.dumps(state)) < 1024
+    other = loader(0)
+    other.load_state_dict(state)
+    assert found + list(other) == expected
+
+
+def test_without_an_end():
+    """Passes follow each other; a loop that was left goes on where it was, and so does a state."""
+    sampler = make(options={"epochs": None})
+    with pytest.raises(TypeError, match="endless"):
+        len(sampler)
+    iterator, found = iter(sampler), []
+    while len(found) < 250:
+        found.append(next(iterator))
+    again = iter(make(options={"epochs": None}))
+    assert [next(again) for _ in range(250)] == found
+    other = make(options={"epochs": None})
+    other.load_state_dict(sampler.state_dict(batches=170))
+    rest = iter(other)
+    assert [next(rest) for _ in range(80)] == found[170:]
+
+
+def test_samples_that_are_too_long_are_left_out(caplog):
+    """Where asked for, and counted; otherwise they are an error that names the first."""
+    lengths = LENGTHS.copy()
+    lengths[[3, 500]] = 501
+    with pytest.raises(InputError, match=r"sample 3 has length 501, more than max_tokens=500"):
+        make(lengths=lengths, max_tokens=500)
+    sampler = make(lengths=lengths, max_tokens=500, too_long="skip")
+    assert sampler.skipped == 2
+    assert "2 of 780 samples are longer" in caplog.text
+    assert sorted(index for batch in sampler for index in batch) == [k for k in range(780) if k not in (3, 500)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"lengths": LENGTHS}, "neither max_tokens nor batch_size"),
+        ({"max_tokens": 5}, "no lengths are given"),
+        ({"lengths": LENGTHS[:-1], "max_tokens": 500}, "779"),
+        ({"lengths": -LENGTHS, "max_tokens": 500}, "the length of sample 0 is -"),
+        ({"lengths": [float("nan")] * 780, "max_tokens": 500}, "the length of sample 0 is nan"),
+        ({"lengths": ["a"] * 780, "max_tokens": 500}, "they must be numbers"),
+        ({"lengths": "tokens", "max_tokens": 500}, "has no columns"),
+        ({"lengths": LENGTHS, "max_tokens": 0}, "max_tokens is 0"),
+        ({"lengths": LENGTHS, "max_tokens": 500, "cost": "mean"}, "cost is 'mean'"),
+        ({"lengths": LENGTHS, "max_tokens": 500, "too_long": "drop"}, "too_long is 'drop'"),
+        ({"batch_size": {"a": 3}}, "there are no buckets"),
+        ({"buckets": ["a", "b"] * 390, "batch_size": {"a": 3}}, "none of bucket 'b'"),
+        ({"buckets": ["a", None] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
+        ({"buckets": [1.0, float("nan")] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
+    ],
+)
+def test_what_makes_no_batches(rule, words):
+    """A typed error that says what to do."""
+    with pytest.raises(InputError, match=words):
+        make(**rule)
+
+
+def test_a_sampler_of_another_kind():
+    """Of a stranger's, the order is not known."""
+    with pytest.raises(TypeError, match="give a ChunkedSampler"):
+        wids.BucketBatchSampler(torch.utils.data.RandomSampler(DATASET), batch_size=3)
+    sampler = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0)
+    sampler.ranges = [(0, 10)]
+    with pytest.raises(InputError, match="were assigned"):
+        wids.BucketBatchSampler(sampler, batch_size=3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"lengths": LENGTHS, "max_tokens": 501}, "max_tokens: 500"),
+        ({"lengths": LENGTHS, "max_tokens": 500, "cost": "sum"}, "cost: 'padded' there, 'sum' here"),
+        ({"lengths": np.roll(LENGTHS, 1), "max_tokens": 500}, "lengths or buckets of the samples .* have changed"),
+        ({"lengths": LENGTHS + 1, "max_tokens": 500}, "lengths.total"),
+    ],
+)
+def test_a_state_of_other_batches_is_refused(rule, words):
+    """It would stand for other samples; so would the state of the sampler underneath."""
+    sampler = make()
+    iterator = iter(sampler)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(StateError, match=words):
+        make(**rule).load_state_dict(sampler.state_dict(batches=3))
+    with pytest.raises(StateError, match=r"not the state of a wids\.BucketBatchSampler"):
+        make().load_state_dict(wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0).state_dict())
+    with pytest.raises(ValueError, match="batches and consumed"):
+        sampler.state_dict(3, consumed=3)
+
+
+def test_mixtures_also_after_other_weights():
+    """Of a mixture, too; weights that change hold from the end of the block that has begun, on any number of ranks."""
+    sources = {"a": Samples([90, 60]), "b": Samples([40, 80, 30])}
+    lengths = np.random.default_rng(1).integers(1, 50, 300)
+
+    def mixed(world, rank, weights):
+        mixture = wids.mix({name: (source, weights[name]) for name, source in sources.items()})
+        return make(mixture, world=world, rank=rank, lengths=lengths, max_tokens=200, block=40)
+
+    before, after = {"a": 1, "b": 1}, {"a": 1, "b": 9}
+    samplers = [mixed(2, rank, before) for rank in range(2)]
+    iterators = [iter(sampler) for sampler in samplers]
+    found = [[next(iterator) for iterator in iterators] for _ in range(3)]
+    state = samplers[0].state_dict(batches=3)
+    assert state["offset"]
+    resumed = mixed(1, 0, before)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    unbroken = [list(mixed(2, rank, before)) for rank in range(2)]
+    expected = [batch for step in zip(*unbroken, strict=True) for batch in step]
+    assert [batch for step in found for batch in step] + rest == expected
+    other = mixed(1, 0, after)
+    with pytest.raises(StateError, match="weights"):
+        other.load_state_dict(state)
+    other = mixed(1, 0, after)
+    other.load_state_dict(state, reweight=True)
+    again = list(other)
+    assert again != rest
+    assert again[0] == rest[0]  # the block that has begun stays what it is
+    share = np.mean(np.concatenate(again[10:]) >= 150)
+    assert share > 0.7
+    assert sampler_reweights(mixed(1, 0, before))
+
+
+def sampler_reweights(sampler):
+    """Whether other weights hold from the next nominal epoch on."""
+    list(sampler)
+    sampler.reweight({"a": 1, "b": 9})
+    return np.mean(np.concatenate(list(sampler)) >= 150) > 0.8
+
+
+def test_what_is_prefetched_is_what_is_drawn():
+    """The indices that the prefetcher follows, and how far the loop is, counted in samples."""
+    sampler = make(world=3, rank=1)
+    run = iter(sampler)._run
+    drawn = []
+    iterator = sampler.__class__.__iter__(sampler)
+    for batch in iterator:
+        drawn += batch
+        blocks, position = iterator._run.to_prefetch()
+        assert position() == len(drawn)
+    assert np.concatenate([*blocks()]).tolist() == drawn
+    assert not run.is_begun

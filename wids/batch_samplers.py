@@ -1,0 +1,442 @@
+"""Samplers of batches, for ``DataLoader(batch_sampler=)``: of like length or shape, and of one source of a mixture.
+
+The batches of like length are cut in `wids.order.batching`, and dealt to the ranks in `wids.order.batch_epochs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from wids.errors import InputError, StateError, shown
+from wids.events import logger
+from wids.order import cursor
+from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
+from wids.order.batching import BatchRule, look_at_lengths, number_buckets
+from wids.order.iteration import Iteration, state_of
+from wids.order.mixture import mixed_parts
+from wids.order.state import MAX_POSITION, EpochPosition, check_order, nested_state
+from wids.order.validation import parse_int, suggest_names
+from wids.samplers import ChunkedSampler, DistributedChunkedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence, Sized
+
+    from wids.cache.prefetch import Prefetcher
+    from wids.order.iteration import Run
+
+    Batches = Literal["mixed", "by-source"]
+
+KIND, VERSION = "wids.batches", 1
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Batches of samples of like length, or of one shape, as many on every rank; resumable on any number of ranks.
+
+    The order of a sampler is cut into blocks, and each block into batches of about the same cost, as many in each lane:
+    `wids.order.batching` has a picture. So a rank reads the shards that it would read without batches, a block's steps
+    cost about the same on all ranks, and a resume is exact.
+
+    Args:
+        sampler: a `wids.ChunkedSampler` or `wids.DistributedChunkedSampler`, of a dataset, a view or a mixture. It says
+            the order, the ranks, the tail and the epochs; leave its iteration to this sampler.
+        lengths: of the samples, above 0: a number for each sample of the dataset, or the name of a column.
+        max_tokens: what a batch may cost at most, in units of ``lengths``; None: any.
+        cost: ``"padded"``: a batch costs its longest sample times its count; ``"sum"``: the sum of its lengths.
+        buckets: words or numbers, one for each sample of the dataset, or the name of a column; a batch is of one
+            bucket.
+        batch_size: the most samples in a batch; or a dict of them, by bucket.
+        too_long: a sample that is longer than ``max_tokens`` is an ``"error"``, or is left out (``"skip"``), of which
+            a warning says how many there are.
+        block: samples of a lane that are cut into batches together; None: some 64 batches, within the chunk size. More
+            give batches of more equal lengths, and keep more shards open.
+
+    Attributes:
+        sampler, batch_size: as given. skipped: samples of the dataset that are left out.
+
+    Raises:
+        InputError: neither ``max_tokens`` nor ``batch_size``; lengths that are no numbers above 0, are not as many as
+            there are samples, or exceed ``max_tokens``; a bucket without a batch size; the sampler's own chunks were
+            assigned. TypeError: it is no such sampler.
+    """
+
+    @suggest_names
+    def __init__(
+        self,
+        sampler: ChunkedSampler,
+        *,
+        lengths: Any = None,
+        max_tokens: float | None = None,
+        cost: Literal["padded", "sum"] = "padded",
+        buckets: Any = None,
+        batch_size: int | Mapping[Any, int] | None = None,
+        too_long: Literal["error", "skip"] = "error",
+        block: int | None = None,
+    ) -> None:
+        given: Any = sampler
+        if not isinstance(given, ChunkedSampler) or type(given).__iter__ is not ChunkedSampler.__iter__:
+            raise TypeError(
+                f"the sampler is a {type(given).__name__}; give a ChunkedSampler or a DistributedChunkedSampler"
+            )
+        if max_tokens is None and batch_size is None:
+            raise InputError("neither max_tokens nor batch_size says how large a batch may be; give one or both")
+        if max_tokens is not None and lengths is None:
+            raise InputError(f"max_tokens is {max_tokens}, and no lengths are given; give lengths=array or column")
+        for name, value, known in (("cost", cost, ("padded", "sum")), ("too_long", too_long, ("error", "skip"))):
+            if value not in known:
+                raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
+        self.sampler, self.batch_size = sampler, batch_size
+        self._block = None if block is None else parse_int("block", block, minimum=1)
+        limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
+        self._mean, self.skipped, facts = 1.0, 0, dict[str, Any]()
+        found = None if lengths is None else self._values("lengths", lengths)
+        if found is not None:
+            self._mean, facts, self.skipped = look_at_lengths(found, limit, skips=too_long == "skip")
+        names: list[Any] = [None]
+        numbers = None
+        if buckets is not None:
+            numbers, names = number_buckets(self._values("buckets", buckets))
+        self._rule = BatchRule(
+            lengths=found,
+            max_cost=limit,
+            is_padded=cost == "padded",
+            buckets=numbers,
+            names=names,
+            sizes=_parse_sizes(batch_size, names if buckets is not None else None),
+            skips=too_long == "skip",
+            facts={
+                "max_tokens": limit,
+                "cost": cost,
+                "lengths": facts,
+                "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
+                "batch_size": _plain_sizes(batch_size),
+                "too_long": too_long,
+            },
+        )
+        if self.skipped:
+            logger.warning(
+                "%d of %d samples are longer than max_tokens=%g, and are left out of all batches",
+                *(self.skipped, len(sampler.dataset), limit),
+            )
+        self._cursor: cursor.Cursor = cursor.NotStarted()
+        self._seen = sampler._cursor
+        self._counts: dict[str, int] = {}
+        self._config()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        it: Any = self  # whose places are of batches
+        return Iteration(it, BatchRun())  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        config = self._config()
+        run = cursor.current_run(self._follow())
+        place = cursor.next_place(self._cursor, config) if run is None else run.place  # type: ignore[arg-type]
+        key = repr((place, config.world, self._order(config), self.sampler._mixing and self.sampler._mixing.facts()))
+        if key not in self._counts:
+            self._counts = {key: config.count(place)}  # type: ignore[arg-type]
+        return self._counts[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cursor": cursor.without_run(self._cursor)}
+
+    # --- epochs
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next."""
+        return self._follow().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`."""
+        self.sampler.set_epoch(epoch)
+        self._follow()
+
+    def _follow(self) -> cursor.Cursor:
+        """The cursor, after an epoch that was chosen through the sampler underneath, as trainers do."""
+        now = self.sampler._cursor
+        if now is not self._seen:
+            self._seen = now
+            if isinstance(now, cursor.Chosen):
+                self._cursor = cursor.choose(self._cursor, now.epoch)
+        return self._cursor
+
+    # --- state
+
+    @suggest_names
+    def state_dict(self, batches: int | None = None, *, consumed: int | None = None) -> dict[str, Any]:
+        """The position to resume at, as a small dict of JSON values, the same on every rank.
+
+        Args:
+            batches: that this rank's training loop has received from the present iteration; None: all that were drawn,
+                of which a DataLoader with workers draws some ahead.
+            consumed: another name for ``batches``.
+
+        Raises:
+            ValueError: more batches were received than drawn, or both arguments are given.
+        """
+        if batches is not None and consumed is not None:
+            raise ValueError("batches and consumed are given; one of them says how far the training loop is")
+        self._follow()
+        it: Any = self
+        return state_of(it, BatchRun(), consumed if batches is None else batches, None)
+
+    @suggest_names
+    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+        """Let the next iteration resume at ``state``, with any number of ranks and workers.
+
+        Args:
+            state: of `state_dict`.
+            reweight: as of `wids.DistributedChunkedSampler.load_state_dict`; the weights hold from the end of the
+                state's block on.
+
+        Raises:
+            StateError: it belongs to another dataset, or other lengths, buckets or settings; or is damaged.
+        """
+        self._follow()
+        loaded = self._adopt(state, is_reweighted=reweight)
+        self._cursor = cursor.load(self._cursor, loaded)
+
+    @suggest_names
+    def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
+        """Change the weights of a mixture's sources; see `wids.DistributedChunkedSampler.reweight`.
+
+        ``at`` counts samples.
+        """
+        config, now = self._config(), self._follow()
+        if isinstance(now, cursor.Running):
+            earliest = usual = config.end(now.run.place)  # type: ignore[arg-type]
+        else:
+            place: Any = cursor.next_place(now, config)  # type: ignore[arg-type]
+            earliest = config.block_end(place) if place.offset else place.position
+            usual = config.end(place) if config.is_in_the_middle(place) else earliest
+        return self.sampler._reweight(weights, at, earliest, usual)
+
+    def _state(self, config: BatchConfig, place: BatchPlace) -> dict[str, Any]:
+        inner = self.sampler._state(config.lanes_config, EpochPosition(place.epoch, place.position))
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "offset": place.offset,
+            "yielded": place.yielded,
+            "block": config.checksum(place),
+            "order": {"sampler": inner, "rule": self._order(config)["rule"]},
+        }
+
+    def _order(self, config: BatchConfig) -> dict[str, Any]:
+        return {
+            "sampler": self.sampler._order(config.lanes_config),
+            "rule": {**self._rule.facts, "rows": config.rows},
+        }
+
+    def _adopt(self, state: Any, *, is_reweighted: bool = False) -> cursor.Loaded:
+        """Check a state against this sampler, and take over its lanes, and the weights of a mixture."""
+        state = nested_state(state)
+        if not isinstance(state, Mapping) or state.get("kind") != KIND:
+            raise StateError(f"not the state of a wids.BucketBatchSampler: {state!r:.200}")
+        if state.get("version") != VERSION:
+            raise StateError(f"the state's version is {state.get('version')!r} and this wids reads version {VERSION}")
+        offset, yielded = (_read_count(state, name) for name in ("offset", "yielded"))
+        order = state.get("order")
+        if not isinstance(order, Mapping) or not isinstance(order.get("rule"), Mapping):
+            raise StateError(f"the state's order is {order!r:.200}; it is damaged")
+        loaded = self.sampler._adopt(order.get("sampler"), is_reweighted=is_reweighted)
+        config = self._config()
+        place = BatchPlace(loaded.place.epoch, loaded.place.position, offset, yielded)
+        here = self._order(config)
+        theirs, ours = dict(order["rule"]), dict(here["rule"])
+        if is_reweighted:
+            theirs["lengths"] = ours["lengths"]
+        check_order(theirs, ours)
+        if offset and is_reweighted:  # the block that has begun stays what it is
+            end = {**order["sampler"], "position": config.block_end(place)}
+            self.sampler._adopt(end, is_reweighted=True)
+            config = self._config()
+        if offset and config.checksum(place) != state.get("block"):
+            raise StateError(
+                "the lengths or buckets of the samples at the state's position have changed since it was saved, so "
+                "their batches are other ones; train with those of before, or begin an epoch"
+            )
+        return cursor.Loaded(place, {**here, "lanes": config.lanes})  # type: ignore[arg-type]
+
+    # --- iterations
+
+    def _config(self) -> BatchConfig:
+        """The config of an iteration that begins now."""
+        config = self.sampler._config()
+        if self.sampler._chunks is not None or (config.length is not None and config.world != config.lanes):
+            raise InputError(
+                "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
+                "for all ranks together: use num_samples, a view, or epoch_size"
+            )
+        chunk = config.plan.chunk_rows()
+        rows = self._block or min(self._rule.rows(self._mean), max(chunk, 1))
+        return BatchConfig(
+            lanes_config=replace(config, world=config.lanes, rank=0),
+            rule=self._rule,
+            rows=rows,
+            seed=parse_int("seed", self.sampler.seed),
+            world=config.world,
+            rank=config.rank,
+        )
+
+    def _prefetch(self, run: Run) -> Prefetcher | None:
+        return self.sampler._prefetch(run)
+
+    def _values(self, name: str, given: Any) -> Any:
+        """One value for each sample: (n,)."""
+        dataset = self.sampler.dataset
+        found = _read_column(dataset, name, given) if isinstance(given, str) else np.asarray(given)
+        if found.shape != (len(dataset),):
+            raise InputError(
+                f"{name} has the shape {found.shape}, and the dataset {len(dataset):,} samples; give one for each"
+            )
+        if name == "lengths" and found.dtype.kind not in "iuf":
+            raise InputError(f"lengths are of type {found.dtype}; they must be numbers above 0")
+        return found
+
+
+# Buckets that a state names.
+_SHOWN_BUCKETS = 32
+
+
+def _read_column(dataset: Any, name: str, column: str) -> Any:
+    """The values of a column of a dataset, or of all parts of a join or a mixture."""
+    read = getattr(type(dataset), "read_column", None)
+    if read is not None:
+        return np.asarray(read(dataset, column))
+    if hasattr(dataset, "datasets"):
+        return np.concatenate([_read_column(part, name, column) for part in dataset.datasets])
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        return _read_column(dataset.dataset, name, column)[np.asarray(dataset.indices)]
+    raise InputError(f"{name} is {column!r}, and a {type(dataset).__name__} has no columns; give an array")
+
+
+def _parse_number(name: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise InputError(f"{name} is {shown(value)}; it must be a number above 0")
+    return found
+
+
+def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
+    """The batch size of each bucket."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return [parse_int("batch_size", given, minimum=1)] * len(names or [None])
+    if names is None:
+        raise InputError("batch_size is a dict, and there are no buckets; give buckets=array or column, or one number")
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(given))}")
+    return [parse_int(f"batch_size[{name!r}]", given[name], minimum=1) for name in names]
+
+
+def _plain_sizes(given: Any) -> Any:
+    return {str(name): size for name, size in given.items()} if isinstance(given, Mapping) else given
+
+
+def _read_count(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if not isinstance(value, int) or not 0 <= value <= MAX_POSITION:
+        raise StateError(f"the state's {name} is {value!r:.80}; it is damaged")
+    return value
+
+
+class MixtureBatchSampler(Sampler[list[int]]):
+    """Batches of a mixture, for ``DataLoader(mixture, batch_sampler=...)``.
+
+    With ``batches="by-source"`` all ranks read the same source at a step, so every global batch is of one source, and
+    shares are those of batches. Nominal epochs are whole global batches; all ranks yield equally many.
+
+    Args:
+        mixture: of `wids.mix`, or a `wids.ShardListDataset` whose index has weights.
+        batch_size: samples in a rank's batch.
+        batches: ``"by-source"``, or ``"mixed"``: each sample of a batch of a source of its own.
+        **options: of `wids.DistributedChunkedSampler`.
+
+    Attributes:
+        sampler: the `wids.DistributedChunkedSampler` underneath. batch_size: as given.
+
+    Raises:
+        ValueError: a bad option; the dataset is no mixture.
+    """
+
+    def __init__(self, mixture: Sized, batch_size: int, *, batches: Batches = "by-source", **options: Any) -> None:
+        if batches not in ("mixed", "by-source"):
+            raise ValueError(f"batches is {batches!r}; it must be 'mixed' or 'by-source'")
+        if mixed_parts(mixture) is None:
+            raise ValueError(f"a {type(mixture).__name__} is no mixture; wids.mix makes one")
+        self.batch_size = parse_int("batch_size", batch_size, minimum=1)
+        run = self.batch_size if batches == "by-source" else 1
+        self.sampler = DistributedChunkedSampler(mixture, source_batch=run, **options)
+
+    def __len__(self) -> int:
+        return (len(self.sampler) + self.batch_size - 1) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _BatchIteration(self.sampler, self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the nominal epoch of the next iteration."""
+        self.sampler.set_epoch(epoch)
+
+    @suggest_names
+    def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
+        """Change the weights of sources; see `wids.DistributedChunkedSampler.reweight`. ``at`` counts samples."""
+        return self.sampler.reweight(weights, at=at)
+
+    @suggest_names
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The position to resume at; see `wids.DistributedChunkedSampler.state_dict`.
+
+        Args:
+            batches: that this rank's training loop has received from the present iteration; None: all that were drawn.
+        """
+        return self.sampler.state_dict(None if batches is None else batches * self.batch_size)
+
+    @suggest_names
+    def load_state_dict(self, state: Any, *, reweight: bool = False) -> None:
+        """Resume at ``state``; see `wids.DistributedChunkedSampler.load_state_dict`.
+
+        With ``batches="by-source"`` the global batch stays what it is: ranks times ``batch_size``.
+
+        Raises:
+            StateError: it belongs to another mixture or order, or another global batch.
+        """
+        self.sampler.load_state_dict(state, reweight=reweight)
+
+
+class _BatchIteration:
+    """Batches of a sampler's iteration, which knows how far it is."""
+
+    def __init__(self, sampler: DistributedChunkedSampler, batch_size: int) -> None:
+        self._indices: Any = iter(sampler)
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        batch = list(islice(self._indices, self._batch_size))
+        if not batch:
+            raise StopIteration
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is."""
+        found: dict[str, Any] = self._indices.state_dict()
+        return found
+
+    def load_state_dict(self, state: Any) -> None:
+        """Begin where the state says; before the first batch is drawn."""
+        self._indices.load_state_dict(state)

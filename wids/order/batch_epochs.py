@@ -1,0 +1,306 @@
+"""Which batches a rank reads in an epoch, and how many: blocks of rows, dealt to the ranks batch by batch.
+
+    rows of an epoch      0 ............ stop        as many in each lane; `tail` fills up, or leaves out, the last row
+    blocks of rows        |-----|-----|-----|        cut into equal parts of about `rows` rows
+    batches of a block    step 0: lanes 0 .. L - 1; step 1: lanes 0 .. L - 1; ...
+    rank r of W           reads batch r, r + W, r + 2 W, ... counted from the place where the ranks began
+
+So with as many ranks as lanes, a rank reads its own lane. A `BatchPlace` is a block, and how many of its batches all
+ranks together have had; blocks before it need not be known. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, pairwise
+from operator import length_hint
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wids.errors import StateError
+from wids.order.batching import Block
+from wids.order.epoch import Plan
+from wids.order.iteration import Run
+from wids.order.mask import OwnIndex, RepeatedIndex
+from wids.order.state import EpochPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from wids.order.batching import BatchRule
+    from wids.order.config import EpochConfig
+    from wids.order.permutation import Indices
+
+    _Batch = tuple[Indices, NDArray[np.bool_]]
+
+
+class BatchPlace(NamedTuple):
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: its epoch.
+        position: of the block, in samples of all lanes; where that is the epoch's end, nothing is left.
+        offset: batches of the block that all ranks together have had.
+        yielded: batches that each rank has had of the epoch before.
+    """
+
+    epoch: int
+    position: int
+    offset: int = 0
+    yielded: int = 0
+
+
+class BatchChunk(NamedTuple):
+    """A rank's batches of one block.
+
+    Attributes:
+        batches: lists of indices. samples: the same in a row.
+        size: batches of all lanes in the block. end: the position where it ends.
+    """
+
+    batches: list[list[int]]
+    samples: Indices
+    size: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchConfig:
+    """What the batches of one rank depend on.
+
+    Attributes:
+        lanes_config: of the samples, as of a job with a rank for each lane.
+        rule: what a batch may hold.
+        rows: of a block, about.
+        seed: of the order of steps.
+        world, rank: how many ranks read the batches, and which of them this is.
+    """
+
+    lanes_config: EpochConfig
+    rule: BatchRule
+    rows: int
+    seed: int
+    world: int = 1
+    rank: int = 0
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return self.lanes_config.lanes
+
+    @property
+    def tail(self) -> str:
+        """What becomes of an epoch that lanes or ranks do not divide."""
+        return self.lanes_config.tail
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes in an epoch; None: it has no end."""
+        return self.lanes_config.epochs
+
+    def first_place(self, epoch: int) -> BatchPlace:
+        """Where an epoch begins."""
+        return BatchPlace(epoch, self.lanes_config.first_place(epoch).position)
+
+    def go_on(self, place: BatchPlace) -> BatchPlace:
+        """Where the next iteration begins, if epochs have no end."""
+        return place._replace(epoch=place.position // max(len(self.lanes_config.plan), 1), yielded=0)
+
+    def is_over(self, place: BatchPlace) -> bool:
+        """Whether nothing is left of a place's epoch for the ranks."""
+        return not self._count_left(place, most=self.world)
+
+    def is_in_the_middle(self, place: BatchPlace) -> bool:
+        """Whether something of a place's epoch lies before it, and something is left."""
+        first = self.first_place(place.epoch)
+        return (place.position, place.offset) > (first.position, 0) and not self.is_over(place)
+
+    def _count_left(self, place: BatchPlace, *, most: int | None = None) -> int:
+        """How many batches each rank is due from a place on; no more are counted than ``most`` of all ranks."""
+        left = -place.offset
+        for block in self.cut(place):
+            left += len(block)
+            if most is not None and left >= most:
+                break
+        left = max(left, 0)
+        return left // self.world if self.tail == "drop" else -(-left // self.world)
+
+    def count(self, place: BatchPlace) -> int:
+        """Batches of each rank in a place's epoch, with what they had before the place; all of it is cut for that.
+
+        Raises:
+            TypeError: the epoch has no end.
+        """
+        if self._span(place)[1] is None:
+            raise TypeError("the sampler is endless (epochs=None); it has no length")
+        return place.yielded + self._count_left(place)
+
+    def end(self, place: BatchPlace) -> int | None:
+        """The position where a place's epoch ends; None: it does not."""
+        return self._span(place)[1]
+
+    def block_end(self, place: BatchPlace) -> int:
+        """The position where a place's block ends; its own at the epoch's end."""
+        return next((stop for _, stop in self._edges(place)), place.position)
+
+    def checksum(self, place: BatchPlace) -> int | None:
+        """Of the lengths and buckets in a place's block; None: the place is at a block's beginning."""
+        if not place.offset:
+            return None
+        return next((block.checksum for block in self.cut(place)), 0)
+
+    def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
+        """The rank's batches from a place to its epoch's end, a block at a time."""
+        at, block = place.offset + self.rank, None
+        held: list[_Batch] = []
+        for block in self.cut(place):
+            numbers = range(at, len(block), self.world)
+            found = [*held, *map(block.batch, numbers)]
+            at = (numbers[-1] + self.world if numbers else at) - len(block)
+            # Of a round that other ranks may not complete, the batch is held back: it may be left out.
+            is_whole = self.tail != "drop" or at <= self.rank
+            held, found = ([], found) if is_whole else (found[-1:], found[:-1])
+            yield self._chunk(found, size=len(block), end=block.position + block.size)
+        # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
+        if block is not None and len(block) and self.tail != "drop" and at < self.rank:
+            found = [block.batch(at % len(block))]
+            yield self._chunk(found, size=0, end=block.position + block.size, is_repeated=True)
+
+    def _chunk(self, found: list[_Batch], *, size: int, end: int, is_repeated: bool = False) -> BatchChunk:
+        batches = [samples.tolist() for samples, _ in found]
+        if self.tail == "mask":
+            marks = [[is_repeated or again for again in fills.tolist()] for _, fills in found]
+            batches = [
+                [(RepeatedIndex if again else OwnIndex)(index) for index, again in zip(batch, mark, strict=True)]
+                for batch, mark in zip(batches, marks, strict=True)
+            ]
+        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, _ in found)])
+        return BatchChunk(batches, flat, size, end)
+
+    def cut(self, place: BatchPlace) -> Iterator[Block]:
+        """The blocks from a place to its epoch's end, cut."""
+        config, left = self.lanes_config, np.zeros(0, np.int64)
+        pieces = self._pieces(place, self._span(place)[1])
+        for first, last in self._edges(place):
+            found, size = [left], len(left)
+            while size < last - first:
+                found.append(next(pieces))
+                size += len(found[-1])
+            samples = np.concatenate(found)
+            samples, left = samples[: last - first], samples[last - first :]
+            if config.regrouping is not None:
+                samples = config.regrouping.take(samples)
+            yield Block(
+                samples.reshape(-1, self.lanes),
+                self.rule,
+                real=len(samples) if config.is_stream else len(config.plan) - first,
+                seed=self.seed,
+                epoch=0 if config.is_stream else place.epoch,
+                position=first,
+                is_shuffled=self._is_shuffled,
+            )
+
+    def _pieces(self, place: BatchPlace, stop: int | None) -> Iterator[Indices]:
+        plan = self.lanes_config.plan
+        if self.lanes_config.is_stream or stop is None or not isinstance(plan, Plan):
+            return plan.stream(place.position, stop)
+        return plan.order(place.epoch).blocks(place.position, stop)
+
+    def _edges(self, place: BatchPlace) -> Iterator[tuple[int, int]]:
+        """(first, last) position of each block from a place's on.
+
+        Raises:
+            StateError: no block begins at the place.
+        """
+        first, stop = self._span(place)
+        lanes = self.lanes
+        if stop is None:
+            for at in count(place.position, self.rows * lanes):
+                yield at, at + self.rows * lanes
+        total = (stop - first) // lanes  # type: ignore[operator]  # which has an end here
+        blocks = -(-total // self.rows)
+        edges = [first + at * total // blocks * lanes for at in range(blocks + 1)] if blocks else [first]
+        at = bisect_left(edges, place.position)
+        if at == len(edges) or edges[at] != place.position:
+            raise StateError(f"the state is at {place}, where no block of batches begins; it is damaged")
+        yield from pairwise(edges[at:])
+
+    def _span(self, place: BatchPlace) -> tuple[int, int | None]:
+        """From which position to which a place's epoch goes, in whole rows; None: it has no end."""
+        config = self.lanes_config
+        first = config.first_place(place.epoch).position
+        return first, config.span(EpochPosition(place.epoch, first))[1]
+
+    @cached_property
+    def _is_shuffled(self) -> bool:
+        plan = self.lanes_config.plan
+        return plan.is_shuffled if isinstance(plan, Plan) else any(s.plan.is_shuffled for s in plan.sources)
+
+    def mixed_ranges(self, place: BatchPlace) -> list[tuple[int, int, int]]:
+        """See `EpochConfig.mixed_ranges`."""
+        config = replace(self.lanes_config, world=self.world)
+        return config.mixed_ranges(EpochPosition(place.epoch, place.position))
+
+
+class BatchRun(Run):
+    """How far one iteration over batches is; counts are batches."""
+
+    config: BatchConfig  # type: ignore[assignment]
+    place: BatchPlace  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, int]] = []  # of blocks that were begun: batches of all lanes, and the position
+        # Batches handed on, the present block's included, that block, and samples before and in each of its batches.
+        self._now: tuple[int, Iterator[list[int]], int, list[int]] = 0, iter(()), 0, []
+
+    @property
+    def drawn(self) -> int:
+        """How many batches were drawn."""
+        count, left, *_ = self._now
+        return count - length_hint(left)
+
+    @property
+    def drawn_samples(self) -> int:
+        """How many samples were drawn."""
+        _, left, before, sizes = self._now
+        return before + sum(sizes[: len(sizes) - length_hint(left)])
+
+    def pieces(self, blocks: Iterator[BatchChunk]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
+        """The batches, counted as they are drawn."""
+        for chunk in blocks:
+            count, _, before, sizes = self._now
+            left = iter(chunk.batches)
+            self._ends.append((chunk.size, chunk.end))
+            self._now = (
+                count + len(chunk.batches),
+                left,
+                before + sum(sizes),
+                [len(batch) for batch in chunk.batches],
+            )
+            yield left
+
+    def place_after(self, count: int) -> BatchPlace:  # type: ignore[override]
+        """The place after every rank has had ``count`` batches of the run."""
+        epoch, position, offset, yielded = self.place
+        offset += count * self.config.world
+        for size, end in self._ends:
+            if offset < size:
+                break
+            offset, position = offset - size, end
+        else:  # ranks that are further may know the next blocks
+            if offset >= self.config.lanes:
+                for block in self.config.cut(BatchPlace(epoch, position)):
+                    if offset < len(block):
+                        break
+                    offset, position = offset - len(block), position + block.size
+        return BatchPlace(epoch, position, offset, yielded + count)
+
+    def to_prefetch(self) -> tuple[Callable[[], Iterator[Indices]], Callable[[], int]]:
+        """What makes the indices of the run, and says how many were drawn."""
+        config, place = self.config, self.place
+        return lambda: (chunk.samples for chunk in config.blocks(place)), lambda: self.drawn_samples

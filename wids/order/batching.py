@@ -1,0 +1,345 @@
+"""Batches of like cost: each lane is cut into blocks, and each block into batches, as many in every lane.
+
+    lane 0   | block 0: K batches | block 1: ...        a block: the same rows of all lanes
+    lane 1   | block 0: K batches | block 1: ...        K: the fewest batches that every lane can be cut into
+
+In a block, batches of a lane are of samples of one bucket, cost at most the budget, and are as equal in cost as can be;
+the lanes' batches are sorted alike, so that those of a step cost about the same, and the steps come in a random order,
+which is the same in all lanes. Nothing is carried from one block to the next, so any block can be cut without those
+before it, and all samples of its rows are in it.
+
+Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from wids.errors import InputError, shown
+from wids.order.permutation import STEPS, permutation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from wids.order.permutation import Indices
+
+    Numbers = NDArray[Any]
+
+# Steps of a block, if no chunk has to hold it: more cost more memory, fewer leave less to choose from.
+_STEPS, _STEPS_OF_A_BUCKET = 64, 4
+# The share of a cost to which the costs of a lane's batches are made equal.
+_PRECISION = 1e-3
+# Lengths looked at at a time.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchRule:
+    """What a batch may hold.
+
+    Attributes:
+        lengths: of each sample, above 0: (n,); None: all are 1.
+        max_cost: of a batch; None: any.
+        is_padded: a batch costs its longest sample times its count; False: the sum of its lengths.
+        buckets: the number of the bucket of each sample: (n,); None: all are in one.
+        names: of the buckets, by their numbers.
+        sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
+        skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
+        facts: what all of this is, as plain values for a state.
+    """
+
+    lengths: Numbers | None
+    max_cost: float | None
+    is_padded: bool
+    buckets: Numbers | None
+    names: Sequence[Any]
+    sizes: Sequence[int] | None
+    skips: bool
+    facts: dict[str, Any]
+
+    def per_batch(self, mean: float) -> float:
+        """About how many samples a batch has, whose mean length is given."""
+        found = math.inf if self.max_cost is None else max(self.max_cost / mean, 1.0)
+        return found if self.sizes is None else min(found, sum(self.sizes) / len(self.sizes))
+
+    def rows(self, mean: float) -> int:
+        """Rows of a block that has enough to choose from."""
+        steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
+        return max(int(steps * self.per_batch(mean)), 1)
+
+
+def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
+    """(mean, facts for a state, how many are above ``max_cost``) of lengths; they are read once.
+
+    Raises:
+        InputError: one is not above 0, or not a number; one is above ``max_cost``, and none is to be skipped.
+    """
+    total, most, above = 0.0, 0.0, 0
+    for first in range(0, len(lengths), _PIECE):
+        piece = lengths[first : first + _PIECE]
+        low, high = piece.min(), piece.max()
+        if not (low > 0 and high < math.inf):  # also where one is no number
+            at = first + int(np.flatnonzero(~((piece > 0) & (piece < math.inf)))[0])
+            raise InputError(f"the length of sample {at} is {lengths[at]}; lengths are numbers above 0")
+        if max_cost is not None and high > max_cost:
+            if not skips:
+                at = first + int(np.flatnonzero(piece > max_cost)[0])
+                raise InputError(
+                    f"sample {at} has length {lengths[at]}, more than max_tokens={max_cost:g} of a whole batch; raise "
+                    "it, or leave out such samples by too_long='skip', which counts them"
+                )
+            above += int(np.count_nonzero(piece > max_cost))
+        total, most = total + float(piece.sum(dtype=np.float64)), max(most, float(high))
+    n = len(lengths)
+    return total / max(n, 1), {"samples": n, "total": total, "longest": most}, above
+
+
+class Block:
+    """A block of rows, cut.
+
+    Args:
+        samples: (rows, lanes).
+        rule: what a batch may hold.
+        real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
+        seed, epoch, position: the order of the steps is a function of them; the position is the block's.
+        is_shuffled: False: the costliest step comes first.
+
+    Attributes:
+        position: as given. size: samples in it. lanes: L. steps: batches of each lane.
+        skipped: samples that were left out.
+        checksum: of the lengths and buckets, CRC-32.
+    """
+
+    def __init__(
+        self,
+        samples: Indices,
+        rule: BatchRule,
+        *,
+        real: int,
+        seed: int,
+        epoch: int,
+        position: int,
+        is_shuffled: bool,
+    ) -> None:
+        self._rule = rule
+        self._samples, self.position, self.size = samples, position, samples.size
+        self.lanes = int(samples.shape[1])
+        self._real = real
+        lengths = np.ones(samples.shape, np.int64) if rule.lengths is None else rule.lengths[samples]
+        buckets = None if rule.buckets is None else rule.buckets[samples]
+        self.checksum = crc32(lengths.astype("<f8").tobytes())
+        if buckets is not None:
+            self.checksum = crc32(buckets.astype("<i8").tobytes(), self.checksum)
+        self._lanes = [
+            _Lane(rule, lengths[:, lane], None if buckets is None else buckets[:, lane]) for lane in range(self.lanes)
+        ]
+        self.skipped = sum(lane.skipped for lane in self._lanes)
+        self.steps = max((lane.fewest for lane in self._lanes), default=0)
+        if not rule.is_padded:
+            while not all(lane.fits(self.steps) for lane in self._lanes):
+                self.steps += 1
+        where = {"seed": seed, "epoch": epoch, "stream": STEPS, "position": position}
+        self._order = permutation(self.steps, **where) if is_shuffled else np.arange(self.steps)
+        self._batches: dict[int, list[Indices]] = {}
+
+    def __len__(self) -> int:
+        return self.steps * self.lanes
+
+    def batch(self, number: int) -> tuple[Indices, NDArray[np.bool_]]:
+        """Batch ``number`` of all lanes' (step by step): its samples, and which of them fill up the tail: (m,) each."""
+        step, lane = divmod(number, self.lanes)
+        cut = self._batches.get(lane)
+        if cut is None:
+            cut = self._batches[lane] = self._cut(lane)
+        rows = cut[int(self._order[step])]
+        return self._samples[rows, lane], rows * self.lanes + lane >= self._real
+
+    def cost(self, number: int) -> tuple[float, float, int]:
+        """(cost, sum of its lengths, samples) of a batch."""
+        samples, _ = self.batch(number)
+        lengths = self._rule.lengths
+        own = np.ones(len(samples)) if lengths is None else lengths[samples]
+        total = float(own.sum())
+        return (float(own.max() * len(own)) if self._rule.is_padded else total), total, len(own)
+
+    def _cut(self, lane: int) -> list[Indices]:
+        found = self._lanes[lane].cut(self.steps)
+        # Where samples were skipped, a lane may have fewer than steps: those that it has come again.
+        at = 0
+        while found and len(found) < self.steps:
+            found.append(found[at])
+            at += 1
+        return found or [np.zeros(0, np.int64)] * self.steps
+
+
+class _Lane:
+    """The rows of one lane in a block.
+
+    Attributes:
+        skipped: rows left out. fewest: batches that it takes at least.
+    """
+
+    def __init__(self, rule: BatchRule, lengths: Numbers, buckets: Numbers | None) -> None:
+        self._rule = rule
+        kept = None
+        self.skipped = 0
+        if rule.skips and rule.max_cost is not None:
+            kept = np.flatnonzero(lengths <= rule.max_cost)
+            self.skipped = len(lengths) - len(kept)
+            if self.skipped:
+                lengths, buckets = lengths[kept], None if buckets is None else buckets[kept]
+        if buckets is None:
+            order, edges = np.argsort(-lengths, kind="stable"), [0, len(lengths)]
+        else:
+            order = np.lexsort((-lengths, buckets))
+            changes = np.flatnonzero(np.diff(buckets[order])) + 1
+            edges = [0, *changes.tolist(), len(lengths)]
+        self._parts = [
+            _Part(rule, order[lo:hi], lengths, 0 if buckets is None else int(buckets[order[lo]]))
+            for lo, hi in pairwise(edges)
+            if lo < hi
+        ]
+        self._rows = kept if self.skipped else None
+        self.fewest = sum(part.fewest for part in self._parts)
+
+    def fits(self, count: int) -> bool:
+        """Whether the rows can be cut into so many batches (of costs that are sums)."""
+        return count >= sum(map(len, self._parts)) or all(
+            part.fits(number) for part, number in zip(self._parts, self._share(count), strict=True)
+        )
+
+    def cut(self, count: int) -> list[Indices]:
+        """So many batches, or as many as there are rows: each batch's rows, ascending; the costliest batch first."""
+        found = []
+        for part, number in zip(self._parts, self._share(count), strict=True):
+            found += part.cut(number)
+        found.sort(key=lambda batch: (-batch[0], batch[1]))
+        rows = [np.sort(batch[2]) for batch in found]
+        return rows if self._rows is None else [self._rows[some] for some in rows]
+
+    def _share(self, count: int) -> list[int]:
+        """How many of the batches are each part's: its fewest, and of the others those that make costs equal."""
+        numbers = [part.fewest for part in self._parts]
+        left = min(count, sum(map(len, self._parts))) - sum(numbers)
+        if len(self._parts) == 1:
+            return [numbers[0] + max(left, 0)]
+        queue = [(-part.total / k, i) for i, (part, k) in enumerate(zip(self._parts, numbers, strict=True))]
+        queue = [each for each in queue if numbers[each[1]] < len(self._parts[each[1]])]
+        heapq.heapify(queue)
+        while left > 0 and queue:
+            _, i = heapq.heappop(queue)
+            numbers[i] += 1
+            left -= 1
+            if numbers[i] < len(self._parts[i]):
+                heapq.heappush(queue, (-self._parts[i].total / numbers[i], i))
+        return numbers
+
+
+class _Part:
+    """The rows of one lane in a block that are of one bucket, the longest first."""
+
+    def __init__(self, rule: BatchRule, rows: Indices, lengths: Numbers, bucket: int) -> None:
+        self._rows, self._bucket, self._is_padded = rows, bucket, rule.is_padded
+        self._lengths: list[float] = lengths[rows].tolist()
+        self.total = sum(self._lengths)
+        self._most = len(rows) if rule.sizes is None else rule.sizes[bucket]
+        # One batch of all of them costs no more than this.
+        self._budget = self._lengths[0] * len(rows) if rule.max_cost is None else rule.max_cost
+        self._dealt: tuple[int, list[list[int]], float] | None = None
+        if self._is_padded:
+            self.fewest = len(self._runs(self._budget))
+        else:
+            self.fewest = max(math.ceil(self.total / self._budget), -(-len(rows) // self._most), 1)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fits(self, count: int) -> bool:
+        """Whether the rows can be dealt to so many batches."""
+        return self._deal(count)[2] <= self._budget
+
+    def cut(self, count: int) -> list[tuple[float, int, Indices]]:
+        """(cost, bucket, rows) of each of ``count`` batches, fewest <= count <= len."""
+        if not self._is_padded:
+            batches = self._deal(count)[1]
+            costs = [sum(self._lengths[i] for i in batch) for batch in batches]
+            return [(c, self._bucket, self._rows[batch]) for c, batch in zip(costs, batches, strict=True)]
+        low, high = self._lengths[0], self._budget
+        runs = self._runs(high)
+        while high - low > high * _PRECISION:
+            middle = (low + high) / 2
+            found = self._runs(middle)
+            if len(found) > count:
+                low = middle
+            else:
+                high, runs = middle, found
+        edges = [0, *runs]
+        queue = [(-(hi - lo) * self._lengths[lo], lo, hi) for lo, hi in pairwise(edges)]
+        done = [each for each in queue if each[2] - each[1] == 1]
+        queue = [each for each in queue if each[2] - each[1] > 1]
+        heapq.heapify(queue)
+        while len(queue) + len(done) < count:
+            _, lo, hi = heapq.heappop(queue)
+            middle_row = (lo + hi) // 2
+            for a, b in ((lo, middle_row), (middle_row, hi)):
+                each = (-(b - a) * self._lengths[a], a, b)
+                if b - a == 1:
+                    done.append(each)
+                else:
+                    heapq.heappush(queue, each)
+        return [(-cost, self._bucket, self._rows[lo:hi]) for cost, lo, hi in [*queue, *done]]
+
+    def _runs(self, budget: float) -> list[int]:
+        """Where batches end that each take as many rows as a budget allows."""
+        lengths, n, most, at, ends = self._lengths, len(self._lengths), self._most, 0, []
+        while at < n:
+            at = min(at + max(min(int(budget // lengths[at]), most), 1), n)
+            ends.append(at)
+        return ends
+
+    def _deal(self, count: int) -> tuple[int, list[list[int]], float]:
+        """(count, batches, the largest cost): each row, from the longest, to the batch that costs least by then."""
+        if self._dealt is None or self._dealt[0] != count:
+            batches: list[list[int]] = [[] for _ in range(count)]
+            queue, full = [(0.0, number) for number in range(count)], 0.0
+            for i, length in enumerate(self._lengths):
+                cost, number = queue[0]
+                batches[number].append(i)
+                if len(batches[number]) < self._most:
+                    heapq.heapreplace(queue, (cost + length, number))
+                else:
+                    full = max(full, cost + length)
+                    heapq.heappop(queue)
+            self._dealt = count, batches, max([full, *(cost for cost, _ in queue)])
+        return self._dealt
+
+
+def number_buckets(values: Any) -> tuple[Indices, list[Any]]:
+    """(the number of each value's bucket, the buckets) of words or numbers: (n,).
+
+    Raises:
+        InputError: a value is missing, or they cannot be sorted.
+    """
+    found = np.asarray(values)
+    if found.dtype == object:
+        missing = [k for k, value in enumerate(found.tolist()) if value is None]
+        if missing:
+            raise InputError(f"the bucket of sample {missing[0]} is missing; leave such samples out of the view")
+        found = found.astype(str) if all(isinstance(value, str) for value in found.tolist()) else found
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        at = int(np.flatnonzero(np.isnan(found))[0])
+        raise InputError(f"the bucket of sample {at} is missing; leave such samples out of the view")
+    try:
+        names, numbers = np.unique(found, return_inverse=True)
+    except TypeError as error:
+        raise InputError(f"buckets are {shown(values)}, which cannot be compared ({error})") from error
+    return numbers.reshape(-1).astype(np.int32), names.tolist()
