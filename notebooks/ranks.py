@@ -30,7 +30,7 @@ TITLES = {
 def run_cells() -> dict:
     """The names that the notebook's cells define up to its first table."""
     names: dict = {"__name__": "equal-batches"}
-    for cell in jupytext.read(HERE / "text" / "equal-collection/batches.py").cells:
+    for cell in jupytext.read(HERE / "text" / "equal-batches.py").cells:
         if cell.cell_type == "code":
             exec(compile(cell.source, "equal-batches", "exec"), names)
             if LAST_CELL in cell.source:

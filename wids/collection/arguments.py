@@ -115,11 +115,6 @@ def parse_reading(
     if lru_size is not None:
         parse_int("lru_size", lru_size, minimum=0)
     options = ReadOptions(access=parse_access(access), early_reads=early_reads, use_mmap=use_mmap)
-    if access != "fetch" and not early_reads:
-        raise InputError(
-            f"early_reads is for access='fetch', and with access={access!r} samples are read by byte ranges anyway; "
-            "leave one of them out"
-        )
     unused = "cache_size" if cache["cache_size"] is not None else "cache_local" if cache["cache_local"] else None
     if access == "range" and unused is not None:
         raise InputError(

@@ -343,14 +343,15 @@ def test_a_reader_leaves_what_a_job_needs_soon(web, make, held, monkeypatch, sec
     """It reads samples by ranges rather than have a job's shard downloaded again; one of much later goes."""
     monkeypatch.setattr(arrivals, "_FULL_SECONDS", 0.0)
     held.go.set()
-    dataset = make(cache_size=int(1.2 * len(web.files["/a.tar"])) + 4096)
+    limit = int(1.2 * len(web.files["/a.tar"])) + 4096
+    dataset = make(cache_size=limit)
     assert dataset[0][".txt"] == text_of(0)
     wait_for_cached(dataset)
     (name,) = [name for name in os.listdir(dataset.cache_dir) if name.endswith(".tar")]
     dataset.close()  # its lease on the shard ends
     with contextlib.closing(PlanFile(str(dataset.cache_dir))) as plan:
         plan.write({name: time.time() + seconds})
-        other = make(cache_size=dataset.cache_size)
+        other = make(cache_size=limit)
         assert other[ROWS][".txt"] == text_of(ROWS)
         wait_until(lambda: not threads_named("wids-download"))
         found = [each for each in os.listdir(dataset.cache_dir) if each.endswith(".tar")]

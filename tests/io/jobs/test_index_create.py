@@ -346,7 +346,7 @@ def test_counts_of_other_tools(claimed):
     assert entries[0] == {"url": "d/00000.tar", "nsamples": 10, "filesize": 8}
     with pytest.raises(ShardError, match=r"00002\.tar"):  # read, for it has no count
         create([directory / "sizes.json"])
-    with pytest.raises(ShardError, match=r"00000\.tar"):  # what was taken by its count is not known
+    with pytest.raises(ShardError, match=r"0000[0-2]\.tar"):  # what was taken by its count is not known
         create([])
 
 
