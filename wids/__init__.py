@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wids.batch_samplers import BucketBatchSampler, MixtureBatchSampler
     from wids.cache.cleanup import create_cleanup_background_process, keep_most_recent_files
     from wids.codecs.decode import SampleDecoder, register_decoder
+    from wids.collection.seeds import rng, seeded
     from wids.dataset import ShardListDataset
     from wids.errors import WidsError
     from wids.loaders import resumable
@@ -43,6 +44,8 @@ __all__ = [
     "mix",
     "register_decoder",
     "resumable",
+    "rng",
+    "seeded",
 ]
 
 # Name -> the module that defines it.
@@ -64,6 +67,8 @@ _MODULES = {
     "mix": "wids.mixtures",
     "register_decoder": "wids.codecs.decode",
     "resumable": "wids.loaders",
+    "rng": "wids.collection.seeds",
+    "seeded": "wids.collection.seeds",
 }
 
 # `import wids.wids_cleanup` searches this path.

@@ -12,9 +12,10 @@ import copy
 import itertools
 import multiprocessing.context
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from multiprocessing import reduction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import torch
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 # What a sample is after the transformations.
 T_co = TypeVar("T_co", covariant=True, default=Any)
 T = TypeVar("T")
+# The marks of a sample that was asked for by a plain int.
+_UNMARKED: Mapping[str, Any] = MappingProxyType({})
 
 
 def _reduce_stream(stream: BytesIO) -> Any:
@@ -106,7 +109,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
     ``dataset[i]`` is a dict: each member's extension with its leading dot (``".jpg"``, ``".seg.png"``) -> its value,
     plus ``__key__`` (str), ``__index__`` (i), ``__shard__`` (the shard's resolved URL), ``__shardindex__`` (row in the
     shard) and ``__dataset__`` (the sub-dataset's name, or ``""``), after ``transformations``. From a sampler that masks
-    (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated. For type checkers,
+    (``tail="mask"``) there is ``__valid__`` too: False on samples that are repeated; from one with
+    ``sample_seeds=True``, ``__seed__``: an int, see `wids.seeded`. For type checkers,
     ``ShardListDataset[X]`` is a dataset whose transformations return an X.
 
     Attributes:
@@ -435,9 +439,11 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         if pool.misses != misses:
             self.check_cache_misses()
         if not is_plain:
-            for sample, index in zip(samples, indices, strict=True):
-                if isinstance(index, MarkedIndex):
-                    sample["__valid__"] = index.is_valid
+            marks = [index.marks() if isinstance(index, MarkedIndex) else _UNMARKED for index in indices]
+            for sample, own in zip(samples, marks, strict=True):
+                sample.update(own)
+            if self._is_transforming:
+                return [self._transform(sample, own) for sample, own in zip(samples, marks, strict=True)]
         return [self._transform(sample) for sample in samples] if self._is_transforming else samples  # type: ignore[return-value]
 
     def get_shard(self, index: int) -> tuple[OpenShard, int, dict[str, Any]]:
@@ -515,16 +521,16 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     def _read_anew(self, asked: Any) -> T_co:
         """The sample of an index that does not lie in the stretch at hand, or whose shard was closed."""
-        is_valid = asked.is_valid if type(asked) is not int and isinstance(asked, MarkedIndex) else None
+        marks = asked.marks() if type(asked) is not int and isinstance(asked, MarkedIndex) else _UNMARKED
         try:
             sample = self._read(asked)
         except ShardReadError as error:
             if self._substitutes is None:
                 raise
-            return self._substitute(error, self._collection.plain(asked), is_valid)
-        if is_valid is not None:
-            sample["__valid__"] = is_valid
-        return self._transform(sample) if self._is_transforming else sample  # type: ignore[return-value]
+            return self._substitute(error, self._collection.plain(asked), marks)
+        if marks:
+            sample.update(marks)
+        return self._transform(sample, marks) if self._is_transforming else sample  # type: ignore[return-value]
 
     def _read(self, asked: Any) -> dict[str, Any]:
         pool = self.cache
@@ -539,15 +545,15 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             self.check_cache_misses()
         return sample
 
-    def _transform(self, sample: dict[str, Any]) -> T_co:
+    def _transform(self, sample: dict[str, Any], marks: Mapping[str, Any] = _UNMARKED) -> T_co:
         if self._substitutes is not None:
-            return self._substitute(sample, sample["__index__"], sample.get("__valid__"))
+            return self._substitute(sample, sample["__index__"], marks)
         return self._apply(sample)
 
-    def _substitute(self, sample: dict[str, Any] | Exception, index: int, is_valid: Any) -> T_co:
+    def _substitute(self, sample: dict[str, Any] | Exception, index: int, marks: Mapping[str, Any]) -> T_co:
         """A sample after the transformations, or another one in its place; an error: why it could not be read."""
         return self._substitutes.finish(  # type: ignore[no-any-return,union-attr]
-            sample, index, collection=self._collection, read=self._read, transform=self._apply, valid=is_valid
+            sample, index, collection=self._collection, read=self._read, transform=self._apply, marks=marks
         )
 
     def _apply(self, sample: Any) -> T_co:

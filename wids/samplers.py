@@ -77,6 +77,7 @@ class _EpochSampler(Sampler[int]):
     num_replicas = 1
     rank = 0
     tail: Tail = "pad"
+    sample_seeds = False
     reshuffle: Reshuffle = "fixed"
     _epochs: int | None = 1
     _epoch_size: int | None = None
@@ -410,6 +411,7 @@ class _EpochSampler(Sampler[int]):
             epoch_size=self._epoch_size,
             length=self._length,
             origin=self._origin,
+            has_seeds=self.sample_seeds,
         )
 
     def _check_fits(self) -> None:
@@ -552,6 +554,11 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             `wids.MixtureBatchSampler`.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, as ``device_mesh["dp"]``, in place of
             ``num_replicas`` and ``rank``: processes of one tensor- or pipeline-parallel group get the same samples.
+        sample_seeds: give every sample dict ``__seed__``, an int, 0 .. 2**63 - 1, for `wids.seeded` and `wids.rng`: a
+            function of ``seed``, the pass, the sample's index in the dataset (in a mixture: the name of its source, and
+            its index and pass there) and, with ``weights``, the number of its copy in the pass. Ranks, workers,
+            ``window``, ``chunksize``, ``lanes`` and a resume do not change it. Samples that are repeated to make the
+            ranks equal have the seed of the first time. States are the same with and without.
 
     Attributes:
         num_samples: indices that each rank yields, equal to ``len``.
@@ -562,8 +569,9 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     Raises:
         ValueError: a rank that is unknown or outside ``0 .. num_replicas``, a range outside the dataset, a chunksize
             below 1, settings that exclude each other, or a value that is not an integer.
-        InputError: a ``mesh`` that says no rank. When it is iterated, or asked for its length: a process group of
-            another size has been initialized since it was made without ``num_replicas``.
+        InputError: a ``mesh`` that says no rank; ``sample_seeds``, and the dataset does not hand indices on to a
+            `wids.ShardListDataset`. When it is iterated, or asked for its length: a process group of another size has
+            been initialized since it was made without ``num_replicas``.
     """
 
     _found: tuple[int, int | None] | None = None  # ranks and rank that were not given; None: they were
@@ -590,6 +598,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         weights: Any = None,
         source_batch: int = 1,
         mesh: Any = None,
+        sample_seeds: bool = False,
     ) -> None:
         super().__init__(
             dataset,
@@ -606,6 +615,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         self._found = None if num_replicas is not None else (self.num_replicas, self.rank if rank is None else None)
         self.tail = _parse_tail(tail, drop_last)
         self.drop_last = self.tail == "drop"
+        self.sample_seeds = check_flag("sample_seeds", sample_seeds)
         if reshuffle not in ("fixed", "epoch"):
             raise ValueError(f"reshuffle is {reshuffle!r}; it must be 'fixed' or 'epoch'")
         self.reshuffle = reshuffle
@@ -645,17 +655,32 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         if weights is not None:
             self._weights = self._parse_weights(weights)
         self._config().first_place(0)  # raises for nominal epochs with less than a sample for each rank
-        if self.tail == "mask" and not takes_marks(dataset):
-            raise ValueError(
-                f"tail='mask' puts __valid__ into the samples of a ShardListDataset, and a {type(dataset).__name__} "
-                "is not known to pass the sampler's indices on to one unchanged. Use tail='pad' and count the first "
-                "sampler.num_valid samples only (a dataset that passes them on can set takes_marked_indices = True)"
-            )
+        self._check_marks()
 
     def _config(self) -> EpochConfig:
         if self._found is not None and self._chunks is None:
             self._check_group(*self._found)
         return super()._config()
+
+    def _check_marks(self) -> None:
+        """See that what is to be marked reaches the samples.
+
+        Raises:
+            ValueError: ``tail="mask"`` does not. InputError: ``sample_seeds`` does not.
+        """
+        if not (self.tail == "mask" or self.sample_seeds) or takes_marks(self.dataset):
+            return
+        lost = f"and a {type(self.dataset).__name__} is not known to pass the sampler's indices on to one unchanged."
+        advice = "(a dataset that passes them on can set takes_marked_indices = True)"
+        if self.tail == "mask":
+            raise ValueError(
+                f"tail='mask' puts __valid__ into the samples of a ShardListDataset, {lost} Use tail='pad' and count "
+                f"the first sampler.num_valid samples only {advice}"
+            )
+        raise InputError(
+            f"sample_seeds=True puts __seed__ into the samples of a ShardListDataset, {lost} Take a view, "
+            f"dataset.select(indices), instead of a torch Subset {advice}"
+        )
 
     def _check_group(self, world: int, rank: int | None) -> None:
         """See that the process group, if there is one by now, is the one that this sampler divides the samples for.

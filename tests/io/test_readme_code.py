@@ -1,6 +1,7 @@
 """The Python that READMEs show runs as it stands, on small data; what trainers are for runs in tests/e2e."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ E2E = {"wids/order/README.md#lightning", "wids/order/README.md#accelerate"}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
+    "wids/order/README.md#augmentation-that-repeats-exactly",
     "wids/README.md#alternatives-and-names-of-fields",
     "wids/README.md#parts-of-a-dataset",
     "wids/README.md#several-datasets-in-stated-shares",
@@ -174,6 +176,24 @@ def test_exact_evaluation(tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert names["counts"].tolist() == [22, 4]  # two shards of 11 labels 0 1 ... 9 0
+
+
+def test_augmentation_that_repeats_exactly(tmp_path):
+    """An epoch's pictures, some of them turned over, are the same again."""
+    names = execute(
+        only("wids/order/README.md#augmentation-that-repeats-exactly"),
+        {"train.json": write_images(tmp_path)},
+        wids=wids,
+        random=random,
+        make_sample=lambda sample: (torch.arange(2), sample["__index__"]),
+    )
+    dataset, sampler = names["dataset"], names["sampler"]
+    epochs = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        epochs.append([(image.tolist(), label) for image, label in (dataset[index] for index in sampler)])
+    assert {str(image) for image, _ in epochs[0]} == {"[0, 1]", "[1, 0]"}
+    assert epochs[0] == epochs[2] != epochs[1]
 
 
 def test_prefetching(tmp_path):

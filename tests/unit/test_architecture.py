@@ -222,6 +222,8 @@ def test_public_names():
         "mix",
         "register_decoder",
         "resumable",
+        "rng",
+        "seeded",
     ]
     for name in wids.__all__:
         assert getattr(wids, name) is not None
@@ -237,7 +239,7 @@ DATASET = """column_names contents exclude fields find_rows fingerprint keys loc
 MIXTURE = "add_transform close datasets lengths names stats weights"
 OF_TORCH = "cumsum cummulative_sizes cumulative_sizes"  # of every ConcatDataset
 SAMPLER = """chunksize dataset dslength_per_replica epoch lanes load_state_dict num_replicas num_valid ranges rank
-    reshuffle reweight rng seed set_epoch shuffle shufflefirst state_dict tail window"""
+    reshuffle reweight rng sample_seeds seed set_epoch shuffle shufflefirst state_dict tail window"""
 DISTRIBUTED = "drop_last num_samples total_size"
 LOADER = "load_state_dict set_epoch state_dict"  # besides what its DataLoader has
 BATCHES = "batch_size load_state_dict reweight sampler set_epoch state_dict"

@@ -276,6 +276,9 @@ def test_a_sampler_of_another_kind():
     """Of a stranger's, the order is not known."""
     with pytest.raises(TypeError, match="give a ChunkedSampler"):
         wids.BucketBatchSampler(torch.utils.data.RandomSampler(DATASET), batch_size=3)
+    seeded = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0, sample_seeds=True)
+    with pytest.raises(InputError, match="sample_seeds=True does not reach"):
+        wids.BucketBatchSampler(seeded, batch_size=3)
     sampler = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0)
     sampler.ranges = [(0, 10)]
     with pytest.raises(InputError, match="were assigned"):

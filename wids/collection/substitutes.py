@@ -16,6 +16,7 @@ from wids.errors import (
     CacheError,
     ColumnsError,
     FetchError,
+    InputError,
     ShardError,
     ShardReadError,
     TooManyErrorsError,
@@ -26,7 +27,7 @@ from wids.files import atomic, forks
 from wids.order.permutation import SUBSTITUTES, permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wids.collection.shard_collection import ShardCollection
     from wids.events import Hook
@@ -37,7 +38,10 @@ MAX_ATTEMPTS = 16
 # Before so many have failed, a share of failures says nothing.
 _MIN_FAILURES = 10
 # Of the machine, of a server, or of how the program was set up: other samples would fail alike, or only here.
-_NOT_OF_SAMPLES = (FetchError, CacheError, ColumnsError, TooManyErrorsError, MemoryError, ImportError, CancelledError)
+_NOT_OF_SAMPLES = (
+    *(FetchError, CacheError, ColumnsError, InputError, TooManyErrorsError),
+    *(MemoryError, ImportError, CancelledError),
+)
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
 _MAX_CAUSES = 20
 
@@ -110,7 +114,7 @@ class Substitutes:
         collection: ShardCollection,
         read: Callable[[int], Sample],
         transform: Callable[[Sample], Any],
-        valid: bool | None = None,
+        marks: Mapping[str, Any],
     ) -> Any:
         """A sample after its transformations, or another one in its place.
 
@@ -120,7 +124,8 @@ class Substitutes:
             collection: of the samples.
             read: reads the sample of an index.
             transform: applies the transformations.
-            valid: ``__valid__`` of the sample.
+            marks: more of what the sample says of its place in the order (``__valid__``, ``__seed__``), which one in
+                its place says too.
 
         Raises:
             TooManyErrorsError: too many samples have failed, or all that could take this one's place.
@@ -131,7 +136,7 @@ class Substitutes:
             self._count += 1
             key = None if isinstance(sample, Exception) else sample.get("__key__")
             try:
-                return transform(_mark(sample, place, valid=valid))
+                return transform(_mark(sample, place, marks))
             except Exception as error:
                 if not is_of_sample(error):
                     raise
@@ -188,7 +193,7 @@ def _tried(count: int) -> str:
     return f"so did the {count} of its shard that were to take its place" if count else "its shard has no other one"
 
 
-def _mark(sample: Sample | Exception, place: int, *, valid: bool | None) -> Sample:
+def _mark(sample: Sample | Exception, place: int, marks: Mapping[str, Any]) -> Sample:
     """A sample with its marks; ``place``: the index whose place it takes, or -1.
 
     Raises:
@@ -197,6 +202,6 @@ def _mark(sample: Sample | Exception, place: int, *, valid: bool | None) -> Samp
     if isinstance(sample, Exception):
         raise sample
     sample["__substitute_for__"] = place
-    if valid is not None:
-        sample["__valid__"] = valid
+    if marks:
+        sample.update(marks)
     return sample

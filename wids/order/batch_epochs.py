@@ -103,6 +103,8 @@ class BatchConfig:
         """Passes in an epoch; None: it has no end."""
         return self.lanes_config.epochs
 
+    has_seeds = False  # the sampler of batches refuses them
+
     def first_place(self, epoch: int) -> BatchPlace:
         """Where an epoch begins."""
         return BatchPlace(epoch, self.lanes_config.first_place(epoch).position)
@@ -270,9 +272,9 @@ class BatchRun(Run):
         _, left, before, sizes = self._now
         return before + sum(sizes[: len(sizes) - length_hint(left)])
 
-    def pieces(self, blocks: Iterator[BatchChunk]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
+    def pieces(self, blocks: Iterator[tuple[BatchChunk, None]]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
         """The batches, counted as they are drawn."""
-        for chunk in blocks:
+        for chunk, _ in blocks:
             count, _, before, sizes = self._now
             left = iter(chunk.batches)
             self._ends.append((chunk.size, chunk.end))

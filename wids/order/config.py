@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wids.order.epoch import Plan, end_position, nominal_start
+from wids.order.epoch import Plan, Stream, end_position, nominal_start
+from wids.order.mask import seeds_of
 from wids.order.state import START, EpochPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from wids.order.epoch import Tail
+    from wids.order.epoch import EpochOrder, Tail
     from wids.order.layout import Regrouping
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
@@ -43,6 +44,7 @@ class EpochConfig:
         epoch_size: instead, samples of all ranks in a nominal epoch.
         length: instead, indices of each rank in an epoch; those of a pass are repeated, or left out.
         origin: the place of the state that was loaded last; nominal epochs after it do not begin before it.
+        has_seeds: samples get seeds; no position's meaning depends on it.
     """
 
     plan: Plan | MixturePlan
@@ -55,6 +57,7 @@ class EpochConfig:
     epoch_size: int | None = None
     length: int | None = None
     origin: EpochPosition = START
+    has_seeds: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -147,6 +150,29 @@ class EpochConfig:
         else:
             found = self._one_plan.order(place.epoch).blocks(start + self.rank, stop, self.world)
         return found if self.regrouping is None else map(self.regrouping.take, found)
+
+    def seeded(self, place: EpochPosition) -> Iterator[tuple[Indices, Indices]]:
+        """`blocks`, each with the seeds of its samples, (n,) too; see `wids.order.mask.seeds_of`.
+
+        The pass of a sample is its epoch; where passes follow each other, the number of the pass from the first one
+        on, in a mixture that of the sample's source. What an epoch repeats has the seeds of the first time.
+        """
+        start, stop = self.span(place)
+        start += self.rank
+        if not isinstance(self.plan, Plan):
+            return self.plan.seeded(start, stop, self.world)
+        if self.is_stream or stop is None:
+            return self._seed(Stream(self.plan).passes(start, stop, self.world))
+        return self._seed([(self.plan.order(place.epoch), start, stop)])
+
+    def _seed(self, passes: Iterable[tuple[EpochOrder, int, int]]) -> Iterator[tuple[Indices, Indices]]:
+        for order, start, stop in passes:
+            for places in order.places(start, stop, self.world):
+                samples = order.samples(places)
+                copy = order.copies(places, samples)
+                if self.regrouping is not None:
+                    samples = self.regrouping.take(samples)
+                yield samples, seeds_of(samples, seed=order.plan.seed, number=order.epoch, copy=copy)
 
     def ranges(self) -> Indices:
         """The rank's chunks in the order of the range: (nchunks, 2), half-open.

@@ -185,6 +185,14 @@ class EpochOrder:
         Raises:
             ValueError: G is empty, and there is nothing to repeat.
         """
+        return map(self.samples, self.places(start, stop, step))
+
+    def places(self, start: int, stop: int, step: int = 1) -> Iterator[Indices]:
+        """Yield as `blocks` does, places of the range; see `samples` and `copies`.
+
+        Raises:
+            ValueError: likewise.
+        """
         lanes = self.plan.lanes
         most = max(_BLOCK, _BLOCK_OF_A_LANE * (lanes // gcd(step, lanes)))
         while start < stop:
@@ -192,6 +200,15 @@ class EpochOrder:
             count = min(-(-(stop - start) // step), -(-(end - at) // step), most)
             yield self._read(at, count, step)
             start += count * step
+
+    def samples(self, places: Indices) -> Indices:
+        """The samples at places of the range: (n,) -> (n,); they are the places, but by weights."""
+        return places
+
+    def copies(self, places: Indices, samples: Indices) -> int | Indices:
+        """Which copy of its sample each place is: (n,), (n,) -> (n,); the only one, 0, but by weights."""
+        del places, samples
+        return 0
 
     def _source(self, t: int) -> tuple[int, int]:
         """The position below n that ``t`` repeats (or is), and up to where positions go on like that."""
@@ -273,8 +290,13 @@ class _WeightedOrder(EpochOrder):
         super().__init__(plan, epoch, shift=shift)
         self._draw = draw
 
-    def _read(self, first: int, count: int, step: int) -> Indices:
-        return self._draw.samples(super()._read(first, count, step))
+    def samples(self, places: Indices) -> Indices:
+        """See `EpochOrder.samples`."""
+        return self._draw.samples(places)
+
+    def copies(self, places: Indices, samples: Indices) -> Indices:
+        """See `EpochOrder.copies`."""
+        return self._draw.copies(places, samples)
 
     def take(self, positions: Indices) -> Indices:
         """See `EpochOrder.take`."""
@@ -302,13 +324,17 @@ class Stream:
 
     def blocks(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the stream's ``start:stop:step`` in pieces; without a stop there is no end, unless n is 0."""
+        for order, first, last in self.passes(start, stop, step):
+            yield from order.blocks(first, last, step)
+
+    def passes(self, start: int, stop: int | None, step: int = 1) -> Iterator[tuple[EpochOrder, int, int]]:
+        """Yield the passes that ``start:stop:step`` lies in, each with the part of it: order, start, stop."""
         n = len(self.plan)
         while n and (stop is None or start < stop):
             number, at = divmod(start, n)
             begin = number * n
-            order = self.plan.order(number, shift=begin % self.plan.lanes)
             end = n if stop is None else min(n, stop - begin)
-            yield from order.blocks(at, end, step)
+            yield self.plan.order(number, shift=begin % self.plan.lanes), at, end
             start += -(-(end - at) // step) * step
 
 

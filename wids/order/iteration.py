@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from wids.errors import StateError
 from wids.order.cursor import Loaded, Running, current_run, finish, next_place
-from wids.order.mask import OwnIndex, RepeatedIndex
+from wids.order.mask import mark
 from wids.order.state import EpochPosition, check_order
 from wids.order.validation import parse_int
 
@@ -88,19 +88,20 @@ class Run:
         """What makes the indices of the run, and what says how many of them were drawn."""
         return partial(self.config.blocks, self.place), lambda: self.drawn
 
-    def pieces(self, blocks: Iterable[Indices]) -> Iterator[Iterator[int]]:
-        """The indices of ``blocks``, counted as they are drawn, and marked if the config's tail says so."""
+    def pieces(self, blocks: Iterable[tuple[Indices, Indices | None]]) -> Iterator[Iterator[int]]:
+        """The indices of ``blocks``, counted as they are drawn, with their seeds and what the config's tail marks."""
         is_masked = self.config.tail == "mask"
         new = self.config.count_new(self.place) if is_masked else None
-        for block in blocks:
+        for block, words in blocks:
             before, indices = self._at[0], block.tolist()
-            left = iter(indices)
+            left, seeds = iter(indices), None if words is None else iter(words.tolist())
             self._at = before + len(indices), left
             if is_masked:
-                yield map(OwnIndex, islice(left, None if new is None else max(new - before, 0)))
-                yield map(RepeatedIndex, left)
+                own = islice(left, None if new is None else max(new - before, 0))
+                yield mark(own, seeds=seeds, is_valid=True)
+                yield mark(left, seeds=seeds, is_valid=False)
             else:
-                yield left
+                yield mark(left, seeds=seeds)
 
 
 class Prefetching(Protocol):
@@ -170,7 +171,7 @@ def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
     if loaded is not None:  # attributes may have been assigned since then
         check_order(loaded.order, {**sampler._order(config), "lanes": config.lanes})
     place = run.loaded.place if run.loaded else next_place(cursor, config)
-    blocks = config.blocks(place)
+    blocks = config.seeded(place) if config.has_seeds else ((block, None) for block in config.blocks(place))
     run.begin(config, place)
     sampler._cursor = Running(run)
     prefetching, is_finished = sampler._prefetch(run), False

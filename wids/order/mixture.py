@@ -29,6 +29,7 @@ import numpy as np
 from wids.errors import StateError
 from wids.order.epoch import Plan, Stream
 from wids.order.layout import inside_of, layout
+from wids.order.mask import seeds_of
 from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import CONTENTS, MAX_POSITION
@@ -134,6 +135,10 @@ class MixedSource:
         samples = samples + self.offset
         return samples if self.regrouping is None else self.regrouping.take(samples)
 
+    def seeds(self, indices: Indices, places: Indices) -> Indices:
+        """Of indices of the mixture, at places of the source's stream: (n,) -> (n,); see `wids.order.mask.seeds_of`."""
+        return seeds_of(indices - self.offset, seed=self.plan.seed, number=places // len(self.plan))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixturePlan:
@@ -181,12 +186,15 @@ class MixturePlan:
 
     def stream(self, start: int, stop: int | None, step: int = 1) -> Iterator[Indices]:
         """Yield the mixture's ``start:stop:step`` in pieces; without a stop there is no end."""
-        order, count = _MixedOrder(self), _FIRST_BLOCK
-        while stop is None or start < stop:
-            ends = [end for end in (stop, order.segment_end(start)) if end is not None]
-            taken = min([count, *(-(-(end - start) // step) for end in ends)])
-            yield order.take(start + step * np.arange(taken))
-            start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
+        order = _MixedOrder(self)
+        return map(order.take, order.pieces(start, stop, step))
+
+    def seeded(self, start: int, stop: int | None, step: int = 1) -> Iterator[tuple[Indices, Indices]]:
+        """As `stream`, each piece with the seeds of its samples; see `wids.order.mask.seeds_of`."""
+        order = _MixedOrder(self)
+        for positions in order.pieces(start, stop, step):
+            seeds = np.empty(len(positions), np.int64)
+            yield order.take(positions, seeds), seeds
 
     def counts(self, position: int) -> dict[str, int]:
         """How many of the samples before a position are each source's, by name."""
@@ -264,11 +272,27 @@ class _MixedOrder:
             where = np.flatnonzero(sources == s)
             yield where, self._sources[self._names[s]], places[where]
 
-    def take(self, positions: Indices) -> Indices:
-        """The indices at ascending positions of one segment: (n,) -> (n,)."""
+    def pieces(self, start: int, stop: int | None, step: int) -> Iterator[Indices]:
+        """Yield the positions ``start:stop:step``, each piece of one segment; without a stop there is no end."""
+        count = _FIRST_BLOCK
+        while stop is None or start < stop:
+            ends = [end for end in (stop, self.segment_end(start)) if end is not None]
+            taken = min([count, *(-(-(end - start) // step) for end in ends)])
+            yield start + step * np.arange(taken)
+            start, count = start + taken * step, min(count * _GROWTH, _BLOCK)
+
+    def take(self, positions: Indices, seeds: Indices | None = None) -> Indices:
+        """The indices at ascending positions of one segment: (n,) -> (n,).
+
+        Args:
+            positions: (n,).
+            seeds: (n,), where their seeds are written; None: they are not computed.
+        """
         found = np.empty(len(positions), np.int64)
         for where, source, places in self.places(positions):
-            found[where] = source.to_indices(self._streams[source.name].take(places))
+            indices = found[where] = source.to_indices(self._streams[source.name].take(places))
+            if seeds is not None:
+                seeds[where] = source.seeds(indices, places)
         return found
 
     def find(self, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -16,11 +16,32 @@ Indices = NDArray[np.int64]
 _WORD = 1 << 64
 # The registry of all streams, which make permutations for different purposes independent, also at the same seed and
 # position. A test holds that each is given out once, and that nothing draws from another.
-CHUNKS, SAMPLES, DEAL, PARTS, ROUNDING, SPLIT, SUBSTITUTES, OFFSETS, PACKING, STEPS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+(
+    CHUNKS,
+    SAMPLES,
+    DEAL,
+    PARTS,
+    ROUNDING,
+    SPLIT,
+    SUBSTITUTES,
+    OFFSETS,
+    PACKING,
+    SEEDS,
+    GLOBALS,
+    GENERATORS,
+    STEPS,
+) = range(1, 14)
 
 # A new generator draws from the operating system first, which takes four times as long as a few words.
 _idle: list[np.random.Philox] = []
 _EMPTY = np.zeros(4, np.uint64)
+# Of Philox4x64-10.
+_ROUNDS, _MULTIPLIERS, _KEY_STEPS = (
+    10,
+    (0xD2E7470EE14C6C93, 0xCA5A826395121157),
+    (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B),
+)
+_LOW, _HALF = (1 << 32) - 1, np.uint64(32)
 
 
 def permutation(n: int, *, seed: int, epoch: int, stream: int, position: int = 0) -> Indices:
@@ -57,3 +78,49 @@ def random_words(n: int, *, seed: int, epoch: int, stream: int, position: int = 
     words: NDArray[np.uint64] = generator.random_raw(n)
     _idle.append(generator)
     return words
+
+
+def word_of_each(
+    positions: Indices, *, seed: int, epoch: int | Indices, stream: int, block: int | Indices = 0
+) -> NDArray[np.uint64]:
+    """Word number ``4 * block`` of `random_words` at each position: (n,) -> (n,).
+
+    Philox for many counters at once; `numpy.random.Philox` has to be set up for each.
+
+    Args:
+        positions: (n,), 0 or above.
+        seed: any integer.
+        epoch: any integer; or (n,), 0 or above.
+        stream: one of the registry.
+        block: 0 or above; or (n,).
+    """
+    low, high = (epoch, 0) if isinstance(epoch, np.ndarray) else (epoch % _WORD, epoch // _WORD % _WORD)
+    x0, x1, x2, x3 = (
+        np.broadcast_to(np.asarray(word, np.uint64), positions.shape) for word in (block + 1, positions, low, high)
+    )
+    key = [seed % _WORD, stream]
+    for _ in range(_ROUNDS):
+        (high0, low0), (high2, low2) = _multiply(x0, _MULTIPLIERS[0]), _multiply(x2, _MULTIPLIERS[1])
+        high2 ^= x1
+        high2 ^= np.uint64(key[0])
+        high0 ^= x3
+        high0 ^= np.uint64(key[1])
+        x0, x1, x2, x3 = high2, low2, high0, low0
+        key = [(word + step) % _WORD for word, step in zip(key, _KEY_STEPS, strict=True)]
+    return x0
+
+
+def _multiply(x: NDArray[np.uint64], factor: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The upper and the lower 64 bits of products of 64-bit words."""
+    low, high = np.uint64(factor & _LOW), np.uint64(factor >> 32)
+    x_low, x_high = x & np.uint64(_LOW), x >> _HALF
+    carry = x_high * low
+    middle = x_low * low
+    middle >>= _HALF
+    middle += carry & np.uint64(_LOW)
+    middle += x_low * high
+    middle >>= _HALF
+    carry >>= _HALF
+    middle += carry
+    middle += x_high * high
+    return middle, x * np.uint64(factor)

@@ -72,7 +72,7 @@ class Copies:
         boundaries = None
         if self._boundaries is not None:
             starts = np.append(0.0, self._ends)[self._boundaries - self._first]
-            boundaries = np.maximum(np.ceil(starts - offset), 0).astype(np.int64)
+            boundaries = _first_places(starts, offset)
         return Draw(self._ends, self._first, offset, boundaries)
 
 
@@ -99,6 +99,17 @@ class Draw:
     def samples(self, places: Indices) -> Indices:
         """The samples at places: (n,) -> (n,)."""
         return self._first + np.searchsorted(self._ends, places + self._offset, side="right")
+
+    def copies(self, places: Indices, samples: Indices) -> Indices:
+        """Which copy of its sample each place is, from 0 on: (n,), (n,) -> (n,)."""
+        rows = samples - self._first
+        starts = np.where(rows > 0, self._ends[rows - 1], 0.0)
+        return places - _first_places(starts, self._offset)
+
+
+def _first_places(starts: NDArray[np.float64], offset: float) -> Indices:
+    """The first place at or behind which the stretches that begin at ``starts`` are: (n,) -> (n,)."""
+    return np.maximum(np.ceil(starts - offset), 0).astype(np.int64)
 
 
 def parse_weights(weights: Any, count: int) -> NDArray[np.float64]:

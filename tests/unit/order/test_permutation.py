@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wids.order import permutation as permutations
-from wids.order.permutation import CHUNKS, SAMPLES, permutation, random_words
+from wids.order.permutation import CHUNKS, SAMPLES, permutation, random_words, word_of_each
 
 GOLDEN = Path(__file__).parent / "golden"
 WORD = 1 << 64
@@ -113,6 +113,25 @@ def test_permutation_is_the_argsort_of_philox_words(n, seed, epoch, stream, posi
     """A permutation sorts the indices by Philox words, for any integers as seed, epoch and position."""
     found = permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
     assert found.tolist() == slow_permutation(n, seed=seed, epoch=epoch, stream=stream, position=position)
+
+
+@given(
+    each=st.lists(
+        st.tuples(st.integers(0, (1 << 63) - 1), st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=5
+    ),
+    seed=any_int,
+    epoch=any_int,
+)
+def test_words_of_many_positions(each, seed, epoch):
+    """Each is the first of its block of Philox, with an epoch and a block for all of them or for each."""
+    positions, epochs, blocks = (np.array([row[k] for row in each], np.int64) for k in range(3))
+    key = [seed % WORD, SAMPLES]
+    found = word_of_each(positions, seed=seed, epoch=epochs, stream=SAMPLES, block=blocks)
+    assert found.tolist() == [philox_block([b + 1, p, e, 0], key)[0] for p, e, b in each]
+    found = word_of_each(positions, seed=seed, epoch=epoch, stream=SAMPLES, block=7)
+    assert found.tolist() == [philox_block([8, p, epoch % WORD, epoch // WORD % WORD], key)[0] for p, _, _ in each]
+    for word, (position, _, _) in zip(found.tolist(), each, strict=True):
+        assert word == random_words(29, seed=seed, epoch=epoch, stream=SAMPLES, position=position)[28]
 
 
 @pytest.mark.parametrize("n", [*range(70), 1000, 100_003])

@@ -1,0 +1,124 @@
+"""Augmentation that repeats exactly: what a sample's randomness begins with, and who draws from it.
+
+A sampler with ``sample_seeds=True`` gives every sample ``__seed__``. `seeded` lets what draws from the generators of
+Python, numpy and torch begin with it, `rng` is a generator for code of one's own. Without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from wids.errors import InputError, note_sample, shown
+from wids.files import forks
+from wids.order.permutation import GENERATORS, GLOBALS, random_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class _Turn:
+    """Only one thread at a time has the generators of the process."""
+
+    def __init__(self) -> None:
+        self.start_child()
+        forks.reset_in_child(self)
+
+    def start_child(self) -> None:
+        """See `wids.files.forks.Inherited`."""
+        self.lock = threading.RLock()
+
+
+_turn = _Turn()
+
+
+def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A function of a sample whose random numbers depend on the sample alone: ``add_transform(wids.seeded(augment))``.
+
+    Python's ``random``, the functions of ``numpy.random`` and torch's CPU generator (if torch is imported) begin with
+    the sample's ``__seed__``, and are put back afterwards, also after an error. Each of the three has numbers of its
+    own. The threads of a process take turns. Other generators are left alone: CUDA's, and those that libraries make for
+    themselves; give these `rng`, or ``sample["__seed__"]``. A sample without ``__seed__`` is a
+    `wids.errors.InputError` when the function is called.
+
+    Args:
+        transform: takes a sample with ``__seed__``, a dict. Workers that are spawned need one that can be pickled.
+
+    Raises:
+        TypeError: it is no function.
+    """
+    if not callable(transform):
+        raise TypeError(f"transform is {shown(transform)}; it must be a function of a sample")
+    return _Seeded(transform)
+
+
+class _Seeded(Generic[T]):
+    """See `seeded`."""
+
+    def __init__(self, transform: Callable[[Any], T]) -> None:
+        functools.update_wrapper(self, transform)
+        self._transform = transform
+
+    def __call__(self, sample: Any) -> T:
+        words = random_words(4, seed=_seed_of(sample), epoch=0, stream=GLOBALS)
+        tensors = getattr(sys.modules.get("torch"), "default_generator", None)
+        with _turn.lock:
+            python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002 - theirs
+            tensor = None if tensors is None else tensors.get_state()
+            try:
+                random.seed(int(words[0]))
+                np.random.seed(words[1:3].astype("<u8").view("<u4"))  # noqa: NPY002
+                if tensors is not None:
+                    tensors.manual_seed(int(words[3]))
+                return self._transform(sample)
+            finally:
+                random.setstate(python)
+                np.random.set_state(arrays)  # noqa: NPY002
+                if tensors is not None:
+                    tensors.set_state(tensor)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        name = getattr(self, "__qualname__", "")
+        if getattr(sys.modules.get(self.__module__), name, None) is self:  # a decorator's, which hides the function
+            return name
+        return seeded, (self._transform,)
+
+    def __repr__(self) -> str:
+        return f"wids.seeded({getattr(self, '__qualname__', self._transform)})"
+
+
+def rng(sample: Any) -> np.random.Generator:
+    """A new numpy generator whose numbers depend on the sample alone; each call for a sample gives the same numbers.
+
+    The bits (Philox) never change; what numpy's methods make of them may change with a release of numpy.
+
+    Args:
+        sample: a dict with ``__seed__``.
+
+    Raises:
+        InputError: it has none.
+    """
+    key = np.array([_seed_of(sample), GENERATORS], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _seed_of(sample: Any) -> int:
+    try:
+        seed: int = sample["__seed__"]
+    except (KeyError, TypeError, IndexError):
+        what = "the sample" if isinstance(sample, dict) else f"what is given is a {type(sample).__name__}, and"
+        raise note_sample(
+            InputError(
+                f"{what} has no __seed__; wids.DistributedChunkedSampler(dataset, sample_seeds=True) gives each sample "
+                "one. Put wids.seeded(...) and wids.rng(sample) where samples are still dicts"
+            ),
+            sample,
+        ) from None
+    return seed
