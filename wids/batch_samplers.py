@@ -274,11 +274,6 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
                 "for all ranks together: use num_samples, a view, or epoch_size"
             )
-        if config.has_seeds:
-            raise InputError(
-                "sample_seeds=True does not reach the samples of a BucketBatchSampler yet; leave it out, or draw plain "
-                "batches of the sampler"
-            )
         chunk = config.plan.chunk_rows()
         rows = self._block or min(self._rule.rows(self._mean), max(chunk, 1))
         return BatchConfig(

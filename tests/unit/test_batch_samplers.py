@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import wids
 from tests.support.examples import examples
 from wids.errors import InputError, StateError
 from wids.order.layout import Inside
+from wids.order.mask import seeds_of
 
 
 class Samples:
@@ -70,7 +72,7 @@ class Setting:
         self.options["tail"] = self.tail
         self.is_stream = draws.random() < 0.25
         if self.is_stream:
-            self.options |= draws.choice([{"epochs": 2}, {"epoch_size": draws.randint(max(self.lanes, n // 2), 2 * n)}])
+            self.options |= draws.choice([{"epochs": 2}, {"epoch_size": max(self.lanes, draws.randint(n // 2, 2 * n))}])
 
     def make(self, world, rank, lanes=None):
         """The sampler of a rank."""
@@ -276,9 +278,6 @@ def test_a_sampler_of_another_kind():
     """Of a stranger's, the order is not known."""
     with pytest.raises(TypeError, match="give a ChunkedSampler"):
         wids.BucketBatchSampler(torch.utils.data.RandomSampler(DATASET), batch_size=3)
-    seeded = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0, sample_seeds=True)
-    with pytest.raises(InputError, match="sample_seeds=True does not reach"):
-        wids.BucketBatchSampler(seeded, batch_size=3)
     sampler = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0)
     sampler.ranges = [(0, 10)]
     with pytest.raises(InputError, match="were assigned"):
@@ -361,3 +360,45 @@ def test_what_is_prefetched_is_what_is_drawn():
         assert position() == len(drawn)
     assert np.concatenate([*blocks()]).tolist() == drawn
     assert not run.is_begun
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_seeds_of_samples_in_batches(seed):
+    """Those that samples have without batches, for any ranks; the batches, marks and states are those without seeds."""
+    setting = Setting(seed)
+    words = [seeds_of(np.arange(setting.n), seed=seed, number=number).tolist() for number in range(4)]
+    for world in (1, 3, setting.lanes):
+        found = []
+        for rank in range(world):
+            seeded, plain = (setting.make(world, rank, setting.lanes) for _ in range(2))
+            seeded.sampler.sample_seeds = True
+            batches = list(seeded)
+            expected = list(plain)
+            assert batches == expected
+            assert seeded.state_dict() == plain.state_dict()
+            for index, other in zip(chain(*batches), chain(*expected), strict=True):
+                assert index.is_valid == getattr(other, "is_valid", None)
+                assert index.seed in [each[index] for each in words[: 4 if setting.is_stream else 1]]
+                found.append((int(index), index.seed))
+        if setting.is_stream and world == setting.lanes:  # nothing of a stream is repeated
+            assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (DATASET, {"weights": np.arange(len(DATASET)) % 7, "epoch_size": 900}),
+        (wids.mix({"a": (Samples([30]), 0.5), "b": (Samples([200, 300]), 0.5)}), {"epoch_size": 400}),
+    ],
+)
+def test_seeds_of_samples_that_come_again(dataset, options):
+    """In a mixture, and by weights: each time the one that it has without batches."""
+    lengths, found, expected = np.arange(len(dataset)) % 90 + 10, [], []
+    for rank in range(2):
+        batches = make(
+            dataset, world=2, rank=rank, options={**options, "sample_seeds": True}, lengths=lengths, max_tokens=500
+        )
+        found += [(int(index), index.seed) for batch in batches for index in batch]
+        expected += [(int(index), index.seed) for index in batches.sampler]
+    assert sorted(found) == sorted(expected)
+    assert len(set(found)) == len(found) > len({index for index, _ in found})

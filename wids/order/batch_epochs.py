@@ -24,7 +24,7 @@ from wids.errors import StateError
 from wids.order.batching import Block
 from wids.order.epoch import Plan
 from wids.order.iteration import Run
-from wids.order.mask import OwnIndex, RepeatedIndex
+from wids.order.mask import mark
 from wids.order.state import EpochPosition
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wids.order.config import EpochConfig
     from wids.order.permutation import Indices
 
-    _Batch = tuple[Indices, NDArray[np.bool_]]
+    _Batch = tuple[Indices, NDArray[np.bool_], Indices | None]
 
 
 class BatchPlace(NamedTuple):
@@ -103,8 +103,6 @@ class BatchConfig:
         """Passes in an epoch; None: it has no end."""
         return self.lanes_config.epochs
 
-    has_seeds = False  # the sampler of batches refuses them
-
     def first_place(self, epoch: int) -> BatchPlace:
         """Where an epoch begins."""
         return BatchPlace(epoch, self.lanes_config.first_place(epoch).position)
@@ -160,7 +158,7 @@ class BatchConfig:
         """The rank's batches from a place to its epoch's end, a block at a time."""
         at, block = place.offset + self.rank, None
         held: list[_Batch] = []
-        for block in self.cut(place):
+        for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
             numbers = range(at, len(block), self.world)
             found = [*held, *map(block.batch, numbers)]
             at = (numbers[-1] + self.world if numbers else at) - len(block)
@@ -174,44 +172,37 @@ class BatchConfig:
             yield self._chunk(found, size=0, end=block.position + block.size, is_repeated=True)
 
     def _chunk(self, found: list[_Batch], *, size: int, end: int, is_repeated: bool = False) -> BatchChunk:
-        batches = [samples.tolist() for samples, _ in found]
-        if self.tail == "mask":
-            marks = [[is_repeated or again for again in fills.tolist()] for _, fills in found]
-            batches = [
-                [(RepeatedIndex if again else OwnIndex)(index) for index, again in zip(batch, mark, strict=True)]
-                for batch, mark in zip(batches, marks, strict=True)
-            ]
-        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, _ in found)])
+        batches = []
+        for samples, fills, seeds in found:
+            own = [not (is_repeated or again) for again in fills.tolist()] if self.tail == "mask" else None
+            words = None if seeds is None else seeds.tolist()
+            batches.append(list(mark(samples.tolist(), seeds=words, is_valid=own)))
+        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in found)])
         return BatchChunk(batches, flat, size, end)
 
-    def cut(self, place: BatchPlace) -> Iterator[Block]:
-        """The blocks from a place to its epoch's end, cut."""
-        config, left = self.lanes_config, np.zeros(0, np.int64)
-        pieces = self._pieces(place, self._span(place)[1])
+    def cut(self, place: BatchPlace, *, has_seeds: bool = False) -> Iterator[Block]:
+        """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
+        config = self.lanes_config
+        pieces = config.read(place.epoch, place.position, self._span(place)[1], has_seeds=has_seeds)
+        left = np.zeros((1 + has_seeds, 0), np.int64)  # samples, and their seeds
         for first, last in self._edges(place):
-            found, size = [left], len(left)
+            parts, size = [left], left.shape[1]
             while size < last - first:
-                found.append(next(pieces))
-                size += len(found[-1])
-            samples = np.concatenate(found)
-            samples, left = samples[: last - first], samples[last - first :]
-            if config.regrouping is not None:
-                samples = config.regrouping.take(samples)
+                parts.append(np.stack([part for part in next(pieces) if part is not None]))
+                size += parts[-1].shape[1]
+            found = np.concatenate(parts, axis=1)
+            found, left = found[:, : last - first], found[:, last - first :]
+            samples = found[0]
             yield Block(
                 samples.reshape(-1, self.lanes),
                 self.rule,
+                seeds=found[1].reshape(-1, self.lanes) if has_seeds else None,
                 real=len(samples) if config.is_stream else len(config.plan) - first,
                 seed=self.seed,
                 epoch=0 if config.is_stream else place.epoch,
                 position=first,
                 is_shuffled=self._is_shuffled,
             )
-
-    def _pieces(self, place: BatchPlace, stop: int | None) -> Iterator[Indices]:
-        plan = self.lanes_config.plan
-        if self.lanes_config.is_stream or stop is None or not isinstance(plan, Plan):
-            return plan.stream(place.position, stop)
-        return plan.order(place.epoch).blocks(place.position, stop)
 
     def _edges(self, place: BatchPlace) -> Iterator[tuple[int, int]]:
         """(first, last) position of each block from a place's on.
@@ -272,9 +263,13 @@ class BatchRun(Run):
         _, left, before, sizes = self._now
         return before + sum(sizes[: len(sizes) - length_hint(left)])
 
-    def pieces(self, blocks: Iterator[tuple[BatchChunk, None]]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
+    def blocks(self, config: BatchConfig, place: BatchPlace) -> Iterator[BatchChunk]:  # type: ignore[override]
+        """What `pieces` hands on."""
+        return config.blocks(place)
+
+    def pieces(self, blocks: Iterator[BatchChunk]) -> Iterator[Iterator[list[int]]]:  # type: ignore[override]
         """The batches, counted as they are drawn."""
-        for chunk, _ in blocks:
+        for chunk in blocks:
             count, _, before, sizes = self._now
             left = iter(chunk.batches)
             self._ends.append((chunk.size, chunk.end))
@@ -305,4 +300,5 @@ class BatchRun(Run):
     def to_prefetch(self) -> tuple[Callable[[], Iterator[Indices]], Callable[[], int]]:
         """What makes the indices of the run, and says how many were drawn."""
         config, place = self.config, self.place
+        config = replace(config, lanes_config=replace(config.lanes_config, has_seeds=False))
         return lambda: (chunk.samples for chunk in config.blocks(place)), lambda: self.drawn_samples

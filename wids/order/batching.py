@@ -107,7 +107,7 @@ class Block:
     """A block of rows, cut.
 
     Args:
-        samples: (rows, lanes).
+        samples: (rows, lanes). seeds: theirs, likewise; None: they have none.
         rule: what a batch may hold.
         real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
         seed, epoch, position: the order of the steps is a function of them; the position is the block's.
@@ -129,8 +129,9 @@ class Block:
         epoch: int,
         position: int,
         is_shuffled: bool,
+        seeds: Indices | None = None,
     ) -> None:
-        self._rule = rule
+        self._rule, self._seeds = rule, seeds
         self._samples, self.position, self.size = samples, position, samples.size
         self.lanes = int(samples.shape[1])
         self._real = real
@@ -154,18 +155,19 @@ class Block:
     def __len__(self) -> int:
         return self.steps * self.lanes
 
-    def batch(self, number: int) -> tuple[Indices, NDArray[np.bool_]]:
-        """Batch ``number`` of all lanes' (step by step): its samples, and which of them fill up the tail: (m,) each."""
+    def batch(self, number: int) -> tuple[Indices, NDArray[np.bool_], Indices | None]:
+        """Batch ``number`` of all lanes' (step by step): samples, which of them fill up the tail, seeds: (m,) each."""
         step, lane = divmod(number, self.lanes)
         cut = self._batches.get(lane)
         if cut is None:
             cut = self._batches[lane] = self._cut(lane)
         rows = cut[int(self._order[step])]
-        return self._samples[rows, lane], rows * self.lanes + lane >= self._real
+        seeds = None if self._seeds is None else self._seeds[rows, lane]
+        return self._samples[rows, lane], rows * self.lanes + lane >= self._real, seeds
 
     def cost(self, number: int) -> tuple[float, float, int]:
         """(cost, sum of its lengths, samples) of a batch."""
-        samples, _ = self.batch(number)
+        samples, *_ = self.batch(number)
         lengths = self._rule.lengths
         own = np.ones(len(samples)) if lengths is None else lengths[samples]
         total = float(own.sum())

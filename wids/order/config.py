@@ -145,34 +145,42 @@ class EpochConfig:
     def blocks(self, place: EpochPosition) -> Iterator[Indices]:
         """The rank's indices from a place to its epoch's end, (n,) at a time."""
         start, stop = self.span(place)
-        if self.is_stream or stop is None:
-            found = self.plan.stream(start + self.rank, stop, self.world)
-        else:
-            found = self._one_plan.order(place.epoch).blocks(start + self.rank, stop, self.world)
-        return found if self.regrouping is None else map(self.regrouping.take, found)
+        return (found for found, _ in self.read(place.epoch, start + self.rank, stop, self.world, has_seeds=False))
 
-    def seeded(self, place: EpochPosition) -> Iterator[tuple[Indices, Indices]]:
-        """`blocks`, each with the seeds of its samples, (n,) too; see `wids.order.mask.seeds_of`.
+    def seeded(self, place: EpochPosition) -> Iterator[tuple[Indices, Indices | None]]:
+        """`blocks`, each with the seeds of its samples, (n,) too, or None if they have none."""
+        start, stop = self.span(place)
+        return self.read(place.epoch, start + self.rank, stop, self.world, has_seeds=self.has_seeds)
+
+    def read(
+        self, epoch: int, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
+    ) -> Iterator[tuple[Indices, Indices | None]]:
+        """The indices at positions ``start:stop:step``, (n,) at a time, and their seeds (`wids.order.mask.seeds_of`).
 
         The pass of a sample is its epoch; where passes follow each other, the number of the pass from the first one
         on, in a mixture that of the sample's source. What an epoch repeats has the seeds of the first time.
         """
-        start, stop = self.span(place)
-        start += self.rank
-        if not isinstance(self.plan, Plan):
-            return self.plan.seeded(start, stop, self.world)
-        if self.is_stream or stop is None:
-            return self._seed(Stream(self.plan).passes(start, stop, self.world))
-        return self._seed([(self.plan.order(place.epoch), start, stop)])
+        plan, is_stream = self.plan, self.is_stream or stop is None
+        if not isinstance(plan, Plan):
+            return plan.seeded(start, stop, step, has_seeds=has_seeds)
+        if is_stream:
+            passes: Iterable[tuple[EpochOrder, int, int]] = Stream(plan).passes(start, stop, step)
+        else:
+            passes = [(plan.order(epoch), start, stop)]  # type: ignore[list-item]  # which has an end here
+        return self._read(passes, step, has_seeds=has_seeds)
 
-    def _seed(self, passes: Iterable[tuple[EpochOrder, int, int]]) -> Iterator[tuple[Indices, Indices]]:
+    def _read(
+        self, passes: Iterable[tuple[EpochOrder, int, int]], step: int, *, has_seeds: bool
+    ) -> Iterator[tuple[Indices, Indices | None]]:
         for order, start, stop in passes:
-            for places in order.places(start, stop, self.world):
-                samples = order.samples(places)
-                copy = order.copies(places, samples)
+            for places in order.places(start, stop, step):
+                samples, seeds = order.samples(places), None
+                copy = order.copies(places, samples) if has_seeds else 0
                 if self.regrouping is not None:
                     samples = self.regrouping.take(samples)
-                yield samples, seeds_of(samples, seed=order.plan.seed, number=order.epoch, copy=copy)
+                if has_seeds:
+                    seeds = seeds_of(samples, seed=order.plan.seed, number=order.epoch, copy=copy)
+                yield samples, seeds
 
     def ranges(self) -> Indices:
         """The rank's chunks in the order of the range: (nchunks, 2), half-open.

@@ -88,6 +88,10 @@ class Run:
         """What makes the indices of the run, and what says how many of them were drawn."""
         return partial(self.config.blocks, self.place), lambda: self.drawn
 
+    def blocks(self, config: EpochConfig, place: EpochPosition) -> Iterable[Any]:
+        """What `pieces` hands on."""
+        return config.seeded(place)
+
     def pieces(self, blocks: Iterable[tuple[Indices, Indices | None]]) -> Iterator[Iterator[int]]:
         """The indices of ``blocks``, counted as they are drawn, with their seeds and what the config's tail marks."""
         is_masked = self.config.tail == "mask"
@@ -171,7 +175,7 @@ def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
     if loaded is not None:  # attributes may have been assigned since then
         check_order(loaded.order, {**sampler._order(config), "lanes": config.lanes})
     place = run.loaded.place if run.loaded else next_place(cursor, config)
-    blocks = config.seeded(place) if config.has_seeds else ((block, None) for block in config.blocks(place))
+    blocks = run.blocks(config, place)
     run.begin(config, place)
     sampler._cursor = Running(run)
     prefetching, is_finished = sampler._prefetch(run), False

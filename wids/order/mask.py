@@ -83,19 +83,24 @@ class SeededIndex(MarkedIndex):
         return SeededIndex(index, self.seed, self.is_valid)  # type: ignore[arg-type]  # which it has
 
 
-def mark(indices: Iterable[int], *, seeds: Iterable[int] | None = None, is_valid: bool | None = None) -> Iterator[int]:
+def mark(
+    indices: Iterable[int], *, seeds: Iterable[int] | None = None, is_valid: bool | Iterable[bool] | None = None
+) -> Iterator[int]:
     """Indices with these marks, each made when it is drawn; plain ones if there are none.
 
     Args:
         indices: plain ones.
         seeds: one for each index; those of an iterator that are not used stay in it. None: no ``__seed__``.
-        is_valid: of all of them; None: no ``__valid__``.
+        is_valid: of all of them, or one for each; None: no ``__valid__``.
     """
     if seeds is not None:
-        return map(SeededIndex, indices, seeds, repeat(is_valid))
+        each = repeat(is_valid) if is_valid is None or isinstance(is_valid, bool) else is_valid
+        return map(SeededIndex, indices, seeds, each)
     if is_valid is None:
         return iter(indices)
-    return map(OwnIndex if is_valid else RepeatedIndex, indices)
+    if isinstance(is_valid, bool):
+        return map(OwnIndex if is_valid else RepeatedIndex, indices)
+    return ((OwnIndex if own else RepeatedIndex)(index) for index, own in zip(indices, is_valid, strict=True))
 
 
 def seeds_of(samples: Indices, *, seed: int, number: int | Indices, copy: int | Indices = 0) -> Indices:

@@ -189,11 +189,13 @@ class MixturePlan:
         order = _MixedOrder(self)
         return map(order.take, order.pieces(start, stop, step))
 
-    def seeded(self, start: int, stop: int | None, step: int = 1) -> Iterator[tuple[Indices, Indices]]:
-        """As `stream`, each piece with the seeds of its samples; see `wids.order.mask.seeds_of`."""
+    def seeded(
+        self, start: int, stop: int | None, step: int = 1, *, has_seeds: bool
+    ) -> Iterator[tuple[Indices, Indices | None]]:
+        """As `stream`, each piece with the seeds of its samples (`wids.order.mask.seeds_of`), or None."""
         order = _MixedOrder(self)
         for positions in order.pieces(start, stop, step):
-            seeds = np.empty(len(positions), np.int64)
+            seeds = np.empty(len(positions), np.int64) if has_seeds else None
             yield order.take(positions, seeds), seeds
 
     def counts(self, position: int) -> dict[str, int]:
