@@ -141,7 +141,8 @@ class Block:
         if buckets is not None:
             self.checksum = crc32(buckets.astype("<i8").tobytes(), self.checksum)
         self._lanes = [
-            _Lane(rule, lengths[:, lane], None if buckets is None else buckets[:, lane]) for lane in range(self.lanes)
+            _LaneRows(rule, lengths[:, lane], None if buckets is None else buckets[:, lane])
+            for lane in range(self.lanes)
         ]
         self.skipped = sum(lane.skipped for lane in self._lanes)
         self.steps = max((lane.fewest for lane in self._lanes), default=0)
@@ -183,7 +184,7 @@ class Block:
         return found or [np.zeros(0, np.int64)] * self.steps
 
 
-class _Lane:
+class _LaneRows:
     """The rows of one lane in a block.
 
     Attributes:
@@ -206,7 +207,7 @@ class _Lane:
             changes = np.flatnonzero(np.diff(buckets[order])) + 1
             edges = [0, *changes.tolist(), len(lengths)]
         self._parts = [
-            _Part(rule, order[lo:hi], lengths, 0 if buckets is None else int(buckets[order[lo]]))
+            _BucketRows(rule, order[lo:hi], lengths, 0 if buckets is None else int(buckets[order[lo]]))
             for lo, hi in pairwise(edges)
             if lo < hi
         ]
@@ -246,7 +247,7 @@ class _Lane:
         return numbers
 
 
-class _Part:
+class _BucketRows:
     """The rows of one lane in a block that are of one bucket, the longest first."""
 
     def __init__(self, rule: BatchRule, rows: Indices, lengths: Numbers, bucket: int) -> None:
