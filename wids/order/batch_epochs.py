@@ -59,11 +59,11 @@ class BatchChunk(NamedTuple):
     """A rank's batches of one block.
 
     Attributes:
-        batches: lists of indices. samples: the same in a row.
+        batches: samples, which of them fill up the tail, seeds. samples: the same in a row.
         size: batches of all lanes in the block. end: the position where it ends.
     """
 
-    batches: list[list[int]]
+    batches: list[_Batch]
     samples: Indices
     size: int
     end: int
@@ -168,17 +168,20 @@ class BatchConfig:
             yield self._chunk(found, size=len(block), end=block.position + block.size)
         # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
         if block is not None and len(block) and self.tail != "drop" and at < self.rank:
-            found = [block.batch(at % len(block))]
-            yield self._chunk(found, size=0, end=block.position + block.size, is_repeated=True)
+            samples, fills, seeds = block.batch(at % len(block))
+            found = [(samples, np.ones_like(fills), seeds)]
+            yield self._chunk(found, size=0, end=block.position + block.size)
 
-    def _chunk(self, found: list[_Batch], *, size: int, end: int, is_repeated: bool = False) -> BatchChunk:
-        batches = []
-        for samples, fills, seeds in found:
-            own = [not (is_repeated or again) for again in fills.tolist()] if self.tail == "mask" else None
-            words = None if seeds is None else seeds.tolist()
-            batches.append(list(mark(samples.tolist(), seeds=words, is_valid=own)))
-        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in found)])
+    def _chunk(self, batches: list[_Batch], *, size: int, end: int) -> BatchChunk:
+        flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in batches)])
         return BatchChunk(batches, flat, size, end)
+
+    def mark(self, batch: _Batch) -> list[int]:
+        """The indices of a batch as a loader takes them."""
+        samples, fills, seeds = batch
+        words = None if seeds is None else seeds.tolist()
+        is_valid = (~fills).tolist() if self.tail == "mask" else None
+        return list(mark(samples.tolist(), seeds=words, is_valid=is_valid))
 
     def cut(self, place: BatchPlace, *, has_seeds: bool = False) -> Iterator[Block]:
         """The blocks from a place to its epoch's end, cut; their samples have seeds, or none."""
@@ -249,7 +252,7 @@ class BatchRun(Run):
     def __init__(self) -> None:
         self._ends: list[tuple[int, int]] = []  # of blocks that were begun: batches of all lanes, and the position
         # Batches handed on, the present block's included, that block, and samples before and in each of its batches.
-        self._now: tuple[int, Iterator[list[int]], int, list[int]] = 0, iter(()), 0, []
+        self._now: tuple[int, Iterator[_Batch], int, list[int]] = 0, iter(()), 0, []
 
     @property
     def drawn(self) -> int:
@@ -277,9 +280,9 @@ class BatchRun(Run):
                 count + len(chunk.batches),
                 left,
                 before + sum(sizes),
-                [len(batch) for batch in chunk.batches],
+                [len(samples) for samples, *_ in chunk.batches],
             )
-            yield left
+            yield map(self.config.mark, left)  # one at a time: the garbage collector looks at all marks that are alive
 
     def place_after(self, count: int) -> BatchPlace:  # type: ignore[override]
         """The place after every rank has had ``count`` batches of the run."""
