@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Turn:
+class _Generators:
     """Only one thread at a time has the generators of the process."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Turn:
         self.lock = threading.RLock()
 
 
-_turn = _Turn()
+_generators = _Generators()
 
 
 def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -69,7 +69,7 @@ class _Seeded(Generic[T]):
     def __call__(self, sample: Any) -> T:
         words = random_words(4, seed=_seed_of(sample), epoch=0, stream=GLOBALS)
         tensors = getattr(sys.modules.get("torch"), "default_generator", None)
-        with _turn.lock:
+        with _generators.lock:
             python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002 - theirs
             tensor = None if tensors is None else tensors.get_state()
             try:

@@ -152,7 +152,7 @@ class BatchConfig:
         """Of the lengths and buckets in a place's block; None: the place is at a block's beginning."""
         if not place.offset:
             return None
-        return next((block.checksum for block in self.cut(place)), 0)
+        return next((block.checksum() for block in self.cut(place)), 0)
 
     def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
         """The rank's batches from a place to its epoch's end, a block at a time."""

@@ -115,8 +115,6 @@ class Block:
 
     Attributes:
         position: as given. size: samples in it. lanes: L. steps: batches of each lane.
-        skipped: samples that were left out.
-        checksum: of the lengths and buckets, CRC-32.
     """
 
     def __init__(
@@ -131,20 +129,17 @@ class Block:
         is_shuffled: bool,
         seeds: Indices | None = None,
     ) -> None:
-        self._rule, self._seeds = rule, seeds
+        self._seeds = seeds
         self._samples, self.position, self.size = samples, position, samples.size
         self.lanes = int(samples.shape[1])
         self._real = real
         lengths = np.ones(samples.shape, np.int64) if rule.lengths is None else rule.lengths[samples]
         buckets = None if rule.buckets is None else rule.buckets[samples]
-        self.checksum = crc32(lengths.astype("<f8").tobytes())
-        if buckets is not None:
-            self.checksum = crc32(buckets.astype("<i8").tobytes(), self.checksum)
+        self._lengths, self._buckets = lengths, buckets
         self._lanes = [
             _LaneRows(rule, lengths[:, lane], None if buckets is None else buckets[:, lane])
             for lane in range(self.lanes)
         ]
-        self.skipped = sum(lane.skipped for lane in self._lanes)
         self.steps = max((lane.fewest for lane in self._lanes), default=0)
         if not rule.is_padded:
             while not all(lane.fits(self.steps) for lane in self._lanes):
@@ -166,13 +161,10 @@ class Block:
         seeds = None if self._seeds is None else self._seeds[rows, lane]
         return self._samples[rows, lane], rows * self.lanes + lane >= self._real, seeds
 
-    def cost(self, number: int) -> tuple[float, float, int]:
-        """(cost, sum of its lengths, samples) of a batch."""
-        samples, *_ = self.batch(number)
-        lengths = self._rule.lengths
-        own = np.ones(len(samples)) if lengths is None else lengths[samples]
-        total = float(own.sum())
-        return (float(own.max() * len(own)) if self._rule.is_padded else total), total, len(own)
+    def checksum(self) -> int:
+        """Of the lengths and buckets, CRC-32."""
+        found = crc32(self._lengths.astype("<f8").tobytes())
+        return found if self._buckets is None else crc32(self._buckets.astype("<i8").tobytes(), found)
 
     def _cut(self, lane: int) -> list[Indices]:
         found = self._lanes[lane].cut(self.steps)
@@ -188,18 +180,14 @@ class _LaneRows:
     """The rows of one lane in a block.
 
     Attributes:
-        skipped: rows left out. fewest: batches that it takes at least.
+        fewest: batches that it takes at least.
     """
 
     def __init__(self, rule: BatchRule, lengths: Numbers, buckets: Numbers | None) -> None:
-        self._rule = rule
-        kept = None
-        self.skipped = 0
-        if rule.skips and rule.max_cost is not None:
-            kept = np.flatnonzero(lengths <= rule.max_cost)
-            self.skipped = len(lengths) - len(kept)
-            if self.skipped:
-                lengths, buckets = lengths[kept], None if buckets is None else buckets[kept]
+        self._rows: Indices | None = None  # that are not left out; None: none is
+        if rule.skips and rule.max_cost is not None and lengths.max() > rule.max_cost:
+            kept = self._rows = np.flatnonzero(lengths <= rule.max_cost)
+            lengths, buckets = lengths[kept], None if buckets is None else buckets[kept]
         if buckets is None:
             order, edges = np.argsort(-lengths, kind="stable"), [0, len(lengths)]
         else:
@@ -211,7 +199,6 @@ class _LaneRows:
             for lo, hi in pairwise(edges)
             if lo < hi
         ]
-        self._rows = kept if self.skipped else None
         self.fewest = sum(part.fewest for part in self._parts)
 
     def fits(self, count: int) -> bool:
