@@ -5,20 +5,18 @@ The batches of like length are cut in `wids.order.batching`, and dealt to the ra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from wids.errors import InputError, StateError, shown
+from wids.errors import InputError, StateError
 from wids.events import logger
 from wids.order import cursor
 from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
-from wids.order.batching import BatchRule, look_at_lengths, number_buckets
+from wids.order.batching import make_rule
 from wids.order.iteration import Iteration, state_of
 from wids.order.mixture import mixed_parts
 from wids.order.state import MAX_POSITION, EpochPosition, check_order, nested_state
@@ -26,7 +24,7 @@ from wids.order.validation import parse_int, suggest_names
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Iterator, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.iteration import Run
@@ -84,45 +82,22 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise TypeError(
                 f"the sampler is a {type(given).__name__}; give a ChunkedSampler or a DistributedChunkedSampler"
             )
-        if max_tokens is None and batch_size is None:
-            raise InputError("neither max_tokens nor batch_size says how large a batch may be; give one or both")
-        if max_tokens is not None and lengths is None:
-            raise InputError(f"max_tokens is {max_tokens}, and no lengths are given; give lengths=array or column")
-        for name, value, known in (("cost", cost, ("padded", "sum")), ("too_long", too_long, ("error", "skip"))):
-            if value not in known:
-                raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
         self.sampler, self.batch_size = sampler, batch_size
         self._block = None if block is None else parse_int("block", block, minimum=1)
-        limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
-        self._mean, self.skipped, facts = 1.0, 0, dict[str, Any]()
-        found = None if lengths is None else self._values("lengths", lengths)
-        if found is not None:
-            self._mean, facts, self.skipped = look_at_lengths(found, limit, skips=too_long == "skip")
-        names: list[Any] = [None]
-        numbers = None
-        if buckets is not None:
-            numbers, names = number_buckets(self._values("buckets", buckets))
-        self._rule = BatchRule(
-            lengths=found,
-            max_cost=limit,
-            is_padded=cost == "padded",
-            buckets=numbers,
-            names=names,
-            sizes=_parse_sizes(batch_size, names if buckets is not None else None),
-            skips=too_long == "skip",
-            facts={
-                "max_tokens": limit,
-                "cost": cost,
-                "lengths": facts,
-                "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
-                "batch_size": _plain_sizes(batch_size),
-                "too_long": too_long,
-            },
+        self._rule = make_rule(
+            len(sampler.dataset),
+            lengths=None if lengths is None else self._values("lengths", lengths),
+            max_tokens=max_tokens,
+            cost=cost,
+            buckets=None if buckets is None else self._values("buckets", buckets),
+            batch_size=batch_size,
+            too_long=too_long,
         )
+        self.skipped = self._rule.skipped
         if self.skipped:
             logger.warning(
                 "%d of %d samples are longer than max_tokens=%g, and are left out of all batches",
-                *(self.skipped, len(sampler.dataset), limit),
+                *(self.skipped, len(sampler.dataset), self._rule.max_cost),
             )
         self._cursor: cursor.Cursor = cursor.NotStarted()
         self._seen = sampler._cursor
@@ -274,35 +249,14 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "the sampler's ranges, or its dslength_per_replica, were assigned for this rank alone; batches are cut "
                 "for all ranks together: use num_samples, a view, or epoch_size"
             )
-        chunk = config.plan.chunk_rows()
-        rows = self._block or min(self._rule.rows(self._mean), max(chunk, 1))
-        return BatchConfig(
-            lanes_config=replace(config, world=config.lanes, rank=0),
-            rule=self._rule,
-            rows=rows,
-            seed=parse_int("seed", self.sampler.seed),
-            world=config.world,
-            rank=config.rank,
-        )
+        return BatchConfig.of(config, self._rule, seed=parse_int("seed", self.sampler.seed), block=self._block)
 
     def _prefetch(self, run: Run) -> Prefetcher | None:
         return self.sampler._prefetch(run)
 
     def _values(self, name: str, given: Any) -> Any:
         """One value for each sample: (n,)."""
-        dataset = self.sampler.dataset
-        found = _read_column(dataset, name, given) if isinstance(given, str) else np.asarray(given)
-        if found.shape != (len(dataset),):
-            raise InputError(
-                f"{name} has the shape {found.shape}, and the dataset {len(dataset):,} samples; give one for each"
-            )
-        if name == "lengths" and found.dtype.kind not in "iuf":
-            raise InputError(f"lengths are of type {found.dtype}; they must be numbers above 0")
-        return found
-
-
-# Buckets that a state names.
-_SHOWN_BUCKETS = 32
+        return _read_column(self.sampler.dataset, name, given) if isinstance(given, str) else np.asarray(given)
 
 
 def _read_column(dataset: Any, name: str, column: str) -> Any:
@@ -315,34 +269,6 @@ def _read_column(dataset: Any, name: str, column: str) -> Any:
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
         return _read_column(dataset.dataset, name, column)[np.asarray(dataset.indices)]
     raise InputError(f"{name} is {column!r}, and a {type(dataset).__name__} has no columns; give an array")
-
-
-def _parse_number(name: str, value: Any) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise InputError(f"{name} is {shown(value)}; it must be a number above 0")
-    return found
-
-
-def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
-    """The batch size of each bucket."""
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        return [parse_int("batch_size", given, minimum=1)] * len(names or [None])
-    if names is None:
-        raise InputError("batch_size is a dict, and there are no buckets; give buckets=array or column, or one number")
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(given))}")
-    return [parse_int(f"batch_size[{name!r}]", given[name], minimum=1) for name in names]
-
-
-def _plain_sizes(given: Any) -> Any:
-    return {str(name): size for name, size in given.items()} if isinstance(given, Mapping) else given
 
 
 def _read_count(state: Mapping[str, Any], name: str) -> int:

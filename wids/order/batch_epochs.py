@@ -21,22 +21,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wids.errors import StateError
-from wids.order.batching import Block
+from wids.order.batching import Batch, Block
 from wids.order.epoch import Plan
 from wids.order.iteration import Run
 from wids.order.mask import mark
 from wids.order.state import EpochPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from wids.order.batching import BatchRule
     from wids.order.config import EpochConfig
     from wids.order.permutation import Indices
-
-    _Batch = tuple[Indices, NDArray[np.bool_], Indices | None]
 
 
 class BatchPlace(NamedTuple):
@@ -59,11 +57,11 @@ class BatchChunk(NamedTuple):
     """A rank's batches of one block.
 
     Attributes:
-        batches: samples, which of them fill up the tail, seeds. samples: the same in a row.
+        batches: in turn. samples: theirs, in a row.
         size: batches of all lanes in the block. end: the position where it ends.
     """
 
-    batches: list[_Batch]
+    batches: list[Batch]
     samples: Indices
     size: int
     end: int
@@ -87,6 +85,25 @@ class BatchConfig:
     seed: int
     world: int = 1
     rank: int = 0
+
+    @classmethod
+    def of(cls, config: EpochConfig, rule: BatchRule, *, seed: int, block: int | None = None) -> Self:
+        """The batches of a rank whose samples, without batches, are those of a config.
+
+        Args:
+            config: of the samples.
+            rule: what a batch may hold.
+            seed: of the order of steps.
+            block: rows of a block; None: enough to choose from, within a chunk.
+        """
+        return cls(
+            lanes_config=replace(config, world=config.lanes, rank=0),
+            rule=rule,
+            rows=block or min(rule.rows, max(config.plan.chunk_rows(), 1)),
+            seed=seed,
+            world=config.world,
+            rank=config.rank,
+        )
 
     @property
     def lanes(self) -> int:
@@ -156,29 +173,39 @@ class BatchConfig:
 
     def blocks(self, place: BatchPlace) -> Iterator[BatchChunk]:
         """The rank's batches from a place to its epoch's end, a block at a time."""
-        at, block = place.offset + self.rank, None
-        held: list[_Batch] = []
-        for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
-            numbers = range(at, len(block), self.world)
-            found = [*held, *map(block.batch, numbers)]
-            at = (numbers[-1] + self.world if numbers else at) - len(block)
-            # Of a round that other ranks may not complete, the batch is held back: it may be left out.
-            is_whole = self.tail != "drop" or at <= self.rank
-            held, found = ([], found) if is_whole else (found[-1:], found[:-1])
-            yield self._chunk(found, size=len(block), end=block.position + block.size)
-        # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
-        if block is not None and len(block) and self.tail != "drop" and at < self.rank:
-            samples, fills, seeds = block.batch(at % len(block))
-            found = [(samples, np.ones_like(fills), seeds)]
-            yield self._chunk(found, size=0, end=block.position + block.size)
+        return (chunk for [chunk] in self.deal(place, [self.rank]))
 
-    def _chunk(self, batches: list[_Batch], *, size: int, end: int) -> BatchChunk:
+    def deal(self, place: BatchPlace, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
+        """The batches of some ranks from a place to its epoch's end, a block at a time."""
+        block = None
+        ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
+        for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
+            end, chunks = block.position + block.size, []
+            for k, rank in enumerate(ranks):
+                numbers = range(ats[k], len(block), self.world)
+                found = [*held[k], *map(block.batch, numbers)]
+                ats[k] = (numbers[-1] + self.world if numbers else ats[k]) - len(block)
+                # Of a round that other ranks may not complete, the batch is held back: it may be left out.
+                is_whole = self.tail != "drop" or ats[k] <= rank
+                held[k], found = ([], found) if is_whole else (found[-1:], found[:-1])
+                chunks.append(self._chunk(found, size=len(block), end=end))
+            yield chunks
+        if block is None or not len(block) or self.tail == "drop":
+            return
+        # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
+        late = [at < rank for at, rank in zip(ats, ranks, strict=True)]
+        if any(late):
+            last = [[block.batch(at % len(block))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]
+            filled = [[one._replace(fills=np.ones_like(one.fills)) for one in batches] for batches in last]
+            yield [self._chunk(batches, size=0, end=block.position + block.size) for batches in filled]
+
+    def _chunk(self, batches: list[Batch], *, size: int, end: int) -> BatchChunk:
         flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in batches)])
         return BatchChunk(batches, flat, size, end)
 
-    def mark(self, batch: _Batch) -> list[int]:
+    def mark(self, batch: Batch) -> list[int]:
         """The indices of a batch as a loader takes them."""
-        samples, fills, seeds = batch
+        samples, fills, seeds, _ = batch
         words = None if seeds is None else seeds.tolist()
         is_valid = (~fills).tolist() if self.tail == "mask" else None
         return list(mark(samples.tolist(), seeds=words, is_valid=is_valid))
@@ -252,7 +279,7 @@ class BatchRun(Run):
     def __init__(self) -> None:
         self._ends: list[tuple[int, int]] = []  # of blocks that were begun: batches of all lanes, and the position
         # Batches handed on, the present block's included, that block, and samples before and in each of its batches.
-        self._now: tuple[int, Iterator[_Batch], int, list[int]] = 0, iter(()), 0, []
+        self._now: tuple[int, Iterator[Batch], int, list[int]] = 0, iter(()), 0, []
 
     @property
     def drawn(self) -> int:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from wids.errors import InputError, shown
 from wids.order.permutation import STEPS, permutation
+from wids.order.validation import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +42,8 @@ _STEPS, _STEPS_OF_A_BUCKET = 64, 4
 _PRECISION = 1e-3
 # Lengths looked at at a time.
 _PIECE = 1 << 20
+# Buckets that a state names.
+_SHOWN_BUCKETS = 32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +58,7 @@ class BatchRule:
         names: of the buckets, by their numbers.
         sizes: the most samples in a batch of each bucket: (nbuckets,); None: any.
         skips: a sample that costs more than ``max_cost`` is left out; False: it is an error.
+        skipped: how many of all samples are left out. mean: of all lengths.
         facts: what all of this is, as plain values for a state.
     """
 
@@ -64,17 +69,118 @@ class BatchRule:
     names: Sequence[Any]
     sizes: Sequence[int] | None
     skips: bool
+    skipped: int
+    mean: float
     facts: dict[str, Any]
 
-    def per_batch(self, mean: float) -> float:
-        """About how many samples a batch has, whose mean length is given."""
-        found = math.inf if self.max_cost is None else max(self.max_cost / mean, 1.0)
+    @property
+    def per_batch(self) -> float:
+        """About how many samples a batch has."""
+        found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
         return found if self.sizes is None else min(found, sum(self.sizes) / len(self.sizes))
 
-    def rows(self, mean: float) -> int:
+    @property
+    def rows(self) -> int:
         """Rows of a block that has enough to choose from."""
         steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
-        return max(int(steps * self.per_batch(mean)), 1)
+        return max(int(steps * self.per_batch), 1)
+
+
+def make_rule(
+    samples: int,
+    *,
+    lengths: Numbers | None = None,
+    max_tokens: Any = None,
+    cost: str = "padded",
+    buckets: Any = None,
+    batch_size: Any = None,
+    too_long: str = "error",
+) -> BatchRule:
+    """The rule that arguments of `wids.BucketBatchSampler` say.
+
+    Args:
+        samples: of the dataset.
+        lengths: of each of them: (samples,).
+        max_tokens: see there.
+        cost: see there.
+        buckets: of each sample: (samples,).
+        batch_size: see there.
+        too_long: see there.
+
+    Raises:
+        InputError: as there.
+    """
+    if max_tokens is None and batch_size is None:
+        raise InputError("neither max_tokens nor batch_size says how large a batch may be; give one or both")
+    if max_tokens is not None and lengths is None:
+        raise InputError(f"max_tokens is {max_tokens}, and no lengths are given; give lengths=array or column")
+    for name, value, known in (("cost", cost, ("padded", "sum")), ("too_long", too_long, ("error", "skip"))):
+        if value not in known:
+            raise InputError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
+    limit = None if max_tokens is None else _parse_number("max_tokens", max_tokens)
+    mean, skipped, facts = 1.0, 0, dict[str, Any]()
+    if lengths is not None:
+        _check_count("lengths", lengths, samples)
+        if lengths.dtype.kind not in "iuf":
+            raise InputError(f"lengths are of type {lengths.dtype}; they must be numbers above 0")
+        mean, facts, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
+    names: list[Any] = [None]
+    numbers = None
+    if buckets is not None:
+        _check_count("buckets", buckets, samples)
+        numbers, names = number_buckets(buckets)
+    return BatchRule(
+        lengths=lengths,
+        max_cost=limit,
+        is_padded=cost == "padded",
+        buckets=numbers,
+        names=names,
+        sizes=_parse_sizes(batch_size, names if buckets is not None else None),
+        skips=too_long == "skip",
+        skipped=skipped,
+        mean=mean,
+        facts={
+            "max_tokens": limit,
+            "cost": cost,
+            "lengths": facts,
+            "buckets": None if numbers is None else [*map(str, names)][:_SHOWN_BUCKETS],
+            "batch_size": _plain_sizes(batch_size),
+            "too_long": too_long,
+        },
+    )
+
+
+def _check_count(name: str, values: Any, samples: int) -> None:
+    if values.shape != (samples,):
+        raise InputError(f"{name} has the shape {values.shape}, and the dataset {samples:,} samples; give one for each")
+
+
+def _parse_number(name: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise InputError(f"{name} is {shown(value)}; it must be a number above 0")
+    return found
+
+
+def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
+    """The batch size of each bucket."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return [parse_int("batch_size", given, minimum=1)] * len(names or [None])
+    if names is None:
+        raise InputError("batch_size is a dict, and there are no buckets; give buckets=array or column, or one number")
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(f"batch_size has none of bucket {shown(missing[0])}; it has {shown(list(given))}")
+    return [parse_int(f"batch_size[{name!r}]", given[name], minimum=1) for name in names]
+
+
+def _plain_sizes(given: Any) -> Any:
+    return {str(name): size for name, size in given.items()} if isinstance(given, Mapping) else given
 
 
 def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
@@ -101,6 +207,20 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
         total, most = total + float(piece.sum(dtype=np.float64)), max(most, float(high))
     n = len(lengths)
     return total / max(n, 1), {"samples": n, "total": total, "longest": most}, above
+
+
+class Batch(NamedTuple):
+    """A batch: (m,) each.
+
+    Attributes:
+        samples: which. fills: which of them fill up the tail. seeds: of the samples; None: they have none.
+        positions: of the samples in the epoch, all lanes together.
+    """
+
+    samples: Indices
+    fills: NDArray[np.bool_]
+    seeds: Indices | None
+    positions: Indices
 
 
 class Block:
@@ -151,15 +271,16 @@ class Block:
     def __len__(self) -> int:
         return self.steps * self.lanes
 
-    def batch(self, number: int) -> tuple[Indices, NDArray[np.bool_], Indices | None]:
-        """Batch ``number`` of all lanes' (step by step): samples, which of them fill up the tail, seeds: (m,) each."""
+    def batch(self, number: int) -> Batch:
+        """Batch ``number`` of all lanes' (step by step)."""
         step, lane = divmod(number, self.lanes)
         cut = self._batches.get(lane)
         if cut is None:
             cut = self._batches[lane] = self._cut(lane)
         rows = cut[int(self._order[step])]
         seeds = None if self._seeds is None else self._seeds[rows, lane]
-        return self._samples[rows, lane], rows * self.lanes + lane >= self._real, seeds
+        at = rows * self.lanes + lane
+        return Batch(self._samples[rows, lane], at >= self._real, seeds, at + self.position)
 
     def checksum(self) -> int:
         """Of the lengths and buckets, CRC-32."""
