@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from wids.errors import InputError, StateError
+from wids.errors import InputError, StateError, shown
 from wids.events import logger
 from wids.order import cursor
 from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
@@ -99,10 +99,10 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "%d of %d samples are longer than max_tokens=%g, and are left out of all batches",
                 *(self.skipped, len(sampler.dataset), self._rule.max_cost),
             )
-        self._cursor: cursor.Cursor = cursor.NotStarted()
-        self._seen = sampler._cursor
+        self._own: cursor.Cursor = cursor.NotStarted()
+        self._seen: cursor.Cursor | None = None
         self._counts: dict[str, int] = {}
-        self._config()
+        _ = self._cursor, self._config()
 
     def __iter__(self) -> Iterator[list[int]]:
         it: Any = self  # whose places are of batches
@@ -110,7 +110,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         config = self._config()
-        run = cursor.current_run(self._follow())
+        run = cursor.current_run(self._cursor)
         place = cursor.next_place(self._cursor, config) if run is None else run.place  # type: ignore[arg-type]
         key = repr((place, config.world, self._order(config), self.sampler._mixing and self.sampler._mixing.facts()))
         if key not in self._counts:
@@ -118,28 +118,46 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._counts[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cursor": cursor.without_run(self._cursor)}
+        return {**self.__dict__, "_own": cursor.without_run(self._cursor)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._seen = self.sampler._cursor  # which a copy makes anew
 
     # --- epochs
 
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or the one that ``set_epoch`` chose for the next."""
-        return self._follow().epoch
+        return self._cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; see `wids.DistributedChunkedSampler.set_epoch`."""
         self.sampler.set_epoch(epoch)
-        self._follow()
+        _ = self._cursor  # which follows
 
-    def _follow(self) -> cursor.Cursor:
-        """The cursor, after an epoch that was chosen through the sampler underneath, as trainers do."""
+    @property
+    def _cursor(self) -> cursor.Cursor:
+        """Where this is in its epochs, after an epoch that was chosen through the sampler underneath, as trainers do.
+
+        Raises:
+            StateError: a state was loaded into the sampler underneath.
+        """
         now = self.sampler._cursor
         if now is not self._seen:
+            if isinstance(now, cursor.Loaded):
+                raise StateError(
+                    "a state was loaded into the sampler under a BucketBatchSampler, and its place says nothing of "
+                    "batches; load the state of a BucketBatchSampler into that, or make a sampler without a state"
+                )
             self._seen = now
             if isinstance(now, cursor.Chosen):
-                self._cursor = cursor.choose(self._cursor, now.epoch)
-        return self._cursor
+                self._own = cursor.choose(self._own, now.epoch)
+        return self._own
+
+    @_cursor.setter
+    def _cursor(self, value: cursor.Cursor) -> None:
+        self._own = value
 
     # --- state
 
@@ -157,7 +175,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         """
         if batches is not None and consumed is not None:
             raise ValueError("batches and consumed are given; one of them says how far the training loop is")
-        self._follow()
         it: Any = self
         return state_of(it, BatchRun(), consumed if batches is None else batches, None)
 
@@ -173,9 +190,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             StateError: it belongs to another dataset, or other lengths, buckets or settings; or is damaged.
         """
-        self._follow()
-        loaded = self._adopt(state, is_reweighted=reweight)
-        self._cursor = cursor.load(self._cursor, loaded)
+        if isinstance(self.sampler._cursor, cursor.Loaded):
+            self._seen = self.sampler._cursor  # what was loaded there is replaced
+        now = self._cursor
+        self._cursor = cursor.load(now, self._adopt(state, is_reweighted=reweight))
 
     @suggest_names
     def reweight(self, weights: Mapping[str, float], *, at: int | None = None) -> int:
@@ -183,7 +201,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
         ``at`` counts samples.
         """
-        config, now = self._config(), self._follow()
+        config, now = self._config(), self._cursor
         if isinstance(now, cursor.Running):
             earliest = usual = config.end(now.run.place)  # type: ignore[arg-type]
         else:
@@ -256,7 +274,20 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _values(self, name: str, given: Any) -> Any:
         """One value for each sample: (n,)."""
-        return _read_column(self.sampler.dataset, name, given) if isinstance(given, str) else np.asarray(given)
+        return _read_column(self.sampler.dataset, name, given) if isinstance(given, str) else _read_values(name, given)
+
+
+def _read_values(name: str, given: Any) -> Any:
+    if np.ma.is_masked(given):
+        at = int(np.flatnonzero(np.ma.getmaskarray(given).reshape(-1))[0])
+        raise InputError(f"{name}: the value of sample {at} is masked; leave such samples out of the view")
+    try:
+        found = np.asarray(given)
+        if found.dtype.kind in "US" and not isinstance(given, np.ndarray):  # where 1 and NaN would become words
+            found = np.array(given, dtype=object)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} are {shown(given)}, of which there is no array ({error}); give an array") from error
+    return found
 
 
 def _read_column(dataset: Any, name: str, column: str) -> Any:

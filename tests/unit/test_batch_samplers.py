@@ -1,8 +1,10 @@
 """Batches of like length and shape: what they hold, that ranks have equally many, and that a resume is exact."""
 
+import copy
 import json
+import pickle
 import random
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -189,6 +191,8 @@ def test_epochs_differ_and_an_epoch_is_chosen_through_either():
     assert sampler.epoch == 1
     assert list(sampler) == second
     assert len(sampler) == len(second)
+    sampler.sampler.set_epoch(0)
+    assert [batch for batch in sampler] == first  # noqa: C416 - `list` asks for the length first, loaders do not
 
 
 def test_at_an_epoch_s_end_the_state_begins_the_next():
@@ -249,6 +253,40 @@ def test_samples_that_are_too_long_are_left_out(caplog):
     assert sorted(index for batch in sampler for index in batch) == [k for k in range(780) if k not in (3, 500)]
 
 
+@pytest.mark.parametrize("seed", range(examples(60)))
+def test_lanes_of_which_much_is_left_out(seed):
+    """Equal counts, no empty batch, none lost, none valid twice, none twice by ``drop``; also after a resume."""
+    draws, numbers = random.Random(seed), np.random.default_rng(seed)
+    n, world, tail = draws.randint(1, 80), draws.randint(1, 4), draws.choice(["pad", "drop", "mask"])
+    dataset, lengths, most = Samples([n]), numbers.integers(1, 100, n), draws.choice([10, 20, 50, 80])
+    rule = {"lengths": lengths, "max_tokens": most, "cost": draws.choice(["padded", "sum"]), "too_long": "skip"}
+    rule["block"] = draws.choice([None, 1, 2, 5, 10])
+    options = {"lanes": draws.choice([None, draws.randint(1, 5)]), "tail": tail, "shuffle": draws.random() < 0.7}
+    samplers = [make(dataset, world=world, rank=rank, options=options, **rule) for rank in range(world)]
+    ranks = [list(sampler) for sampler in samplers]
+    assert {len(batches) for batches in ranks} == {len(sampler) for sampler in samplers}
+    batches = [batch for step in zip(*ranks, strict=True) for batch in step]
+    assert all(batches)
+    assert all(sum(lengths[batch]) <= most for batch in batches)
+    drawn = list(chain(*batches))
+    kept = np.flatnonzero(lengths <= most).tolist()
+    if tail == "drop":
+        assert len(set(drawn)) == len(drawn)
+    else:
+        assert sorted(set(drawn)) == kept
+    if tail == "mask":
+        assert sorted(index for index in drawn if index.is_valid) == kept
+    done, iterator = draws.randint(0, len(ranks[0])), iter(samplers[0])
+    samplers[0].set_epoch(0)
+    list(islice(iterator, done))
+    state = samplers[0].state_dict(done) if done else make(dataset, options=options, **rule).state_dict()
+    for rank, found in enumerate(ranks):
+        again = make(dataset, world=world, rank=rank, options=options, **rule)
+        again.set_epoch(0)
+        again.load_state_dict(state)
+        assert list(again) == found[done:]
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -266,12 +304,64 @@ def test_samples_that_are_too_long_are_left_out(caplog):
         ({"buckets": ["a", "b"] * 390, "batch_size": {"a": 3}}, "none of bucket 'b'"),
         ({"buckets": ["a", None] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
         ({"buckets": [1.0, float("nan")] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
+        ({"buckets": np.array([1, float("nan")] * 390, object), "batch_size": 3}, "the bucket of sample 1 is missing"),
+        ({"buckets": ["a", float("nan")] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
+        ({"buckets": np.array(["2001", "NaT"] * 390, "M8[Y]"), "batch_size": 3}, "the bucket of sample 1 is missing"),
+        ({"buckets": np.ma.array([1, 2] * 390, mask=[0, 1] * 390), "batch_size": 3}, "sample 1 is masked"),
+        ({"lengths": np.ma.array(LENGTHS, mask=LENGTHS > 98), "max_tokens": 500}, "of sample .* is masked"),
+        ({"buckets": [1, "1"] * 390, "batch_size": 3}, "cannot be compared"),
+        ({"lengths": [[1], [1, 2]] * 390, "max_tokens": 500}, "give an array"),
+        ({"lengths": torch.ones(780, requires_grad=True), "max_tokens": 500}, "give an array"),
     ],
 )
 def test_what_makes_no_batches(rule, words):
     """A typed error that says what to do."""
     with pytest.raises(InputError, match=words):
         make(**rule)
+
+
+def test_numbers_of_any_kind():
+    """Those of numpy make a state of plain values; a limit may be beyond all costs; no sample makes no batch."""
+    for size in (np.int64(3), {"a": np.int64(3)}):
+        state = make(buckets=["a"] * 780, batch_size=size).state_dict()
+        assert json.loads(json.dumps(state)) == state
+    assert sorted(chain(*make(lengths=LENGTHS * 1e-320, max_tokens=1e10))) == list(range(780))
+    assert list(make(Samples([0]), lengths=[], max_tokens=5)) == []
+    assert list(make(Samples([0]), buckets=[], batch_size={"a": 5})) == []
+
+
+def test_a_sampler_that_is_somewhere_already():
+    """Its chosen epoch is that of the batches; a state that was loaded into it has no place between batches."""
+    sampler = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0)
+    sampler.set_epoch(3)
+    batches = wids.BucketBatchSampler(sampler, batch_size=4)
+    assert batches.epoch == 3
+    state = batches.state_dict()
+    sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(StateError, match="loaded into the sampler under"):
+        iter(batches).__next__()
+    with pytest.raises(StateError, match="loaded into the sampler under"):
+        wids.BucketBatchSampler(sampler, batch_size=4)
+    batches.load_state_dict(state)
+    assert next(iter(batches)) == next(iter(wids.BucketBatchSampler(_chosen(3), batch_size=4)))
+
+
+def _chosen(epoch):
+    sampler = wids.DistributedChunkedSampler(DATASET, num_replicas=1, rank=0)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_begins_where_its_original_would(copied):
+    """At the state that was loaded, though another epoch was chosen before."""
+    first = make()
+    iterator = iter(first)
+    list(islice(iterator, 4))
+    second = make()
+    second.set_epoch(5)
+    second.load_state_dict(first.state_dict())
+    assert list(copied(second)) == list(iterator)
 
 
 def test_a_sampler_of_another_kind():

@@ -177,7 +177,7 @@ class BatchConfig:
 
     def deal(self, place: BatchPlace, ranks: Sequence[int]) -> Iterator[list[BatchChunk]]:
         """The batches of some ranks from a place to its epoch's end, a block at a time."""
-        block = None
+        end, last = place.position, None
         ats, held = [place.offset + rank for rank in ranks], [list[Batch]() for _ in ranks]
         for block in self.cut(place, has_seeds=self.lanes_config.has_seeds):
             end, chunks = block.position + block.size, []
@@ -189,15 +189,16 @@ class BatchConfig:
                 is_whole = self.tail != "drop" or ats[k] <= rank
                 held[k], found = ([], found) if is_whole else (found[-1:], found[:-1])
                 chunks.append(self._chunk(found, size=len(block), end=end))
+            last = block if len(block) else last
             yield chunks
-        if block is None or not len(block) or self.tail == "drop":
+        if last is None or self.tail == "drop":
             return
         # Where the ranks do not divide the batches, the last ones have had one less, and are nearer to the end.
         late = [at < rank for at, rank in zip(ats, ranks, strict=True)]
         if any(late):
-            last = [[block.batch(at % len(block))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]
-            filled = [[one._replace(fills=np.ones_like(one.fills)) for one in batches] for batches in last]
-            yield [self._chunk(batches, size=0, end=block.position + block.size) for batches in filled]
+            rounds = [[last.batch(at % len(last))] if is_late else [] for at, is_late in zip(ats, late, strict=True)]
+            filled = [[one._replace(fills=np.ones_like(one.fills)) for one in batches] for batches in rounds]
+            yield [self._chunk(batches, size=0, end=end) for batches in filled]
 
     def _chunk(self, batches: list[Batch], *, size: int, end: int) -> BatchChunk:
         flat = np.concatenate([np.zeros(0, np.int64), *(samples for samples, *_ in batches)])
@@ -232,6 +233,7 @@ class BatchConfig:
                 epoch=0 if config.is_stream else place.epoch,
                 position=first,
                 is_shuffled=self._is_shuffled,
+                is_dropping=self.tail == "drop",
             )
 
     def _edges(self, place: BatchPlace) -> Iterator[tuple[int, int]]:

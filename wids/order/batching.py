@@ -6,7 +6,8 @@
 In a block, batches of a lane are of samples of one bucket, cost at most the budget, and are as equal in cost as can be;
 the lanes' batches are sorted alike, so that those of a step cost about the same, and the steps come in a random order,
 which is the same in all lanes. Nothing is carried from one block to the next, so any block can be cut without those
-before it, and all samples of its rows are in it.
+before it, and all samples of its rows are in it. Where so many samples are left out that a lane has fewer than K, the
+block's batches are dealt to the lanes anew, and fewer than there are lanes come again.
 
 Pure. Samples of equal length, and those within a batch, keep the order of their lane, which is random.
 """
@@ -17,7 +18,7 @@ import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[Any]
 
 # Steps of a block, if no chunk has to hold it: more cost more memory, fewer leave less to choose from.
-_STEPS, _STEPS_OF_A_BUCKET = 64, 4
+_STEPS, _STEPS_OF_A_BUCKET, _MOST_ROWS = 64, 4, 1 << 40
 # The share of a cost to which the costs of a lane's batches are made equal.
 _PRECISION = 1e-3
 # Lengths looked at at a time.
@@ -77,13 +78,13 @@ class BatchRule:
     def per_batch(self) -> float:
         """About how many samples a batch has."""
         found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
-        return found if self.sizes is None else min(found, sum(self.sizes) / len(self.sizes))
+        return min(found, sum(self.sizes) / len(self.sizes)) if self.sizes else found
 
     @property
     def rows(self) -> int:
         """Rows of a block that has enough to choose from."""
         steps = max(_STEPS, _STEPS_OF_A_BUCKET * len(self.names))
-        return max(int(steps * self.per_batch), 1)
+        return max(int(min(steps * self.per_batch, _MOST_ROWS)), 1)
 
 
 def make_rule(
@@ -180,7 +181,9 @@ def _parse_sizes(given: Any, names: Sequence[Any] | None) -> list[int] | None:
 
 
 def _plain_sizes(given: Any) -> Any:
-    return {str(name): size for name, size in given.items()} if isinstance(given, Mapping) else given
+    if isinstance(given, Mapping):
+        return {str(name): parse_int(f"batch_size[{name!r}]", size, minimum=1) for name, size in given.items()}
+    return None if given is None else parse_int("batch_size", given, minimum=1)
 
 
 def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) -> tuple[float, dict[str, Any], int]:
@@ -206,7 +209,7 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
             above += int(np.count_nonzero(piece > max_cost))
         total, most = total + float(piece.sum(dtype=np.float64)), max(most, float(high))
     n = len(lengths)
-    return total / max(n, 1), {"samples": n, "total": total, "longest": most}, above
+    return total / n if n else 1.0, {"samples": n, "total": total, "longest": most}, above
 
 
 class Batch(NamedTuple):
@@ -232,6 +235,7 @@ class Block:
         real: how many of the samples, row by row, are read for the first time; the others fill up the tail.
         seed, epoch, position: the order of the steps is a function of them; the position is the block's.
         is_shuffled: False: the costliest step comes first.
+        is_dropping: batches that the lanes do not divide are left out; False: some come again.
 
     Attributes:
         position: as given. size: samples in it. lanes: L. steps: batches of each lane.
@@ -247,6 +251,7 @@ class Block:
         epoch: int,
         position: int,
         is_shuffled: bool,
+        is_dropping: bool,
         seeds: Indices | None = None,
     ) -> None:
         self._seeds = seeds
@@ -264,6 +269,10 @@ class Block:
         if not rule.is_padded:
             while not all(lane.fits(self.steps) for lane in self._lanes):
                 self.steps += 1
+        self._dealt: list[tuple[int, Indices, bool]] | None = None
+        if min(map(len, self._lanes), default=0) < self.steps:
+            self._dealt = self._deal(is_dropping=is_dropping)
+            self.steps = len(self._dealt) // self.lanes
         where = {"seed": seed, "epoch": epoch, "stream": STEPS, "position": position}
         self._order = permutation(self.steps, **where) if is_shuffled else np.arange(self.steps)
         self._batches: dict[int, list[Indices]] = {}
@@ -274,27 +283,29 @@ class Block:
     def batch(self, number: int) -> Batch:
         """Batch ``number`` of all lanes' (step by step)."""
         step, lane = divmod(number, self.lanes)
-        cut = self._batches.get(lane)
-        if cut is None:
-            cut = self._batches[lane] = self._cut(lane)
-        rows = cut[int(self._order[step])]
+        step, is_again = int(self._order[step]), False
+        if self._dealt is not None:
+            lane, rows, is_again = self._dealt[step * self.lanes + lane]
+        else:
+            if lane not in self._batches:
+                self._batches[lane] = self._lanes[lane].cut(self.steps)
+            rows = self._batches[lane][step]
         seeds = None if self._seeds is None else self._seeds[rows, lane]
         at = rows * self.lanes + lane
-        return Batch(self._samples[rows, lane], at >= self._real, seeds, at + self.position)
+        return Batch(self._samples[rows, lane], (at >= self._real) | is_again, seeds, at + self.position)
 
     def checksum(self) -> int:
         """Of the lengths and buckets, CRC-32."""
         found = crc32(self._lengths.astype("<f8").tobytes())
         return found if self._buckets is None else crc32(self._buckets.astype("<i8").tobytes(), found)
 
-    def _cut(self, lane: int) -> list[Indices]:
-        found = self._lanes[lane].cut(self.steps)
-        # Where samples were skipped, a lane may have fewer than steps: those that it has come again.
-        at = 0
-        while found and len(found) < self.steps:
-            found.append(found[at])
-            at += 1
-        return found or [np.zeros(0, np.int64)] * self.steps
+    def _deal(self, *, is_dropping: bool) -> list[tuple[int, Indices, bool]]:
+        """(lane, rows, whether they come again) of all batches, step by step, as many for each lane."""
+        steps = zip_longest(*(lane.cut(self.steps) for lane in self._lanes))
+        found = [(lane, rows, False) for step in steps for lane, rows in enumerate(step) if rows is not None]
+        if is_dropping:
+            return found[: len(found) - len(found) % self.lanes]
+        return found + [(*found[-1][:2], True)] * (-len(found) % self.lanes)
 
 
 class _LaneRows:
@@ -322,9 +333,12 @@ class _LaneRows:
         ]
         self.fewest = sum(part.fewest for part in self._parts)
 
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
     def fits(self, count: int) -> bool:
         """Whether the rows can be cut into so many batches (of costs that are sums)."""
-        return count >= sum(map(len, self._parts)) or all(
+        return count >= len(self) or all(
             part.fits(number) for part, number in zip(self._parts, self._share(count), strict=True)
         )
 
@@ -340,7 +354,7 @@ class _LaneRows:
     def _share(self, count: int) -> list[int]:
         """How many of the batches are each part's: its fewest, and of the others those that make costs equal."""
         numbers = [part.fewest for part in self._parts]
-        left = min(count, sum(map(len, self._parts))) - sum(numbers)
+        left = min(count, len(self)) - sum(numbers)
         if len(self._parts) == 1:
             return [numbers[0] + max(left, 0)]
         queue = [(-part.total / k, i) for i, (part, k) in enumerate(zip(self._parts, numbers, strict=True))]
@@ -413,7 +427,7 @@ class _BucketRows:
         """Where batches end that each take as many rows as a budget allows."""
         lengths, n, most, at, ends = self._lengths, len(self._lengths), self._most, 0, []
         while at < n:
-            at = min(at + max(min(int(budget // lengths[at]), most), 1), n)
+            at = min(at + max(int(min(budget // lengths[at], most)), 1), n)
             ends.append(at)
         return ends
 
@@ -438,18 +452,17 @@ def number_buckets(values: Any) -> tuple[Indices, list[Any]]:
     """(the number of each value's bucket, the buckets) of words or numbers: (n,).
 
     Raises:
-        InputError: a value is missing, or they cannot be sorted.
+        InputError: a value is missing (None, NaN, NaT), or they cannot be sorted.
     """
     found = np.asarray(values)
-    if found.dtype == object:
-        missing = [k for k, value in enumerate(found.tolist()) if value is None]
-        if missing:
-            raise InputError(f"the bucket of sample {missing[0]} is missing; leave such samples out of the view")
-        found = found.astype(str) if all(isinstance(value, str) for value in found.tolist()) else found
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        at = int(np.flatnonzero(np.isnan(found))[0])
-        raise InputError(f"the bucket of sample {at} is missing; leave such samples out of the view")
     try:
+        missing = np.flatnonzero(found != found)  # NaN and NaT are not equal to themselves  # noqa: PLR0124
+        if found.dtype == object:
+            nones = [k for k, value in enumerate(found.tolist()) if value is None]
+            missing = np.union1d(missing, nones)
+            found = found.astype(str) if all(isinstance(value, str) for value in found.tolist()) else found
+        if len(missing):
+            raise InputError(f"the bucket of sample {int(missing[0])} is missing; leave such samples out of the view")
         names, numbers = np.unique(found, return_inverse=True)
     except TypeError as error:
         raise InputError(f"buckets are {shown(values)}, which cannot be compared ({error})") from error
