@@ -210,6 +210,13 @@ class BucketBatchSampler(Sampler[list[int]]):
             usual = config.end(place) if config.is_in_the_middle(place) else earliest
         return self.sampler._reweight(weights, at, earliest, usual)
 
+    def _current_run(self, *, is_counted: bool) -> Run | None:
+        return cursor.current_run(self._cursor, is_counted=is_counted)
+
+    def _state_after(self, run: Any, batches: int | None) -> dict[str, Any]:
+        """The state after so many batches of a run, which another may have followed; None: all that were drawn."""
+        return self._state(run.config, run.place_after(run.drawn if batches is None else batches))
+
     def _state(self, config: BatchConfig, place: BatchPlace) -> dict[str, Any]:
         inner = self.sampler._state(config.lanes_config, EpochPosition(place.epoch, place.position))
         return {
@@ -371,6 +378,14 @@ class MixtureBatchSampler(Sampler[list[int]]):
             StateError: it belongs to another mixture or order, or another global batch.
         """
         self.sampler.load_state_dict(state, reweight=reweight)
+
+    def _current_run(self, *, is_counted: bool) -> Run | None:
+        return cursor.current_run(self.sampler._cursor, is_counted=is_counted)
+
+    def _state_after(self, run: Run, batches: int | None) -> dict[str, Any]:
+        """The state after so many batches of a run, which another may have followed; None: all that were drawn."""
+        count = run.drawn if batches is None else min(batches * self.batch_size, run.drawn)  # the last may be smaller
+        return self.sampler._state(run.config, run.place_after(count))
 
 
 class _BatchIteration:

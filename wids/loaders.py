@@ -93,13 +93,14 @@ class _BySamples:
 
 @dataclass(frozen=True)
 class _ByBatches:
-    """Batches of a batch sampler that counts them itself."""
+    """Batches of a batch sampler that counts them itself; one of ours knows its iterations (``has_runs``)."""
 
     sampler: Any
+    has_runs: bool
 
     def begun(self) -> Any:
-        """Nothing can be known of it, so each is a new one."""
-        return object()
+        """What stands for the iteration that began last; nothing can be known of a stranger's, so each is a new one."""
+        return self.sampler._current_run(is_counted=True) if self.has_runs else object()
 
     def is_left(self, delivery: _Delivery) -> bool:
         """Whether the next iteration would go on where the workers of a loop are that was left."""
@@ -109,14 +110,21 @@ class _ByBatches:
             return not delivery.is_over
         return False
 
-    def is_present(self, delivery: _Delivery) -> bool:  # noqa: ARG002 - only the batch sampler knows
-        """See `_BySamples.is_present`."""
-        return True
+    def is_present(self, delivery: _Delivery) -> bool:
+        """See `_BySamples.is_present`; only the batch sampler knows, if it is a stranger's."""
+        if not (self.has_runs and delivery.is_closed):
+            return True
+        return self.sampler._current_run(is_counted=False) is delivery.run
 
     def state(self, delivery: _Delivery, batches: int, *, is_over: bool) -> dict[str, Any]:
         """After so many batches of an iteration, or after all of them."""
-        if is_over or delivery.is_over:
-            state: dict[str, Any] = self.sampler.state_dict()
+        state: dict[str, Any]
+        is_over = is_over or delivery.is_over
+        if self.has_runs:
+            state = self.sampler._state_after(delivery.run, None if is_over else batches)
+            return state
+        if is_over:
+            state = self.sampler.state_dict()
             return state
         try:
             state = self.sampler.state_dict(batches=batches)
@@ -178,7 +186,7 @@ class Counting:
         if isinstance(counted, _BySamples):
             state = counted.state(delivery, max(batches - delivery.before, 0), is_over=is_over)
             state["batches"] = batches
-        elif delivery is self._newest:
+        elif counted.has_runs or delivery is self._newest:
             state = counted.state(delivery, delivery.delivered, is_over=is_over)
         else:
             raise StateError(
@@ -363,7 +371,9 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
             "is not known; it needs state_dict(batches=...) and load_state_dict(state), as wids.MixtureBatchSampler "
             "has them. Or give the DataLoader sampler=wids.DistributedChunkedSampler(dataset) and batch_size="
         )
-    return _ByBatches(batch_sampler)
+    # A subclass with a state_dict of its own says where it is.
+    definer = next((kind for kind in type(batch_sampler).__mro__ if "state_dict" in vars(kind)), object)
+    return _ByBatches(batch_sampler, "_state_after" in vars(definer))
 
 
 def _plain_batch_samplers() -> set[Any]:

@@ -34,6 +34,10 @@ def make(kind="plain", *, workers=0, world=2, rank=1, size=4, data=None, **optio
         data = wids.mix({"a": (data[:22], 0.7), "b": (data[22:], 0.3)})
     if kind == "mixture, by source":
         return wids.resumable(DataLoader(data, batch_sampler=wids.MixtureBatchSampler(data, size, **settings), **more))
+    if kind == "buckets":
+        sampler = wids.DistributedChunkedSampler(data, **settings)
+        sampler = wids.BucketBatchSampler(sampler, lengths=[1 + k % 7 for k in range(N)], max_tokens=16)
+        return wids.resumable(DataLoader(data, batch_sampler=sampler, **more))
     if kind == "endless by source":
         data = wids.mix({"a": (data[:22], 0.7), "b": (data[22:], 0.3)})
         sampler = wids.MixtureBatchSampler(data, size, epochs=None, **settings)
@@ -53,7 +57,7 @@ def make(kind="plain", *, workers=0, world=2, rank=1, size=4, data=None, **optio
 
 
 KINDS = ["plain", "drop_last", "batch sampler", "no batches", "stream", "dealt", "chunked", "persistent"]
-KINDS += ["mixture", "mixture, by source"]
+KINDS += ["mixture", "mixture, by source", "buckets"]
 
 
 def saved(loader):
@@ -234,9 +238,19 @@ def test_persistent_workers_have_one_iterator():
     assert lists(again) == epoch[3:]
 
 
-def test_two_loops_over_a_batch_sampler_are_refused():
+class Stranger(wids.MixtureBatchSampler):
+    """A batch sampler whose state is its own."""
+
+    def state_dict(self, batches=None):
+        """As of the class."""
+        return super().state_dict(batches)
+
+
+def test_two_loops_over_a_strangers_batch_sampler_are_refused():
     """It knows the place of the newest alone."""
-    loader = make("mixture, by source")
+    data = wids.mix({"a": (list(range(22)), 0.7), "b": (list(range(22, N)), 0.3)})
+    sampler = Stranger(data, 4, num_replicas=2, rank=1)
+    loader = wids.resumable(DataLoader(data, batch_sampler=sampler, collate_fn=list))
     first, second = iter(loader), iter(loader)
     next(first), next(second)
     state = saved(loader)
@@ -245,6 +259,31 @@ def test_two_loops_over_a_batch_sampler_are_refused():
         loader.state_dict()
     next(second)
     assert saved(loader)["position"] == state["position"] + 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "mixture, by source", "buckets"])
+def test_a_sampler_of_several_loops(kind, workers):
+    """Each loader says where its own loop is, whoever iterates their sampler, or chooses its epoch, meanwhile."""
+    whole = lists(make(kind))
+    loader = make(kind, workers=workers)
+    first = iter(loader)
+    assert lists(itertools.islice(first, 3)) == whole[:3]
+    states = [saved(loader)]
+    inner = loader.batch_sampler if kind != "plain" else loader.sampler
+    other = {"sampler": inner, "batch_size": 4} if kind == "plain" else {"batch_sampler": inner}
+    beside = wids.resumable(DataLoader(loader.dataset, collate_fn=list, **other))
+    second = iter(beside)
+    assert lists(itertools.islice(second, 2)) == lists(make_epoch(kind, 1))[:2]
+    states.append(saved(loader))
+    lists(second)
+    states.append(saved(loader))
+    inner.set_epoch(7)
+    states.append(saved(loader))
+    assert states == [states[0]] * 4
+    again = make(kind)
+    again.load_state_dict(states[0])
+    assert lists(again) == whole[3:] == lists(first)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
