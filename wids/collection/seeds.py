@@ -7,6 +7,8 @@ Python, numpy and torch begin with it, `rng` is a generator for code of one's ow
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 import random
 import sys
 import threading
@@ -43,8 +45,9 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
     """A function of a sample whose random numbers depend on the sample alone: ``add_transform(wids.seeded(augment))``.
 
     Python's ``random``, the functions of ``numpy.random`` and torch's CPU generator (if torch is imported) begin with
-    the sample's ``__seed__``, and are put back afterwards, also after an error. Each of the three has numbers of its
-    own. The threads of a process take turns. Other generators are left alone: CUDA's, and those that libraries make for
+    the sample's ``__seed__``, and are put back afterwards, also after an error. Each of the three has numbers of
+    its own. Two such functions draw the same numbers for a sample: put steps that shall differ into one. The
+    threads of a process take turns. Other generators are left alone: CUDA's, and those that libraries make for
     themselves; give these `rng`, or ``sample["__seed__"]``. A sample without ``__seed__`` is a
     `wids.errors.InputError` when the function is called.
 
@@ -52,10 +55,15 @@ def seeded(transform: Callable[[Any], T]) -> Callable[[Any], T]:
         transform: takes a sample with ``__seed__``, a dict. Workers that are spawned need one that can be pickled.
 
     Raises:
-        TypeError: it is no function.
+        TypeError: it is no function, or a generator function, which would draw after it has returned.
     """
     if not callable(transform):
         raise TypeError(f"transform is {shown(transform)}; it must be a function of a sample")
+    if any(inspect.isgeneratorfunction(each) for each in (transform, getattr(transform, "__call__", None))):  # noqa: B004
+        raise TypeError(
+            f"transform is {shown(transform)}, a generator function: what it draws, it draws after it has returned; "
+            "return a list, or what the sample becomes"
+        )
     return _Seeded(transform)
 
 
@@ -103,7 +111,7 @@ def rng(sample: Any) -> np.random.Generator:
         sample: a dict with ``__seed__``.
 
     Raises:
-        InputError: it has none.
+        InputError: it has none, or one that no sampler gives.
     """
     key = np.array([_seed_of(sample), GENERATORS], np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
@@ -111,7 +119,7 @@ def rng(sample: Any) -> np.random.Generator:
 
 def _seed_of(sample: Any) -> int:
     try:
-        seed: int = sample["__seed__"]
+        found = sample["__seed__"]
     except (KeyError, TypeError, IndexError):
         what = "the sample" if isinstance(sample, dict) else f"what is given is a {type(sample).__name__}, and"
         raise note_sample(
@@ -121,4 +129,13 @@ def _seed_of(sample: Any) -> int:
             ),
             sample,
         ) from None
+    try:
+        seed = operator.index(found)
+    except TypeError:
+        seed = -1
+    if not 0 <= seed < 1 << 63:
+        raise note_sample(
+            InputError(f"__seed__ is {shown(found)}; it must be an integer, 0 to 2**63 - 1, as the sampler gave it"),
+            sample,
+        )
     return seed

@@ -1,5 +1,6 @@
 """Augmentation that repeats exactly: `wids.seeded` and `wids.rng`, in loops, loaders, ranks, resumes and mixtures."""
 
+import functools
 import hashlib
 import multiprocessing
 import pickle
@@ -182,6 +183,38 @@ def test_without_a_seed(sample):
     assert states() == before
     with pytest.raises(TypeError, match="transform is 7; it must be a function"):
         wids.seeded(7)
+
+
+@pytest.mark.parametrize("seed", ["5", None, 1.5, -1, 1 << 63, [5], torch.tensor([5, 6]), np.array([5, 6])])
+def test_a_seed_that_no_sampler_gave(seed):
+    """A typed error, such as for a batch; the generators are as they were."""
+    before = states()
+    for function in (wids.rng, wids.seeded(augment)):
+        with pytest.raises(InputError, match=r"__seed__ is .*; it must be an integer"):
+            function({"__seed__": seed})
+    assert states() == before
+
+
+@pytest.mark.parametrize("seed", [np.int64(5), np.uint64(5), torch.tensor(5)])
+def test_a_seed_of_another_type(seed):
+    """The same numbers."""
+    drawn = wids.seeded(lambda sample: (*draw(), wids.rng(sample).random()))
+    assert drawn({"__seed__": seed}) == drawn({"__seed__": 5})
+
+
+def test_a_generator_function():
+    """What it yields would be drawn from generators that were put back."""
+
+    def late(sample):
+        yield sample, random.random()
+
+    class Late:
+        def __call__(self, sample):
+            yield from late(sample)
+
+    for function in (late, Late(), functools.partial(late)):
+        with pytest.raises(TypeError, match="a generator function"):
+            wids.seeded(function)
 
 
 def test_generators_are_put_back():
