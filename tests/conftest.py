@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import functools
 import gc
 import os
 import re
@@ -7,7 +8,7 @@ import tempfile
 
 import pytest
 
-from tests.support.clocks import skip_waits
+from tests.support import clocks
 from tests.support.examples import load_profile
 from tests.support.paths import ROOT
 from tests.support.servers import Server
@@ -124,7 +125,13 @@ def server():
 @pytest.fixture
 def no_waits(monkeypatch):
     """Retries follow at once, and their number stays: the waits that were skipped, a list of seconds."""
-    return skip_waits(monkeypatch.setattr)
+    return clocks.skip_waits(monkeypatch.setattr)
+
+
+@pytest.fixture
+def set_limits(monkeypatch):
+    """A function: put other clocks and limits of a module into force, for this test; see `clocks.set_limits`."""
+    return functools.partial(clocks.set_limits, patch=monkeypatch.setattr)
 
 
 class Events(list):

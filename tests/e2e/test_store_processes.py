@@ -284,9 +284,9 @@ def fetch_by_name(connection, url, cache_dir):
 
 
 @pytest.mark.parametrize("killed", [0, 2])
-def test_many_processes_and_one_cold_shard(server, cache, killed, monkeypatch):
+def test_many_processes_and_one_cold_shard(server, cache, killed, set_limits):
     """A node of 64 processes downloads a shard once, and once more for each downloader that is killed half-way."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 600.0)  # the first one waits for as long as the others start
+    set_limits(filesystems, read_seconds=600.0)  # the first one waits for as long as the others start
     gates = [server.gate() for _ in range(killed + 1)]
     url = server.add("/a.tar", A, *gates)
     with contextlib.ExitStack() as stack:

@@ -50,7 +50,7 @@ from tests.support.servers import (
     whole,
     zipped,
 )
-from wids.cache import space
+from wids.cache import limits, space
 from wids.errors import CacheError, CacheFull
 from wids.files import atomic, system
 from wids.readers.provider import AutoProvider
@@ -91,9 +91,9 @@ def choose(request):
 
 
 @pytest.fixture
-def no_patience(monkeypatch):
+def no_patience(monkeypatch, set_limits):
     """In this process: who finds no room gives up soon, and the disk is not waited for."""
-    monkeypatch.setattr(space, "WAIT_SECONDS", 2.0)
+    set_limits(limits, wait_seconds=2.0)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 

@@ -36,6 +36,7 @@ from tests.support.range_faults import (
 )
 from tests.support.servers import cut, cut_chunked, instead, redirect, reset, status, whole, whole_unannounced, zipped
 from wids.errors import WidsError
+from wids.policy import prefetching
 from wids.transport import filesystems
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -176,11 +177,10 @@ def live(server, cache, seed):
         pytest.param(None, id="many", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )
-def test_servers_at_random(server, tmp_path, monkeypatch, request, seeds):
+def test_servers_at_random(server, tmp_path, monkeypatch, set_limits, request, seeds):
     """No sample and no cached shard is made of two versions; what waits for checked shards gets no other version."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 600)
-    for name in ("_MIN_RANGE_BYTES", "_FIRST_RANGE_BYTES"):
-        monkeypatch.setattr(filesystems, name, 4000)
+    set_limits(prefetching, min_range_bytes=4000, first_range_bytes=4000)
     found = Counter()
     start = time.time_ns() % 1_000_000
     for seed in range(start, start + 2000) if seeds is None else seeds:

@@ -28,14 +28,15 @@ from tests.support import tars
 from tests.support.cache_dirs import keep_mark_of, table_of
 from tests.support.cache_shards import md5, pack
 from tests.support.children import child, receive
-from tests.support.clocks import PATIENCE_SECONDS, skip_waits, threads_named
+from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits, threads_named
 from wids import DistributedChunkedSampler, ShardListDataset
-from wids.cache import space, usage_hints
+from wids.cache import limits, space, usage_hints
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import WidsError
 from wids.files import system
 from wids.files.own_folder import LOCK_SUFFIX
 from wids.index import spec
+from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
 from wids.transport import filesystems
 
@@ -119,8 +120,9 @@ def hurry(*, read_seconds=60.0, wait_seconds=30.0):
     os.fsync = lambda fd: None
     skip_waits()
     worker.MP_STATUS_CHECK_INTERVAL = 0.5  # how soon a worker whose loader was killed sees that
-    filesystems.READ_SECONDS, space.WAIT_SECONDS = read_seconds, wait_seconds
-    filesystems._MIN_RANGE_BYTES = filesystems._FIRST_RANGE_BYTES = SIZE * 2
+    set_limits(filesystems, read_seconds=read_seconds)
+    set_limits(limits, wait_seconds=wait_seconds)
+    set_limits(prefetching, min_range_bytes=SIZE * 2, first_range_bytes=SIZE * 2)
 
 
 def lose_locks(code):

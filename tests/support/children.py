@@ -7,7 +7,7 @@ import os
 import signal
 
 from tests.support.cache_shards import texts
-from tests.support.clocks import PATIENCE_SECONDS, skip_waits
+from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits
 from wids.files import locks
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
@@ -84,9 +84,9 @@ def fetch_saying_when_waiting(connection, url, cache_dir):
         def emit(self, record):
             if "still waiting" in record.getMessage():
                 connection.send("waiting")
-                locks._REPORT_SECONDS = 1e9
+                set_limits(locks, report_seconds=1e9)
 
-    locks._REPORT_SECONDS = 0.0
+    set_limits(locks, report_seconds=0.0)
     skip_waits()
     handler = Handler()
     locks.logger.addHandler(handler)

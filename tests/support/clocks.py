@@ -1,7 +1,8 @@
-"""How long tests wait, and time as the retries of `wids.transport.retrying` see it, without waiting."""
+"""How long tests wait, other clocks and limits, and time as retries see it: without waiting."""
 
 import threading
 import time
+from dataclasses import replace
 
 from wids.transport import retrying
 from wids.transport.failures import CancelledTransferError
@@ -44,6 +45,19 @@ def skip_waits(patch=setattr):
     patch(retrying, "_answered", set())
     patch(retrying, "spread", lambda: 1.0)
     return waits
+
+
+def set_limits(module, patch=setattr, **changes):
+    """Put other clocks and limits into force: ``module.LIMITS`` with these fields changed.
+
+    Tests have a fixture of this name, which puts them back.
+
+    Args:
+        module: the one that has them.
+        patch: a monkeypatch's ``setattr``; in a child process the plain one does.
+        changes: fields of ``module.LIMITS``; it has no others.
+    """
+    patch(module, "LIMITS", replace(module.LIMITS, **changes))
 
 
 def threads_named(prefix):

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from wids.cache import usage_hints
+from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.cache.directory import directory_of
 from wids.errors import CacheError, CacheFull
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.25
 # A shard that a sampler will need within the first is not evicted here, and left to its prefetcher for the second.
 _PLANNED_SECONDS, _PATIENCE_SECONDS = 60.0, 30.0
-_FULL_SECONDS, _MAX_FULL_SECONDS = 1.0, 60.0
 
 
 class _Arrival:
@@ -135,7 +134,7 @@ class Arrivals:
                 return
         except (OSError, CacheError) as error:  # of the directory: the download fails likewise, and says what to do
             logger.debug("%s: it cannot be seen whether it is being downloaded (%s)", shard.url, error)
-        if len(self._active) >= prefetching.MIN_UNDER_WAY:
+        if len(self._active) >= prefetching.LIMITS.min_under_way:
             return
         found.thread = threading.Thread(
             target=_download,
@@ -170,7 +169,9 @@ def _download(
     try:  # not in place of a shard that a sampler soon needs: its prefetcher would download that one again
         cache.download_ahead(shard, after=time.time() + _PLANNED_SECONDS, is_cancelled=cancelled.is_set)
     except CacheFull:  # listing a large directory takes long, and is not to be done all the time
-        found.look_at = time.monotonic() + min(_FULL_SECONDS * 2**found.refusals, _MAX_FULL_SECONDS)
+        found.look_at = time.monotonic() + min(
+            limits.LIMITS.full_seconds * 2**found.refusals, limits.LIMITS.max_full_seconds
+        )
         found.refusals = min(found.refusals + 1, 10)
     except CancelledTransferError:
         return

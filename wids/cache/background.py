@@ -11,10 +11,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from wids.cache import limits
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_END_SECONDS = 5.0
 
 
 class Downloading(Protocol):
@@ -52,6 +52,6 @@ def _end_all() -> None:
     live = [found for found, pid in list(_live.items()) if pid == os.getpid()]
     for found in live:
         found.end(is_finished=False)
-    end = time.monotonic() + _END_SECONDS
+    end = time.monotonic() + limits.LIMITS.end_seconds
     for found in live:
         found.join(max(end - time.monotonic(), 0.0))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from wids.cache import limits
 from wids.cache.directory import CLEANUP_LOCK, KEEP_SUFFIX, directory_of
 from wids.cache.space import Excess, Space, evict_from
 from wids.errors import CacheError
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from wids.events import Event
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them twice as long.
-_WATCH_SECONDS, _HEARD_SECONDS, _POLL_SECONDS = 2.0, 0.5, 0.1
+_POLL_SECONDS = 0.1
 
 
 class Cleaning(NamedTuple):
@@ -129,12 +129,12 @@ def clean(pattern: str, maxsize: int, maxfiles: int, *, is_dry: bool = False, le
         delete = partial(evict_from, spaces, limit=maxsize, maximum=maxfiles, is_dry=is_dry, report=left.append)
     else:
         spaces = [Space(directory, limit=None) for directory in sorted(_find(text))]
-        limits = {"limit": maxsize, "maximum": maxfiles}
-        delete = partial(_delete_matches, text, spaces, **limits, is_dry=is_dry, report=left.append)
+        bounds = {"limit": maxsize, "maximum": maxfiles}
+        delete = partial(_delete_matches, text, spaces, **bounds, is_dry=is_dry, report=left.append)
     directories = [space.directory for space in spaces]
     before = [directory.release_request_time() for directory in directories]
     gone = delete()
-    end = time.monotonic() + _HEARD_SECONDS
+    end = time.monotonic() + limits.LIMITS.heard_seconds
     while time.monotonic() < end:
         requested = [directory.release_request_time() for directory in directories]
         if requested == before:
@@ -347,7 +347,7 @@ def clean_repeatedly(
             if turn.take():
                 outcome = clean(pattern, maxsize, maxfiles)
             else:
-                end = min(end, now + _WATCH_SECONDS)
+                end = min(end, now + limits.LIMITS.watch_seconds)
         except OSError as error:  # a file system in trouble: the next round may do
             logger.warning("cleanup of %s: %s", pattern, error)
             outcome = error
@@ -364,9 +364,9 @@ def _wait_with_parent(end: float, parent_pid: int) -> bool:
         left = end - time.monotonic()
         # Children that were forked after this process hold the other end of its sentinel open when the parent is
         # killed, so the parent's number is looked at too.
-        if wait(sentinels, timeout=max(0.0, min(left, _WATCH_SECONDS))) or os.getppid() != parent_pid:
+        if wait(sentinels, timeout=max(0.0, min(left, limits.LIMITS.watch_seconds))) or os.getppid() != parent_pid:
             return False
-        if left <= _WATCH_SECONDS:
+        if left <= limits.LIMITS.watch_seconds:
             return True
 
 

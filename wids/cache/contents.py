@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
+from wids.cache import limits
 from wids.files import system
 from wids.policy.eviction import Entry
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from wids.cache.directory import CacheDirectory
-
-_LISTED_AGAIN_SECONDS = 600.0
-_MAX_LOG_BYTES = 4 << 20
 
 
 class Contents:
@@ -59,10 +57,10 @@ class Contents:
         with _open_log(self._directory) as log:
             lines = log.read(self._generation, self._offset)
             now = time.monotonic()
-            is_told = log.is_current() and log.size <= _MAX_LOG_BYTES
+            is_told = log.is_current() and log.size <= limits.LIMITS.max_log_bytes
             if not is_told:
                 log.begin()
-            if is_told and lines is not None and 0 <= self._listed >= now - _LISTED_AGAIN_SECONDS:
+            if is_told and lines is not None and 0 <= self._listed >= now - limits.LIMITS.listed_again_seconds:
                 for size, name in lines:
                     self._take(name, size)
             else:

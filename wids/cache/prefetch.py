@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wids.cache import usage_hints
+from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, format_size, logger
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from wids.policy.prefetch_window import ShardKey
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
-# When a download failed because of the network, by then it had been retried for minutes.
-_FAILED_SECONDS = 30.0
-_END_SECONDS = 5.0
-# Code that only lists a sampler's indices is done before the first download begins.
-_START_SECONDS = 0.02
 
 
 class Prefetcher:
@@ -82,7 +77,7 @@ class Prefetcher:
             size_of=lambda key: self._file(key).size,
             needs_download=lambda key: self._file(key).needs_download(),
             slots_of=lambda key: _slots(self._file(key).shard),
-            connections=filesystems.CONNECTIONS,
+            connections=prefetching.LIMITS.connections,
             mixed=mixed,
         )
         self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
@@ -114,7 +109,7 @@ class Prefetcher:
 
     def _run(self) -> None:
         try:
-            self._woken.wait(_START_SECONDS)
+            self._woken.wait(limits.LIMITS.start_seconds)
             self._window.has_early_reads = self._has_early_reads()
             while not (self._cancelled.is_set() or self._finished):
                 self._look_ahead()
@@ -124,7 +119,7 @@ class Prefetcher:
                     break
                 self._woken.wait(_TICK_SECONDS)
                 self._woken.clear()
-            self.join(_END_SECONDS if self._cancelled.is_set() else None)
+            self.join(limits.LIMITS.end_seconds if self._cancelled.is_set() else None)
         except Exception:  # noqa: BLE001 - the edge of a thread; reading goes on without it
             logger.exception("prefetching has ended; shards are downloaded as they are needed")
         finally:
@@ -147,7 +142,7 @@ class Prefetcher:
             key, is_present, is_complete = self._ended.get()
             self._window.end_download(key, is_complete=is_complete)
             self._window.report(key, is_present=is_present)
-        looks = prefetching.MIN_SHARDS
+        looks = prefetching.LIMITS.min_shards
         for key in self._window.present():
             file = self._files[key]
             if file.retry_at and now >= file.retry_at:
@@ -203,7 +198,7 @@ class Prefetcher:
             is_cancelled = True
         except WidsError as error:
             file.is_left = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
-            file.retry_at = 0.0 if file.is_left else time.monotonic() + _FAILED_SECONDS
+            file.retry_at = 0.0 if file.is_left else time.monotonic() + limits.LIMITS.failed_seconds
             emit(file.store.hooks, NotFetchedAhead(url=file.shard.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
             file.is_left = True
@@ -220,7 +215,7 @@ class Prefetcher:
 
     def _seconds(self, positions: int) -> float:
         """In which so many are drawn."""
-        return positions / (self._pace.rate or prefetching.FIRST_RATE)
+        return positions / (self._pace.rate or prefetching.LIMITS.first_rate)
 
     def _reads(self) -> int:
         """How many samples of the shard lists this process has read."""
@@ -281,7 +276,8 @@ class Ahead:
         self._prefetcher = prefetch(
             dataset,
             lambda: (
-                np.asarray(indices[lo : lo + prefetching.BLOCK], np.int64) for lo in range(0, count, prefetching.BLOCK)
+                np.asarray(indices[lo : lo + prefetching.LIMITS.block], np.int64)
+                for lo in range(0, count, prefetching.LIMITS.block)
             ),
             position=lambda: count - operator.length_hint(rest),
         )
@@ -416,9 +412,9 @@ def _ranks_of_node() -> int:
 
 def _slots(shard: Shard) -> int:
     """How many connections a download keeps busy."""
-    size = prefetching.UNKNOWN_BYTES if shard.filesize is None else shard.filesize
+    size = prefetching.LIMITS.unknown_bytes if shard.filesize is None else shard.filesize
     length = filesystems.connections().range_bytes(urls.host_of(shard.url), size)
-    return prefetching.slots(size, length, filesystems.CONNECTIONS)
+    return prefetching.slots(size, length, prefetching.LIMITS.connections)
 
 
 def _environ_int(name: str) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wids.cache import usage_hints
+from wids.cache import limits, usage_hints
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from wids.policy.eviction import Entry
     from wids.tables.table import MemberTable
 
-WAIT_SECONDS = 300.0
-# The work under the lock takes milliseconds, or as long as listing a large directory on a file server.
-STOPPED_SECONDS = 30.0
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 # Where files cannot be locked, a part file that no process has written to for so long counts as left behind.
 _STALE_SECONDS = 86_400.0
@@ -79,7 +76,7 @@ class Space:
         self._has_warned = self._has_swept = False
         self._denied_bytes = self._kept_bytes = 0
         self._has_told_of: set[str] = set()
-        self._bytes_per_second = prefetching.FIRST_BYTES_PER_SECOND
+        self._bytes_per_second = prefetching.LIMITS.first_bytes_per_second
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[locks.HeldLock]:
@@ -96,7 +93,9 @@ class Space:
         # Threads of one process come in turn: polling for the file, one that is needed last may come first.
         with (
             self._turn,
-            locks.acquire(self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=STOPPED_SECONDS) as held,
+            locks.acquire(
+                self.directory.space_lock, mode=mode, is_kept=True, stopped_seconds=limits.LIMITS.stopped_seconds
+            ) as held,
         ):
             yield held
 
@@ -141,7 +140,7 @@ class Space:
                 self.request_release()
                 self.release_idle()
                 continue
-            is_over = isinstance(decision, Refuse) or waited > WAIT_SECONDS
+            is_over = isinstance(decision, Refuse) or waited > limits.LIMITS.wait_seconds
             # What this process alone holds is no reason to wait. Once for each pause: its threads may open them again.
             if decision.is_blocked and not (is_over or has_released) and self.release_idle():
                 has_released = True

@@ -153,7 +153,7 @@ class FarSource(Source):
 
     def limits(self, ranks: int) -> AheadLimits:
         """At most a share of the memory that is free."""
-        most = int(page_cache.free_memory() * prefetching.MEMORY_SHARE)
+        most = int(page_cache.free_memory() * prefetching.LIMITS.memory_share)
         if self.ahead_bytes is None:
             return AheadLimits(None, most, ranks, has_early_reads=False)
         return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks, has_early_reads=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from wids.cache import limits
 from wids.cache.directory import PLAN_SUFFIX, CacheDirectory
 from wids.errors import CacheError
 from wids.files import atomic, forks, system
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 # Where files cannot be locked, a plan that was not renewed for so long counts as left behind.
 _STALE_SECONDS = 600.0
-_MAX_BYTES = 16 << 20
 
 
 class _Said(msgspec.Struct):
@@ -133,7 +133,7 @@ def _read_one(path: str) -> _Said | None:
                     break
                 continue  # its job has replaced it since it was opened
             try:
-                return _decode(file.read()) if facts.size <= _MAX_BYTES else None
+                return _decode(file.read()) if facts.size <= limits.LIMITS.max_hint_bytes else None
             except (ValueError, OSError):  # cut short, of another version, not UTF-8
                 break
     return None

@@ -110,8 +110,8 @@ def read_batch(collection: ShardCollection, wanted: list[int], fields: Sequence[
         return samples
     here, apart_groups = (ready, far) if ready else (far[:1], far[1:])
     with _Apart(read) as apart:
-        for k in range(min(len(apart_groups), prefetching.MAX_REQUESTS)):
-            apart.begin(apart_groups[k :: prefetching.MAX_REQUESTS])
+        for k in range(min(len(apart_groups), prefetching.LIMITS.max_requests)):
+            apart.begin(apart_groups[k :: prefetching.LIMITS.max_requests])
         read(here)
     return samples
 

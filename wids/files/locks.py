@@ -20,6 +20,7 @@ import re
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wids.errors import CacheError
@@ -32,9 +33,24 @@ if TYPE_CHECKING:
 
     from wids.events import Hook
 
-# A lock whose file was not touched for so long belongs to a process that does not run.
-STOPPED_SECONDS = 60.0
-_POLL_SECONDS, _REPORT_SECONDS, _TOUCH_SECONDS = 0.02, 30.0, 5.0
+
+@dataclass(frozen=True, slots=True)
+class LockLimits:
+    """How long locks are waited for; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        stopped_seconds: a lock whose file was not touched for so long belongs to a process that does not run.
+        touch_seconds: how often the holder touches it.
+        poll_seconds, report_seconds: how often who waits looks, and says so.
+    """
+
+    stopped_seconds: float = 60.0
+    touch_seconds: float = 5.0
+    poll_seconds: float = 0.02
+    report_seconds: float = 30.0
+
+
+LIMITS = LockLimits()
 # A lock file may be deleted whenever one looks for it, and be there again when one makes it.
 _MAX_TRIES = 50
 
@@ -79,11 +95,11 @@ class HeldLock:
             self._check_not_mine()
             if wait.should_end():  # the lock of a stopped process, in a directory where only that may delete it
                 return True
-            time.sleep(_POLL_SECONDS)
+            time.sleep(LIMITS.poll_seconds)
 
     def touch(self) -> None:
         """Show that this process runs; to be called every few seconds while the lock is held for long."""
-        if time.monotonic() - self._touched > _TOUCH_SECONDS and self._is_ours():
+        if time.monotonic() - self._touched > LIMITS.touch_seconds and self._is_ours():
             self._touched = time.monotonic()
             with contextlib.suppress(OSError):
                 os.utime(self._path)
@@ -160,14 +176,14 @@ def acquire(
         mode: its permissions if it is made.
         is_kept: leave the file there afterwards, for a lock that is taken all the time.
         stopped_seconds: a holder that did not touch the file for so long has been stopped, and the lock is taken
-            away from it; default `STOPPED_SECONDS`.
+            away from it; default `LockLimits.stopped_seconds`.
         hooks: called for a wait.
 
     Raises:
         CacheError: the lock file cannot be made (no such directory, read-only, no permission), or this very thread
             holds the lock.
     """
-    wait = _Wait(path, STOPPED_SECONDS if stopped_seconds is None else stopped_seconds)
+    wait = _Wait(path, LIMITS.stopped_seconds if stopped_seconds is None else stopped_seconds)
     held = HeldLock(path)
     try:  # from before it is locked: an interrupt may come between any two steps
         with _refusing(path):
@@ -261,7 +277,7 @@ class _Wait:
             self._last, self._changed = seen, now
         if now - self._changed > self._stopped_seconds:
             return not self._take_away()
-        if now - self._reported >= _REPORT_SECONDS:
+        if now - self._reported >= LIMITS.report_seconds:
             self._reported = now
             logger.warning(
                 "%s: still waiting after %.0f s for the lock of %s", self._path, self.seconds, _holder_of(self._path)

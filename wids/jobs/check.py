@@ -272,7 +272,7 @@ def _packed_problems(shard: Shard, settings: VerifySettings, scanned: MemberTabl
     )
     for place in map(absolute, shard.packs):
         try:
-            data = packs.read_stored(place, own, shard_bytes=size, seconds=retrying.FIRST_SECONDS)
+            data = packs.read_stored(place, own, shard_bytes=size, seconds=retrying.LIMITS.first_seconds)
             if data is None:
                 continue
             saved = tables.parse_table(data, shard=shard.url, name=where)

@@ -42,13 +42,13 @@ class AheadLimits(NamedTuple):
     directory: str | None = None
     has_early_reads: bool = True
 
-    def max_bytes(self, typical: int, *, shards: int = prefetching.MIN_SHARDS) -> int:
+    def max_bytes(self, typical: int, *, shards: int = prefetching.LIMITS.min_shards) -> int:
         """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
         return prefetching.max_ahead(
             self.given, limit=self.cache_size, ranks=self.ranks, typical=typical, shards=shards
         )
 
-    def scope(self, typical: int, *, shards: int = prefetching.MIN_SHARDS) -> int:
+    def scope(self, typical: int, *, shards: int = prefetching.LIMITS.min_shards) -> int:
         """How many bytes ahead are looked at: also those whose place in the cache could be another's."""
         return max(self.max_bytes(typical, shards=shards), self.cache_size or 0)
 
@@ -78,13 +78,13 @@ class _Upcoming:
     def note_passed(self, visit: Visit) -> None:
         """A visit was passed."""
         first, last = self.passed
-        self.passed = (visit.first if visit.first - last > prefetching.BLOCK else first), max(last, visit.last)
+        self.passed = (visit.first if visit.first - last > prefetching.LIMITS.block else first), max(last, visit.last)
 
     def stay(self) -> tuple[float, float]:
         """The first and the last position of the stay of the next visit, as far as visits were looked at."""
         first, last = self.passed
         for number, visit in enumerate(self.upcoming):
-            if visit.first - last > prefetching.BLOCK:
+            if visit.first - last > prefetching.LIMITS.block:
                 if number:
                     break
                 first = visit.first
@@ -123,7 +123,7 @@ class _UnderWay:
 
     def is_full(self, slots_of: Callable[[ShardKey], int], connections: int) -> bool:
         """Whether no other may begin."""
-        return len(self._begun) >= prefetching.MIN_UNDER_WAY and sum(map(slots_of, self._begun)) >= connections
+        return len(self._begun) >= prefetching.LIMITS.min_under_way and sum(map(slots_of, self._begun)) >= connections
 
     def begin(self, key: ShardKey, position: int) -> None:
         self._begun[key] = position
@@ -147,7 +147,7 @@ class PrefetchWindow:
         size_of: the bytes of a shard; None: not known, or not before it is cached.
         needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
         slots_of: how many connections the download of a shard keeps busy.
-        connections: byte ranges under way at a time; more downloads begin only up to ``prefetching.MIN_UNDER_WAY``.
+        connections: byte ranges under way at a time; more downloads begin only up to ``min_under_way``.
         has_early_reads: see below.
         mixed: shards that are read at a time, as far as known.
 
@@ -166,7 +166,7 @@ class PrefetchWindow:
         size_of: Callable[[ShardKey], int | None],
         needs_download: Callable[[ShardKey], bool],
         slots_of: Callable[[ShardKey], int],
-        connections: int = prefetching.CONNECTIONS,
+        connections: int = prefetching.LIMITS.connections,
         has_early_reads: bool = False,
         mixed: int = 0,
     ) -> None:
@@ -316,7 +316,7 @@ class PrefetchWindow:
 
     def _look_further(self) -> bool:
         """Look at one more block of visits; False: there is none, or they would be too many."""
-        if self.is_exhausted or self._weight >= prefetching.MAX_VISITS:
+        if self.is_exhausted or self._weight >= prefetching.LIMITS.max_visits:
             return False
         block = next(self._blocks, None)
         if block is None:
@@ -447,7 +447,9 @@ class PrefetchWindow:
         if self._known:
             return self._known_bytes // self._known
         limits = [reach.limits.cache_size for reach in self._distinct if reach.limits.cache_size is not None]
-        return max(min([prefetching.UNKNOWN_BYTES, *(limit // prefetching.MIN_SHARDS for limit in limits)]), 1)
+        return max(
+            min([prefetching.LIMITS.unknown_bytes, *(limit // prefetching.LIMITS.min_shards for limit in limits)]), 1
+        )
 
 
 def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:
@@ -463,4 +465,4 @@ def _key(visit: Visit) -> ShardKey:
 
 def _weight(visit: Visit) -> int:
     """A visit of many blocks of indices counts as one for each."""
-    return 1 + (visit.last - visit.first) // prefetching.BLOCK
+    return 1 + (visit.last - visit.first) // prefetching.LIMITS.block

@@ -6,40 +6,69 @@ ranges by them; so do simulations, which therefore cannot drift from the real ca
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Byte ranges that a process downloads at a time, and the minimum number of shards: while one is verified and written
-# out, the others keep the connections busy.
-CONNECTIONS, MIN_UNDER_WAY = 8, 3
-FIRST_RANGE_BYTES, MIN_RANGE_BYTES, MAX_RANGE_BYTES = 8 << 20, 1 << 20, 64 << 20
-# Requests for samples that a process has under way: one for each REQUEST_SECONDS of a store's delay, which is about
-# what a request takes of a processor. More would only wait in this process.
-MIN_REQUESTS, MAX_REQUESTS, REQUEST_SECONDS = 8, 64, 0.001
-# The share of the free memory that is filled with files on network file systems ahead of their use; and of the part of
-# a file that is read so, the share that must be needed.
-MEMORY_SHARE, _MIN_NEEDED = 0.25, 0.5
-# How far ahead is always good, and how far in time; the bytes of a node where no cache_size limits them.
-MIN_SHARDS, AHEAD_SECONDS, AHEAD_BYTES = 12, 60.0, 4 << 30
-# Visits to shards that are looked at, and indices of one visit.
-MAX_VISITS, BLOCK = 1024, 4096
-# A shard of unknown size counts as so many bytes.
-UNKNOWN_BYTES = 64 << 20
-# Positions a second, until the reader's rate is known.
-FIRST_RATE = 1000.0
-# Bounds of the estimate of how many samples a loader reads ahead, and for how long it is estimated.
-MIN_BURST, MAX_BURST, BURST_SECONDS = 64, 1 << 14, 0.1
-_RATE_SECONDS, _RATE_WEIGHT = 1.0, 0.3
-_MARGIN = 0.1
-# A reader that waits for space does not evict shards needed within SOON_SECONDS for GRACE_SECONDS at most; meanwhile
-# other processes release theirs. Nor for longer than a part of the time that it takes to download one again, which is
-# guessed by the bytes of a second until one was downloaded.
-SOON_SECONDS, GRACE_SECONDS = 0.5, 0.5
-_GRACE_SHARE, FIRST_BYTES_PER_SECOND = 0.5, 100e6
-# A use within so many seconds counts as now: hints are guesses, and are renewed all the time.
-NOW_SECONDS = 0.05
+
+@dataclass(frozen=True, slots=True)
+class PrefetchLimits:
+    """What prefetching goes by; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        connections: byte ranges that a process downloads at a time.
+        min_under_way: shards, likewise: while one is verified and written out, the others keep the connections busy.
+        first_range_bytes, min_range_bytes, max_range_bytes: how long a range is: of a server not seen yet; bounds.
+        min_requests, max_requests: requests for samples that a process has under way.
+        request_seconds: one for each of these of a store's delay, which is about what a request takes of a processor.
+            More would only wait in this process.
+        memory_share: of the free memory, filled with files on network file systems ahead of their use.
+        min_shards, ahead_seconds: how far ahead is always good, and how far in time.
+        ahead_bytes: those of a node where no cache_size limits them.
+        max_visits, block: visits to shards that are looked at, and indices of one visit.
+        unknown_bytes: a shard of unknown size counts as so many.
+        first_rate: positions a second, until the reader's rate is known.
+        min_burst, max_burst: bounds of the estimate of how many samples a loader reads ahead.
+        burst_seconds, rate_seconds: for how long that is estimated; the least time between two looks at the rate.
+        soon_seconds, grace_seconds: a reader that waits for space does not evict shards needed within the first for
+            the second, at most; meanwhile other processes release theirs. Nor for longer than a part of the time that
+            it takes to download one again.
+        first_bytes_per_second: by which that is guessed until one was downloaded.
+        now_seconds: a use within so many counts as now: hints are guesses, and are renewed all the time.
+    """
+
+    connections: int = 8
+    min_under_way: int = 3
+    first_range_bytes: int = 8 << 20
+    min_range_bytes: int = 1 << 20
+    max_range_bytes: int = 64 << 20
+    min_requests: int = 8
+    max_requests: int = 64
+    request_seconds: float = 0.001
+    memory_share: float = 0.25
+    min_shards: int = 12
+    ahead_seconds: float = 60.0
+    ahead_bytes: int = 4 << 30
+    max_visits: int = 1024
+    block: int = 4096
+    unknown_bytes: int = 64 << 20
+    first_rate: float = 1000.0
+    min_burst: int = 64
+    max_burst: int = 1 << 14
+    burst_seconds: float = 0.1
+    rate_seconds: float = 1.0
+    soon_seconds: float = 0.5
+    grace_seconds: float = 0.5
+    first_bytes_per_second: float = 100e6
+    now_seconds: float = 0.05
+
+
+LIMITS = PrefetchLimits()
+# Of the part of a file that is read into memory ahead, the share that must be needed.
+_MIN_NEEDED = 0.5
+_RATE_WEIGHT, _MARGIN, _GRACE_SHARE = 0.3, 0.1, 0.5
 # Of the samples of a shard that is read by byte ranges, the share that must be unread when it arrives.
 _MIN_UNREAD, _LAG_WEIGHT = 0.5, 0.5
 
@@ -57,7 +86,7 @@ class RateEstimator:
     """
 
     def __init__(self, now: float) -> None:
-        self.rate, self.burst = 0.0, MAX_BURST
+        self.rate, self.burst = 0.0, LIMITS.max_burst
         self.moved = self._began = now
         self._last, self._seen, self._has_looked = 0, (0, now), False
 
@@ -66,51 +95,42 @@ class RateEstimator:
         if position != self._last:
             self._last, self.moved = position, now
         before, then = self._seen
-        if now - then > _RATE_SECONDS:
+        if now - then > LIMITS.rate_seconds:
             rate = (position - before) / (now - then)
             self.rate = rate if self.rate == 0.0 else (1 - _RATE_WEIGHT) * self.rate + _RATE_WEIGHT * rate
             self._seen = position, now
         # On a busy machine the first look may come late; then it is all that will be known of the first moments.
-        if now - self._began < BURST_SECONDS or not self._has_looked:
+        if now - self._began < LIMITS.burst_seconds or not self._has_looked:
             self._has_looked = True
-            self.burst = min(max(position, MIN_BURST), MAX_BURST)
+            self.burst = min(max(position, LIMITS.min_burst), LIMITS.max_burst)
 
 
 def grace(download_seconds: float) -> float:
     """For how many seconds a reader waits before it evicts shards needed soon, which take so long to download again."""
-    return min(GRACE_SECONDS, _GRACE_SHARE * download_seconds)
+    return min(LIMITS.grace_seconds, _GRACE_SHARE * download_seconds)
 
 
 def own_burst(burst: int, unread: int) -> int:
     """The burst of a reader whose samples are read in its own process, of which ``unread`` are drawn but not read."""
-    return min(burst, max(unread, MIN_BURST))
+    return min(burst, max(unread, LIMITS.min_burst))
 
 
-def range_bytes(
-    size: int | None,
-    *,
-    wanted: float,
-    connections: int,
-    minimum: int = MIN_RANGE_BYTES,
-    maximum: int = MAX_RANGE_BYTES,
-) -> int:
+def range_bytes(size: int | None, *, wanted: float, connections: int) -> int:
     """How long the ranges of a shard should be: as ``wanted``, or shorter so that all connections share a small shard.
 
     Args:
         size: the shard's bytes; None: not known.
         wanted: bytes of a range in which waiting for the first byte takes a small part of the time.
         connections: how many there are.
-        minimum: bytes of a range, however few are wanted.
-        maximum: likewise.
     """
     if size is not None:
         wanted = min(wanted, max(size / connections, 0.4 * wanted))
-    return int(min(max(wanted, minimum), maximum))
+    return int(min(max(wanted, LIMITS.min_range_bytes), LIMITS.max_range_bytes))
 
 
 def requests_at_a_time(first_seconds: float) -> int:
     """How many requests for samples to have under way at a store whose first byte takes so long."""
-    return int(min(max(first_seconds / REQUEST_SECONDS, MIN_REQUESTS), MAX_REQUESTS))
+    return int(min(max(first_seconds / LIMITS.request_seconds, LIMITS.min_requests), LIMITS.max_requests))
 
 
 def slots(size: int, length: int, connections: int) -> int:
@@ -120,10 +140,12 @@ def slots(size: int, length: int, connections: int) -> int:
 
 def min_reach(mixed: int) -> int:
     """How many shards are to be within reach at least, of which ``mixed`` are read at a time."""
-    return max(MIN_SHARDS, mixed + MIN_SHARDS // 2)
+    return max(LIMITS.min_shards, mixed + LIMITS.min_shards // 2)
 
 
-def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = MIN_SHARDS) -> int:
+def max_ahead(
+    given: int | None, *, limit: int | None, ranks: int, typical: int, shards: int = LIMITS.min_shards
+) -> int:
     """The maximum number of bytes that one rank downloads ahead: those of one shard, at least, if the cache holds one.
 
     Args:
@@ -138,7 +160,7 @@ def max_ahead(given: int | None, *, limit: int | None, ranks: int, typical: int,
     elif limit is not None:
         found = max(limit // ranks, typical)
     else:  # however large the shards are: the next window must be cached when this one ends
-        found = max(AHEAD_BYTES // ranks, shards * typical)
+        found = max(LIMITS.ahead_bytes // ranks, shards * typical)
     return found if limit is None else min(found, limit)
 
 
@@ -174,7 +196,7 @@ def needed_shards(mixed: int, ranks: int, *, total: int) -> int:
     return min((mixed + 1) * ranks, total + 1)
 
 
-def good_ahead(rate: float, *, typical: int, each: float, shards: int = MIN_SHARDS) -> int:
+def good_ahead(rate: float, *, typical: int, each: float, shards: int = LIMITS.min_shards) -> int:
     """How many bytes ahead are worth while: more the faster shards are used.
 
     Args:
@@ -183,7 +205,7 @@ def good_ahead(rate: float, *, typical: int, each: float, shards: int = MIN_SHAR
         each: samples from one new shard to the next.
         shards: that are to be within reach at least; see `min_reach`.
     """
-    return max(shards * typical, int(rate * AHEAD_SECONDS * typical / each))
+    return max(shards * typical, int(rate * LIMITS.ahead_seconds * typical / each))
 
 
 def is_in_time(first: float, last: float, *, arrival: float) -> bool:

@@ -77,7 +77,7 @@ class Request(NamedTuple):
     total: int
     use: float | None = None
     waited: float = math.inf
-    grace: float = prefetching.GRACE_SECONDS
+    grace: float = prefetching.LIMITS.grace_seconds
     tried: float = math.inf
     is_blocked: bool = False
 
@@ -165,9 +165,9 @@ def settle(cache: Snapshot, request: Request, evict: Callable[[Entry], bool]) ->
 def _thresholds(cache: Snapshot, request: Request) -> list[float]:
     """Only shards used later than the first of these may be evicted; if that is not enough, than the next one."""
     if request.use is not None:  # hints are renewed: a shard that is needed now is never one of later
-        return [max(request.use, cache.now + prefetching.NOW_SECONDS * cache.second)]
+        return [max(request.use, cache.now + prefetching.LIMITS.now_seconds * cache.second)]
     if request.waited < request.grace:
-        return [cache.now + prefetching.SOON_SECONDS * cache.second, -math.inf]
+        return [cache.now + prefetching.LIMITS.soon_seconds * cache.second, -math.inf]
     return [-math.inf]
 
 

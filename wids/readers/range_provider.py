@@ -7,6 +7,7 @@ headers.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,22 @@ if TYPE_CHECKING:
     from wids.tables.table import Group, KeyRule, MemberTable
 
 
-# A server that does not answer for so long is waited for by the download.
-_SECONDS = retrying.FIRST_SECONDS
-# So is a table that does not come in so long.
-_TABLE_SECONDS = 5.0
-# When a shard is read early again whose server did not give its samples.
-_AGAIN_SECONDS = 30.0
+@dataclass(frozen=True, slots=True)
+class EarlyReadLimits:
+    """How long reads of shards that are still to come wait; the default is in force, tests put another in its place.
+
+    Attributes:
+        answer_seconds, table_seconds: a server that does not answer for so long is waited for by the download, and so
+            is a member table that does not come in so long.
+        again_seconds: when a shard is read early again whose server did not give its samples.
+    """
+
+    answer_seconds: float = retrying.LIMITS.first_seconds
+    table_seconds: float = 5.0
+    again_seconds: float = 30.0
+
+
+LIMITS = EarlyReadLimits()
 
 
 class RangeProvider:
@@ -133,7 +144,7 @@ class RangeProvider:
             storage_options=self._storage_options,
             hooks=self._hooks,
             size=table.identity.size,
-            seconds=_SECONDS,
+            seconds=LIMITS.answer_seconds,
             is_cancelled=is_there,
             needs_strong=True,
         )
@@ -179,7 +190,7 @@ class RangeProvider:
         try:
             if known is None:
                 self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
-                ends = time.perf_counter() + _TABLE_SECONDS
+                ends = time.perf_counter() + LIMITS.table_seconds
                 table = self._published.read(
                     shard,
                     shard_bytes=shard.filesize,
@@ -232,7 +243,7 @@ class RangeProvider:
     def _give_up(self, url: str, error: FetchError | ShardError) -> None:
         """Read a shard early no more; for some time only where it may have been the network."""
         if isinstance(error, FetchError) and not isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
-            self._retry_at[url] = time.monotonic() + _AGAIN_SECONDS
+            self._retry_at[url] = time.monotonic() + LIMITS.again_seconds
         else:
             self._spent.add(url)
 

@@ -155,7 +155,7 @@ class EarlyReadingNode(SimulatedNode):
     def _download_read(self, found: Iterable[tuple[int, int]]) -> None:
         """Download the shards that ranks read by ranges."""
         for rank, shard in found:
-            has_room = sum(own == rank for own, _ in self._own) < prefetching.MIN_UNDER_WAY
+            has_room = sum(own == rank for own, _ in self._own) < prefetching.LIMITS.min_under_way
             if has_room and shard not in self.cache.coming and self._reserve(shard, use=self._progress.position):
                 self._own.add((rank, shard))
                 self._download(rank, shard, is_urgent=False)

@@ -78,7 +78,7 @@ class TrainingJob:
     step_seconds: float = 0.1
     decode_seconds: float = 0.0
     prefetch: int | None = None
-    connections: int = prefetching.CONNECTIONS
+    connections: int = prefetching.LIMITS.connections
     early_reads: bool = True
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class TrainingJob:
     @property
     def burst(self) -> int:
         """Of the drawn samples, how many may not have been read, as far as a prefetcher knows."""
-        return min(max(self.drawn_samples, prefetching.MIN_BURST), prefetching.MAX_BURST)
+        return min(max(self.drawn_samples, prefetching.LIMITS.min_burst), prefetching.LIMITS.max_burst)
 
     @property
     def steps_read_ahead(self) -> int:

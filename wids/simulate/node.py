@@ -355,7 +355,7 @@ class SimulatedNode:
         """Samples of a rank in a second."""
         if self._job.step > 0:
             return self._job.batch_size / self._job.step
-        return self._progress.position / self._loop.now if self._loop.now > 0 else prefetching.FIRST_RATE
+        return self._progress.position / self._loop.now if self._loop.now > 0 else prefetching.LIMITS.first_rate
 
     def _is_busy(self) -> bool:
         return any(window.is_busy for window in self._windows.values())
@@ -378,7 +378,7 @@ def _slots(size: int, job: TrainingJob) -> int:
 
 def _upcoming(visits: Visits, offset: int) -> Iterator[list[Visit]]:
     """The visits one by one, in positions over all epochs."""
-    for lo in range(0, len(visits.first), prefetching.BLOCK):
-        rows = (column[lo : lo + prefetching.BLOCK].tolist() for column in visits)
+    for lo in range(0, len(visits.first), prefetching.LIMITS.block):
+        rows = (column[lo : lo + prefetching.LIMITS.block].tolist() for column in visits)
         for first, last, shard in zip(*rows, strict=True):
             yield [Visit(offset + first, offset + last, 0, shard)]

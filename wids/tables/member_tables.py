@@ -148,7 +148,7 @@ def read_beside(
     *,
     shard_bytes: int | None,
     storage_options: dict[str, Any] | None = None,
-    seconds: float = retrying.FIRST_SECONDS,
+    seconds: float = retrying.LIMITS.first_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> MemberTable:
     """The table that lies beside a remote shard.

@@ -219,7 +219,7 @@ class PublishedTables:
         shard: Shard,
         *,
         shard_bytes: int | None,
-        seconds: float = retrying.FIRST_SECONDS,
+        seconds: float = retrying.LIMITS.first_seconds,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> MemberTable:
         """The table of a shard; for arguments and errors see `wids.tables.member_tables.read_beside`."""

@@ -77,7 +77,7 @@ def download_to(
     """
     if urls.scheme_of(url) == "pipe" and not allow_pipe:
         raise NotAllowedError(f"{url}: runs a program; pass allow_pipe=True if you trust where this URL came from")
-    seconds = retrying.TOTAL_SECONDS + (size or 0) / retrying.SLOWEST_BYTES
+    seconds = retrying.LIMITS.total_seconds + (size or 0) / retrying.LIMITS.slowest_bytes
     transfer = Transfer(
         url,
         path,
@@ -116,7 +116,7 @@ def read_bytes(
     *,
     storage_options: dict[str, Any] | None = None,
     max_bytes: int | None = None,
-    seconds: float = retrying.TOTAL_SECONDS,
+    seconds: float = retrying.LIMITS.total_seconds,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> bytes:
     """The bytes behind a URL or path, for small files such as an index.
@@ -125,7 +125,7 @@ def read_bytes(
         url: any URL that fsspec knows, or a local path.
         storage_options: for the fsspec file system.
         max_bytes: the longest that a remote one may be, as it is unpacked; None: `MAX_READ_BYTES`. No more is read.
-        seconds: for all tries together; `retrying.FIRST_SECONDS` for what can be done without.
+        seconds: for all tries together; `retrying.LIMITS.first_seconds` for what can be done without.
         is_cancelled: asked now and then; once it says True, a transfer ends. For remote ones.
 
     Raises:

@@ -33,25 +33,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CONNECT_SECONDS, READ_SECONDS = 30.0, 60.0
-CONNECTIONS = prefetching.CONNECTIONS
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How long requests take at most; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        connect_seconds, read_seconds: to connect, and from one piece of an answer to the next.
+        bucket_seconds, bucket_again_seconds: to learn what kind a bucket is; where it is not known it is asked again
+            after the second.
+        give_way_seconds: a download ahead waits so long at most for requests of samples to end: these come all the
+            time from a busy reader.
+        poll_seconds, close_seconds: how often a caller looks whether to go on; how long one that ends waits.
+    """
+
+    connect_seconds: float = 30.0
+    read_seconds: float = 60.0
+    bucket_seconds: float = 3.0
+    bucket_again_seconds: float = 60.0
+    give_way_seconds: float = 0.5
+    poll_seconds: float = 0.1
+    close_seconds: float = 5.0
+
+
+LIMITS = RequestLimits()
 _SLOWEST_BYTES = 128 << 10  # a second
-_POLL_SECONDS, _CLOSE_SECONDS = 0.1, 5.0
 # What tells two versions of an object apart, by the names that file systems give it: for certain, and mostly.
 _STRONG_KEYS = ("ETag", "etag", "e_tag", "generation", "md5Hash", "blob_id")
 _WEAK_KEYS = (
     *("crc32c", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modify", "modificationTime"),
 )
 _S3, _GOOGLE = ("s3", "s3a"), ("gs", "gcs")
-# How long it may take to learn what kind a bucket is; where it is not known it is asked again after so long.
-_BUCKET_SECONDS, _BUCKET_AGAIN_SECONDS = 3.0, 60.0
 _NEUTRAL_HEADERS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-_FIRST_RANGE_BYTES, _MIN_RANGE_BYTES = prefetching.FIRST_RANGE_BYTES, prefetching.MIN_RANGE_BYTES
-_MAX_RANGE_BYTES = prefetching.MAX_RANGE_BYTES
 _FIRST_REQUEST_BYTES, _MIN_REQUEST_BYTES, _MAX_REQUEST_BYTES = 256 << 10, 32 << 10, 2 << 20
 _MIN_GAP_BYTES, _MIN_RATED_BYTES = 8 << 10, 256 << 10
-# A download ahead waits so long at most for requests of samples to end: these come all the time from a busy reader.
-_GIVE_WAY_SECONDS = 0.5
 
 
 def _start_child() -> None:
@@ -117,19 +132,19 @@ def run(coroutine: Coroutine[Any, Any, T], *, go_on: Callable[[], None] = lambda
     """
     future = asyncio.run_coroutine_threadsafe(coroutine, loop())
     try:
-        while not futures.wait([future], timeout=_POLL_SECONDS).done:
+        while not futures.wait([future], timeout=LIMITS.poll_seconds).done:
             go_on()
         return future.result()
     finally:
         if not future.done():
             future.cancel()
             # It must not write any more when the file is closed: the descriptor's number may be another file's.
-            futures.wait([future], timeout=_CLOSE_SECONDS)
+            futures.wait([future], timeout=LIMITS.close_seconds)
 
 
 def limit_of(size: int) -> float:
     """Seconds that a request for so many bytes may take; one that brings less was as good as a stall."""
-    return CONNECT_SECONDS + READ_SECONDS + size / _SLOWEST_BYTES
+    return LIMITS.connect_seconds + LIMITS.read_seconds + size / _SLOWEST_BYTES
 
 
 def version_of(info: dict[str, Any]) -> tuple[Any, bool]:
@@ -207,9 +222,9 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self.count = CONNECTIONS
+        self.count = prefetching.LIMITS.connections
         self.slots = _Slots(self.count)
-        self._request_slots = asyncio.Semaphore(prefetching.MAX_REQUESTS)
+        self._request_slots = asyncio.Semaphore(prefetching.LIMITS.max_requests)
         self._delays: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self.weak_hosts: set[str] = set()
@@ -244,12 +259,12 @@ class Connections:
         """Wait until no samples are asked for, but not for long."""
         if self._requests:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_none.wait(), _GIVE_WAY_SECONDS)
+                await asyncio.wait_for(self._has_none.wait(), LIMITS.give_way_seconds)
 
     def requests_at_a_time(self, host: str) -> int:
         """How many requests for samples of a host to have under way."""
         delay = self._delays.get(host)
-        return prefetching.MAX_REQUESTS // 2 if delay is None else prefetching.requests_at_a_time(delay)
+        return prefetching.LIMITS.max_requests // 2 if delay is None else prefetching.requests_at_a_time(delay)
 
     def note(self, host: str, first_seconds: float, size: int, seconds: float) -> None:
         """A range of ``size`` bytes came in ``seconds`` after its first byte, which took ``first_seconds``."""
@@ -266,10 +281,8 @@ class Connections:
         ``size`` bytes.
         """
         rate = self._rates.get(host)
-        wanted = _FIRST_RANGE_BYTES if rate is None else 10 * self._delays[host] * rate
-        return prefetching.range_bytes(
-            size, wanted=wanted, connections=self.count, minimum=_MIN_RANGE_BYTES, maximum=_MAX_RANGE_BYTES
-        )
+        wanted = prefetching.LIMITS.first_range_bytes if rate is None else 10 * self._delays[host] * rate
+        return prefetching.range_bytes(size, wanted=wanted, connections=self.count)
 
     def request_bytes(self, host: str) -> int:
         """How many bytes take as long as a request, by itself; a guess for a host not seen yet."""
@@ -332,10 +345,10 @@ class _BucketTypes:
     async def __call__(self, bucket: str) -> Any:
         from gcsfs.extended_gcsfs import BucketType
 
-        if time.monotonic() - self._failed.get(bucket, -math.inf) < _BUCKET_AGAIN_SECONDS:
+        if time.monotonic() - self._failed.get(bucket, -math.inf) < LIMITS.bucket_again_seconds:
             return BucketType.UNKNOWN  # which is read as any other
         try:
-            found = await asyncio.wait_for(self._ask(bucket), _BUCKET_SECONDS)
+            found = await asyncio.wait_for(self._ask(bucket), LIMITS.bucket_seconds)
         except asyncio.TimeoutError:
             found = BucketType.UNKNOWN
         if found is BucketType.UNKNOWN:
@@ -348,7 +361,7 @@ def _http_options(given: dict[str, Any], url: str) -> dict[str, Any]:
 
     request, client = dict(given), dict(given.get("client_kwargs") or {})
     # aiohttp's default ends a transfer after five minutes however well it goes; a stall is what must end it.
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=LIMITS.connect_seconds, sock_read=LIMITS.read_seconds)
     # identity: the size of what arrives is compared. No requoting: where a redirect leads may be signed, too.
     headers = {"Accept-Encoding": "identity", **(client.get("headers") or {})}
     # As headers, which `_drop_own_headers` can take away; a session gives these to all hosts that it comes to.

@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import FetchDeniedError, FetchError
+from wids.transport import retrying
 from wids.transport.source import HEAD, ByteSource, Stat
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from wids.transport.source import Sink
     from wids.transport.spans import Span
 
-SILENT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _BLOCK_BYTES = 1 << 20
 
@@ -93,28 +93,30 @@ class PipeSource(ByteSource):
     def _read(self, process: subprocess.Popen[bytes], end: int | None) -> Iterator[bytes]:
         output: Any = process.stdout
         left = sys.maxsize if end is None else end
-        deadline = time.monotonic() + SILENT_SECONDS
+        deadline = time.monotonic() + retrying.LIMITS.silent_seconds
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             while left > 0:
                 self.go_on()
                 if not selector.select(_POLL_SECONDS):
                     if time.monotonic() > deadline:
-                        raise FetchError(f"{self.url}: nothing came for {SILENT_SECONDS:.0f} s", url=self.url)
+                        raise FetchError(
+                            f"{self.url}: nothing came for {retrying.LIMITS.silent_seconds:.0f} s", url=self.url
+                        )
                     continue
                 block = os.read(output.fileno(), min(left, _BLOCK_BYTES))
                 if not block:
                     return
-                deadline = time.monotonic() + SILENT_SECONDS
+                deadline = time.monotonic() + retrying.LIMITS.silent_seconds
                 yield block
                 left -= len(block)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        deadline = time.monotonic() + SILENT_SECONDS
+        deadline = time.monotonic() + retrying.LIMITS.silent_seconds
         while process.poll() is None:
             self.go_on()
             if time.monotonic() > deadline:
-                raise FetchError(f"{self.url}: not done after {SILENT_SECONDS:.0f} s", url=self.url)
+                raise FetchError(f"{self.url}: not done after {retrying.LIMITS.silent_seconds:.0f} s", url=self.url)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
         yield from ()

@@ -63,7 +63,7 @@ class ShardBytes:
         hooks: Sequence[Hook] = (),
         size: int | None = None,
         stat: Stat | None = None,
-        seconds: float = retrying.TOTAL_SECONDS,
+        seconds: float = retrying.LIMITS.total_seconds,
         is_cancelled: Callable[[], bool] = lambda: False,
         needs_version: bool = False,
         needs_strong: bool = False,

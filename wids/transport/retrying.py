@@ -2,15 +2,16 @@
 
 Transient errors (time-outs, resets, 408/429/5xx, short or damaged transfers) are retried with backoff and jitter, and
 the bytes that have arrived stay; final ones are raised at once, with advice. How long retries go on is a matter of
-time: `PATIENCE_SECONDS` without a new byte where the server has answered this process before, or says when to come back
-(``Retry-After``), so that a restart of a server ends no training; `FIRST_SECONDS` where it never has, so that a wrong
-host or port is reported soon. All tries together have a time limit as well.
+time, see `RetryLimits`: ``patience_seconds`` without a new byte where the server has answered this process before, or
+says when to come back (``Retry-After``), so that a restart of a server ends no training; ``first_seconds`` where it
+never has, so that a wrong host or port is reported soon. All tries together have a time limit as well.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from wids.errors import WidsError
@@ -34,13 +35,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_SECONDS, PATIENCE_SECONDS = 10.0, 300.0
-WAIT_SECONDS, WAIT_MAX_SECONDS, RETRY_AFTER_MAX_SECONDS = 0.2, 15.0, 120.0
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """How patient; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        first_seconds, patience_seconds: for a server that never answered this process; without a new byte from another.
+        wait_seconds, wait_max_seconds: before the second try, and before any.
+        retry_after_max_seconds: that a server may ask for on top of that.
+        total_seconds, slowest_bytes: a transfer may take the first and, beyond, as long as its bytes take at so many a
+            second.
+        silent_seconds: a ``pipe:`` program may write nothing for so long.
+    """
+
+    first_seconds: float = 10.0
+    patience_seconds: float = 300.0
+    wait_seconds: float = 0.2
+    wait_max_seconds: float = 15.0
+    retry_after_max_seconds: float = 120.0
+    total_seconds: float = 600.0
+    slowest_bytes: int = 64 << 10
+    silent_seconds: float = 600.0
+
+
+LIMITS = RetryLimits()
 # A known server gets so many tries however long each of them takes: one stream that breaks off may take minutes.
 _ATTEMPTS = 6
 _POLL_SECONDS = 0.1
-# A transfer may take ten minutes and, beyond, as long as its bytes take at this rate.
-TOTAL_SECONDS, SLOWEST_BYTES = 600.0, 64 << 10
 _DAMAGE_ATTEMPTS = 2
 
 
@@ -50,7 +72,7 @@ def try_repeatedly(
     url: str,
     path: str | None,
     hooks: Sequence[Hook],
-    seconds: float = TOTAL_SECONDS,
+    seconds: float = LIMITS.total_seconds,
     kept: Callable[[], int] = lambda: 0,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> T:
@@ -119,15 +141,15 @@ class _Tries:
         asked = find_retry_after(error)
         ends = self._ends
         if self.origin not in _answered and asked is None:
-            ends = min(ends, self._failing_since + FIRST_SECONDS)
+            ends = min(ends, self._failing_since + LIMITS.first_seconds)
         elif self._fruitless >= _ATTEMPTS:
-            ends = min(ends, self._failing_since + PATIENCE_SECONDS)
+            ends = min(ends, self._failing_since + LIMITS.patience_seconds)
         # Twice as long each time, and not in step with other processes.
-        backoff = WAIT_SECONDS * 2.0 ** min(max(self._fruitless - 1, 0), 30)
-        delay = min(backoff, WAIT_MAX_SECONDS) * spread() + min(asked or 0.0, RETRY_AFTER_MAX_SECONDS)
+        backoff = LIMITS.wait_seconds * 2.0 ** min(max(self._fruitless - 1, 0), 30)
+        delay = min(backoff, LIMITS.wait_max_seconds) * spread() + min(asked or 0.0, LIMITS.retry_after_max_seconds)
         if now() + delay < ends:
             return delay
-        if now() + delay >= self._failing_since + PATIENCE_SECONDS:
+        if now() + delay >= self._failing_since + LIMITS.patience_seconds:
             _answered.discard(self.origin)  # of a thousand shards, each would wait as long for a server that is gone
         return None
 

@@ -21,13 +21,14 @@ from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import lying_table, publish, publish_pack
-from wids.cache import arrivals
+from wids.cache import limits
 from wids.cache.usage_hints import PlanFile
 from wids.collection import batches
 from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
 from wids.events import Fetched
+from wids.policy import prefetching
 from wids.readers import range_provider
-from wids.transport import download, filesystems
+from wids.transport import download
 from wids.transport.failures import CancelledTransferError
 from wids.transport.range_client import ShardBytes
 
@@ -339,9 +340,9 @@ def test_a_limit_that_holds_fewer_shards_than_are_read(web, make, held, limit):
 
 
 @pytest.mark.parametrize(("seconds", "stays"), [(5, True), (600, False)])
-def test_a_reader_leaves_what_a_job_needs_soon(web, make, held, monkeypatch, seconds, stays):
+def test_a_reader_leaves_what_a_job_needs_soon(web, make, held, set_limits, seconds, stays):
     """It reads samples by ranges rather than have a job's shard downloaded again; one of much later goes."""
-    monkeypatch.setattr(arrivals, "_FULL_SECONDS", 0.0)
+    set_limits(limits, full_seconds=0.0)
     held.go.set()
     limit = int(1.2 * len(web.files["/a.tar"])) + 4096
     dataset = make(cache_size=limit)
@@ -485,9 +486,9 @@ def test_no_more_downloads_at_a_time_than_pay(web, make):
     """Random access over many shards starts a few downloads, not one for each."""
     dataset = make()
     dataset.__getitems__([0, ROWS, 2 * ROWS, 3 * ROWS])
-    wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY)
+    wait_until(lambda: sum(downloads(web, tag) for tag in TAGS) == prefetching.LIMITS.min_under_way)
     dataset.__getitems__([1, ROWS + 1, 2 * ROWS + 1, 3 * ROWS + 1])
-    assert sum(downloads(web, tag) for tag in TAGS) == arrivals.prefetching.MIN_UNDER_WAY
+    assert sum(downloads(web, tag) for tag in TAGS) == prefetching.LIMITS.min_under_way
 
 
 @pytest.mark.parametrize(("places", "window"), [(3, 2), (1, 0)])
@@ -547,10 +548,10 @@ def test_versions_are_not_mixed_in_a_first_read():
         found.read_many([(0, 100), (1_900_000, 1_900_100)])
 
 
-def test_a_table_that_does_not_come(web, make, held, monkeypatch):
+def test_a_table_that_does_not_come(web, make, held, set_limits):
     """The shard is downloaded instead, soon, and the table is not waited for again."""
     held.go.set()
-    monkeypatch.setattr(range_provider, "_TABLE_SECONDS", 0.3)
+    set_limits(range_provider, table_seconds=0.3)
     web.faults["/a.tar.widx"] = [stall]
     dataset = make("a")
     start = time.monotonic()
@@ -575,10 +576,10 @@ def test_a_directory_that_cannot_be_used(web, make, held, tmp_path):
             [dataset[0] for _ in range(1_000_000)]
 
 
-def test_a_batch_over_very_many_shards(web, make, held, monkeypatch):
+def test_a_batch_over_very_many_shards(web, make, held, monkeypatch, set_limits):
     """It takes a limited number of threads."""
     held.go.set()
-    monkeypatch.setattr(batches.prefetching, "MAX_REQUESTS", 2)
+    set_limits(prefetching, max_requests=2)
     begun, begin = [], batches._Apart.begin
     monkeypatch.setattr(batches._Apart, "begin", lambda self, groups: begun.append(len(groups)) or begin(self, groups))
     dataset = make()
@@ -587,11 +588,10 @@ def test_a_batch_over_very_many_shards(web, make, held, monkeypatch):
     assert begun == [2, 1]
 
 
-def test_after_an_outage_samples_are_read_early_again(web, make, held, monkeypatch):
+def test_after_an_outage_samples_are_read_early_again(web, make, held, set_limits):
     """Where the limit has no space for the shard, it would be downloaded again and again from then on."""
     held.go.set()
-    monkeypatch.setattr(range_provider, "_SECONDS", 0.1)
-    monkeypatch.setattr(range_provider, "_AGAIN_SECONDS", 0.0)
+    set_limits(range_provider, answer_seconds=0.1, again_seconds=0.0)
     dataset = make("a")
     web.faults["/a.tar"] = [status(503), status(503), whole]
     assert dataset[0][".txt"] == text_of(0)
@@ -654,7 +654,7 @@ def test_samples_of_any_store_do_not_wait_for_downloads(tmp_path):
     thread = threading.Thread(target=fetch)
     thread.start()
     try:
-        wait_until(lambda: Slow.asked >= filesystems.CONNECTIONS)
+        wait_until(lambda: Slow.asked >= prefetching.LIMITS.connections)
         ends = time.monotonic() + PATIENCE_SECONDS / 4
         found = ShardBytes(url, size=64 << 20, is_cancelled=lambda: time.monotonic() > ends)
         assert found.read_many([(0, 100)]) == [bytes(100)]
@@ -694,9 +694,9 @@ def test_a_pack_that_lacks_shards(web, make, held):
     assert sum(path.endswith(".widx") for path in web.requests) == 2
 
 
-def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch):
+def test_the_time_of_a_directory_is_not_that_of_a_table(web, make, monkeypatch, set_limits):
     """A directory that takes long, once, does not use up the time of the table that it was asked for."""
-    monkeypatch.setattr(range_provider, "_TABLE_SECONDS", 2.0)
+    set_limits(range_provider, table_seconds=2.0)
     options, clock = packed(web), time.perf_counter
     late = []
 

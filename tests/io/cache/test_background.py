@@ -12,12 +12,12 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.clocks import wait_until
-from wids.cache import background
+from wids.cache import background, limits
 
 _held = []
 
 
-def test_the_end_of_a_process_waits_once_for_all_that_is_stuck(monkeypatch):
+def test_the_end_of_a_process_waits_once_for_all_that_is_stuck(monkeypatch, set_limits):
     """As long for four prefetchers whose file system hangs as for one."""
     monkeypatch.setattr(background, "_live", weakref.WeakKeyDictionary())
     waited = []
@@ -34,7 +34,7 @@ def test_the_end_of_a_process_waits_once_for_all_that_is_stuck(monkeypatch):
     stuck = [Stuck() for _ in range(4)]
     for each in stuck:
         background._live[each] = os.getpid()
-    monkeypatch.setattr(background, "_END_SECONDS", 0.3)
+    set_limits(limits, end_seconds=0.3)
     begin = time.monotonic()
     background._end_all()
     assert time.monotonic() - begin < 0.8, waited

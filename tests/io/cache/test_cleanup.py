@@ -30,7 +30,7 @@ from tests.support.cache_dirs import (
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, wait_until
 from tests.support.shards import digests, serve, survey_shard, write_index, write_shard
-from wids.cache import cleanup, usage_hints
+from wids.cache import cleanup, limits, usage_hints
 from wids.files import atomic, locks
 from wids.files.holders import Holder
 
@@ -81,12 +81,12 @@ def test_the_newest_files_stay_within_both_bounds(tmp_path, maxsize, maxfiles, k
     assert left(tmp_path) == [f"{name}.tar" for name in kept]
 
 
-def test_a_limit_that_cannot_be_reached_is_told(tmp_path, caplog, monkeypatch):
+def test_a_limit_that_cannot_be_reached_is_told(tmp_path, caplog, monkeypatch, set_limits):
     """Who has shards open is named, each change once; what is kept or under way, too. A limit that is kept is none."""
     paths = fill(tmp_path, ["a.tar", "b.tar"])
     holder = Holder(pid=7, program="x", started_seconds=None, is_orphan=False, files=paths[:1])
     monkeypatch.setattr(cleanup, "find_holders", lambda found: [holder] if paths[0] in found else [])
-    monkeypatch.setattr(cleanup, "_HEARD_SECONDS", 0.0)
+    set_limits(limits, heard_seconds=0.0)
     for pattern in (str(tmp_path), str(tmp_path / "*.tar")):
         caplog.clear()
         with open(paths[0], "rb") as one, open(paths[1], "rb") as two:
@@ -313,9 +313,9 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_rest(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("pattern", ["c", "c/*"])
-def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, monkeypatch, pattern):
+def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, set_limits, pattern):
     """A shard that is open and not being read is given up for the cleaner; read again, it is fetched again."""
-    monkeypatch.setattr(cleanup, "_HEARD_SECONDS", 60.0)  # as long as it takes on this machine
+    set_limits(limits, heard_seconds=60.0)  # as long as it takes on this machine
     write_index(tmp_path / "data", (2, 2))
     with serve(tmp_path / "data") as server:
         dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)
@@ -605,9 +605,9 @@ def test_a_round_without_a_turn_cleans_nothing(tmp_path, monkeypatch):
     assert left(tmp_path) == ["a.tar"]
 
 
-def test_the_wait_ends_with_the_round_or_the_parent(monkeypatch):
+def test_the_wait_ends_with_the_round_or_the_parent(monkeypatch, set_limits):
     """True when the time is over; False when the sentinel speaks, or the parent has another number than it had."""
-    monkeypatch.setattr(cleanup, "_WATCH_SECONDS", 0.001)
+    set_limits(limits, watch_seconds=0.001)
     now = time.monotonic()
     assert cleanup._wait_with_parent(now - 1, os.getppid())
     assert cleanup._wait_with_parent(now + 0.02, os.getppid())

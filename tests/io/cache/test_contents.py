@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.support.children import call_in_child
-from wids.cache import contents as contents_module
+from wids.cache import limits
 from wids.cache.contents import Contents
 from wids.cache.directory import CacheDirectory
 from wids.files import system
@@ -133,19 +133,19 @@ def test_changes_that_the_log_does_not_tell_are_found(tmp_path, listed, change):
     assert len(listed) == before + 1
 
 
-def test_a_directory_is_listed_again_now_and_then(tmp_path, listed, monkeypatch):
+def test_a_directory_is_listed_again_now_and_then(tmp_path, listed, set_limits):
     """Every ten minutes: some file systems do not note the time of every change."""
     contents = refreshed(tmp_path)
     put_table(tmp_path / "gone.tar", 7)
-    monkeypatch.setattr(contents_module, "_LISTED_AGAIN_SECONDS", -1.0)
+    set_limits(limits, listed_again_seconds=-1.0)
     contents.refresh()
     assert len(listed) == 2
     assert not os.path.exists(table_of(tmp_path / "gone.tar"))
 
 
-def test_the_log_stays_short(tmp_path, listed, monkeypatch):
+def test_the_log_stays_short(tmp_path, listed, set_limits):
     """It begins anew beyond a size, and the others list the directory once more."""
-    monkeypatch.setattr(contents_module, "_MAX_LOG_BYTES", 2000)
+    set_limits(limits, max_log_bytes=2000)
     one, two = refreshed(tmp_path), refreshed(tmp_path)
     for number in range(100):
         publish(one, tmp_path, f"{number}.tar")

@@ -25,7 +25,7 @@ from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
 from tests.support.clocks import threads_named, wait_until
 from tests.support.servers import instead, shard_requests, status, whole
-from wids.cache import background, prefetch, space, usage_hints
+from wids.cache import background, limits, prefetch, space, usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
@@ -75,11 +75,10 @@ def describe(server, tags, *, has_sizes=True, rows=ROWS):
 
 
 @pytest.fixture
-def one_at_a_time(monkeypatch):
+def one_at_a_time(monkeypatch, set_limits):
     """One fetch at a time, so that the order of requests is that of the fetches."""
-    monkeypatch.setattr(filesystems, "CONNECTIONS", 1)
+    set_limits(prefetching, connections=1, min_under_way=1)
     monkeypatch.setattr(filesystems, "_connections", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(prefetching, "MIN_UNDER_WAY", 1)
 
 
 @pytest.fixture
@@ -279,9 +278,9 @@ def test_local_shards(tmp_path, make_sampler):
 
 
 @each_sampler
-def test_who_only_lists_the_indices_fetches_nothing(web, make, monkeypatch, make_sampler):
+def test_who_only_lists_the_indices_fetches_nothing(web, make, set_limits, make_sampler):
     """As bucketing, logging and tests do."""
-    monkeypatch.setattr(prefetch, "_START_SECONDS", PATIENCE_SECONDS)
+    set_limits(limits, start_seconds=PATIENCE_SECONDS)
     assert sorted(make_sampler(make())) == list(range(len(PATHS) * ROWS))
     wait_until(lambda: threads() == [])
     assert web.requests == []
@@ -309,9 +308,9 @@ def test_a_shard_that_fails_disturbs_no_other(web, make, events, one_at_a_time):
 
 
 @pytest.mark.usefixtures("no_waits")
-def test_a_shard_that_failed_is_tried_again(web, make, events, monkeypatch):
+def test_a_shard_that_failed_is_tried_again(web, make, events, set_limits):
     """A server that was away for longer than a fetch is tried costs no shard its place ahead."""
-    monkeypatch.setattr(prefetch, "_FAILED_SECONDS", 0.01)
+    set_limits(limits, failed_seconds=0.01)
     web.faults["/c.tar"] = [*[status(503)] * 40, whole]
     dataset = make(hooks=[events])
     iteration = iter(ChunkedSampler(dataset, shuffle=False))
@@ -322,9 +321,9 @@ def test_a_shard_that_failed_is_tried_again(web, make, events, monkeypatch):
     assert len(list(iteration)) == len(dataset) - 1
 
 
-def test_damage_is_not_fetched_ahead_again(web, make, events, monkeypatch):
+def test_damage_is_not_fetched_ahead_again(web, make, events, set_limits):
     """A shard whose bytes are wrong would come again and again, whole."""
-    monkeypatch.setattr(prefetch, "_FAILED_SECONDS", 0.0)
+    set_limits(limits, failed_seconds=0.0)
     web.faults["/c.tar"] = [instead(b"x" * SIZE)]
     iteration = iter(ChunkedSampler(make(hooks=[events]), shuffle=False))
     next(iteration)
@@ -423,29 +422,29 @@ def by_workers(sampler):
     [by_break, by_exception, by_del, by_a_new_epoch, by_loader, by_workers],
     ids=lambda leave: leave.__name__,
 )
-def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, leave):
+def test_it_ends_with_the_iteration(web, make, held, tmp_path, monkeypatch, set_limits, leave):
     """However an iteration ends: no thread, no part file, no plan, and not one request more."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)
+    set_limits(filesystems, read_seconds=10 * PATIENCE_SECONDS)
     story = leave(ChunkedSampler(make(), chunksize=ROWS, shuffle=False))
     assert next(story) == 0
-    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
     wait_until(lambda: any(name.endswith(".plan") for name in left(tmp_path)))
     assert "wids-prefetch" in threads()
     with monkeypatch.context() as patch:
-        patch.setattr(prefetch, "_START_SECONDS", PATIENCE_SECONDS)  # of the new epoch
+        set_limits(limits, patch=patch.setattr, start_seconds=PATIENCE_SECONDS)  # of the new epoch
         assert list(story) == []
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + filesystems.CONNECTIONS
+    assert len(web.requests) == 2 + prefetching.LIMITS.connections
     assert not held.go.is_set()
 
 
 @pytest.mark.parametrize("way", ["close", "with", "del", "exception"])
-def test_one_s_own_indices_end(web, make, held, tmp_path, monkeypatch, way):
+def test_one_s_own_indices_end(web, make, held, tmp_path, set_limits, way):
     """A sequence of the caller's own ends when it is closed, left or forgotten."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)
+    set_limits(filesystems, read_seconds=10 * PATIENCE_SECONDS)
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
     if way == "close":
         ahead.close()
         ahead.close()
@@ -459,30 +458,31 @@ def test_one_s_own_indices_end(web, make, held, tmp_path, monkeypatch, way):
         del ahead
     wait_until(lambda: threads() == [])
     assert left(tmp_path) == []
-    assert len(web.requests) == 2 + filesystems.CONNECTIONS
+    assert len(web.requests) == 2 + prefetching.LIMITS.connections
 
 
 def test_what_is_under_way_at_the_end_arrives(web, make, held):
     """When the last index was drawn, what is half there comes whole, and nothing else is begun."""
     ahead = make().prefetch(range(60))
-    wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
+    wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
     assert list(ahead) == list(range(60))
     held.go.set()
     wait_until(lambda: threads() == [])
-    assert len(web.requests) == 2 + filesystems.CONNECTIONS
-    for row in range(2 + filesystems.CONNECTIONS):
+    assert len(web.requests) == 2 + prefetching.LIMITS.connections
+    for row in range(2 + prefetching.LIMITS.connections):
         assert text_of(make()[row * ROWS]) == expected_text(row * ROWS)
-    assert len(web.requests) == 2 + filesystems.CONNECTIONS
+    assert len(web.requests) == 2 + prefetching.LIMITS.connections
 
 
 SCRIPT = """
 import json, sys
+from tests.support.clocks import set_limits
 from wids.transport import filesystems
 from wids.dataset import ShardListDataset
 from wids.samplers import ChunkedSampler
 
 shards, cache, way = json.loads(sys.argv[1])
-filesystems.READ_SECONDS = 600.0
+set_limits(filesystems, read_seconds=600.0)
 dataset = ShardListDataset(shards, cache_dir=cache)
 iteration = iter(ChunkedSampler(dataset, shuffle=False))
 next(iteration)
@@ -502,7 +502,7 @@ def test_it_ends_with_the_program(web, held, tmp_path, way):
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", SCRIPT, arguments], **pipes) as process:
         try:
-            wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
+            wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
             _, complaints = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
@@ -585,10 +585,10 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
     cache = str(tmp_path / "cache")
     with child(run_job, describe(web, TAGS), cache, range(60)) as (process, connection):
         assert receive(connection) == "begun"
-        wait_until(lambda: len(web.requests) == 2 + filesystems.CONNECTIONS)
+        wait_until(lambda: len(web.requests) == 2 + prefetching.LIMITS.connections)
         wait_until(lambda: planned(cache) != [])
         kill(process)
-    assert len(left(cache)) > 2 * filesystems.CONNECTIONS
+    assert len(left(cache)) > 2 * prefetching.LIMITS.connections
     AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/a.tar", nsamples=ROWS)).close()
     web.faults = {}
     AutoProvider(cache_dir=cache).open(shards.Shard(url=web.url + "/c.tar", nsamples=ROWS)).close()
@@ -598,14 +598,14 @@ def test_a_killed_job_s_plan_is_swept(web, held, tmp_path):
 # --- under a bound
 
 
-def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch):  # noqa: C901 - the oracle stands beside
+def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch, set_limits):  # noqa: C901 - the oracle stands beside
     """With room for three shards of eight, the one goes that is used farthest in the future, as nobody could do better.
 
     The oracle looks through the sampler's whole order. Time is counted in samples: one a second.
     """
     rows, chunk, tags = 600, 200, TAGS[:8]
     monkeypatch.setattr(epoch, "_BLOCK", chunk)  # visits are told apart within so many samples
-    monkeypatch.setattr(prefetching, "MAX_BURST", prefetching.MIN_BURST)
+    set_limits(prefetching, max_burst=prefetching.LIMITS.min_burst)
     steady = property(lambda self: 1.0, lambda self, rate: None)
     monkeypatch.setattr(prefetching.RateEstimator, "rate", steady, raising=False)
     for tag in tags:
@@ -660,19 +660,18 @@ def test_what_goes_is_what_is_used_last(server, tmp_path, monkeypatch):  # noqa:
 
 
 @pytest.mark.parametrize("is_read_here", [True, False])
-def test_only_a_loader_that_draws_ahead_is_busy_with_what_was_drawn(server, tmp_path, monkeypatch, is_read_here):
+def test_only_a_loader_that_draws_ahead_is_busy_with_what_was_drawn(server, tmp_path, set_limits, is_read_here):
     """Who reads each sample as it is drawn does not wait for space that only its own passed shards take."""
     rows, tags = 200, TAGS[:4]
-    monkeypatch.setattr(prefetching, "BURST_SECONDS", 3600.0)  # all that is drawn is drawn in the first moments
-    monkeypatch.setattr(prefetching, "FIRST_RATE", 0.01)
-    monkeypatch.setattr(prefetching, "_RATE_SECONDS", 3600.0)
+    set_limits(prefetching, burst_seconds=3600.0)  # all that is drawn is drawn in the first moments
+    set_limits(prefetching, first_rate=0.01, rate_seconds=3600.0)
     for tag in tags:
         server.add(f"/{tag}.tar", shards.shard(tag, rows))
     cache = tmp_path / "cache"
     listed = describe(server, tags, rows=rows)
     dataset = ShardListDataset(listed, cache_dir=cache, transformations=[], early_reads=False)
     iteration = iter(ChunkedSampler(dataset, chunksize=rows, shuffle=False))
-    for index in itertools.islice(iteration, 2 * rows + prefetching.MIN_BURST + 1):
+    for index in itertools.islice(iteration, 2 * rows + prefetching.LIMITS.min_burst + 1):
         if is_read_here:
             assert text_of(dataset[index]) == expected_text(index, tags=tags, rows=rows)
 

@@ -13,7 +13,7 @@ from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, receive, stop_here
 from tests.support.range_faults import unsized
 from tests.support.servers import whole, whole_unannounced
-from wids.cache import shard_download, space
+from wids.cache import limits, shard_download, space
 from wids.cache.space import Space
 from wids.errors import CacheFull, SizeMismatchError, WidsError
 from wids.files import atomic, locks, system
@@ -66,10 +66,10 @@ def test_a_fork_while_a_shard_is_checked_takes_no_lease_along(server, tmp_path, 
         thread.join(PATIENCE_SECONDS)
 
 
-def test_nothing_goes_for_what_can_never_fit(tmp_path, monkeypatch):
+def test_nothing_goes_for_what_can_never_fit(tmp_path, set_limits):
     """A server that announces more than the disk has does not cost all that is in the cache."""
-    monkeypatch.setattr(space, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(prefetching, "GRACE_SECONDS", 0.0)
+    set_limits(limits, wait_seconds=0.0)
+    set_limits(prefetching, grace_seconds=0.0)
     for name in "abc":
         put_shard(tmp_path, f"{name}.tar", 1000)
     _, fd = atomic.make_part(str(tmp_path / "new.tar"))
@@ -93,10 +93,9 @@ def test_a_stream_that_is_too_long_ends_there(server, tmp_path):
     assert target.stat().st_size <= 1000
 
 
-def test_a_drip_ends(server, tmp_path, monkeypatch):
+def test_a_drip_ends(server, tmp_path, set_limits):
     """A server that sends a byte now and then does not keep a shard's lock for good."""
-    monkeypatch.setattr(retrying, "TOTAL_SECONDS", 0.3)
-    monkeypatch.setattr(retrying, "SLOWEST_BYTES", 1 << 30)
+    set_limits(retrying, total_seconds=0.3, slowest_bytes=1 << 30)
     sent = []
 
     def drip(handler, body):
@@ -130,11 +129,11 @@ def test_a_server_that_never_says_how_long_the_whole_is(server, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["space", "md5"])
-def test_a_download_that_waits_for_long_keeps_its_lock(server, tmp_path, monkeypatch, what):
+def test_a_download_that_waits_for_long_keeps_its_lock(server, tmp_path, monkeypatch, set_limits, what):
     """While it waits for space, or reads for a checksum, others see that it runs, and download nothing themselves."""
     data = shards.shard("a")
     url, cache = server.add("/a.tar", data), tmp_path / "cache"
-    monkeypatch.setattr(locks, "_TOUCH_SECONDS", 0.0)
+    set_limits(locks, touch_seconds=0.0)
     touched, real = [], locks.HeldLock.touch
 
     def touch(held):

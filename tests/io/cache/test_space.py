@@ -26,8 +26,9 @@ from tests.support.cache_dirs import (
 )
 from tests.support.cache_shards import described, files_open_in, texts, texts_of
 from tests.support.children import child, receive
+from tests.support.clocks import set_limits
+from wids.cache import limits, usage_hints
 from wids.cache import space as spaces
-from wids.cache import usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
@@ -63,7 +64,7 @@ class Clock:
         """Be the clock of whoever waits for space, for at most seven seconds, and of plans."""
         monkeypatch.setattr(spaces, "time", self)
         monkeypatch.setattr(usage_hints, "time", self)
-        monkeypatch.setattr(spaces, "WAIT_SECONDS", 7.0)
+        set_limits(limits, patch=monkeypatch.setattr, wait_seconds=7.0)
 
     def time(self):
         """Seconds since 1970."""

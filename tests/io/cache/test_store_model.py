@@ -24,10 +24,9 @@ from tests.conftest import Events
 from tests.support import cache_shards as shards
 from tests.support.cache_dirs import files_in, put_file, put_garbage, staging_of
 from tests.support.cache_shards import described, files_open_in
-from tests.support.clocks import skip_waits
+from tests.support.clocks import set_limits, skip_waits
 from tests.support.examples import examples
-from wids.cache import contents
-from wids.cache import space as spaces
+from wids.cache import limits as cache_limits
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space, evict_from, table_allowance
 from wids.cache.usage_hints import PlanFile
@@ -142,8 +141,8 @@ class Directory(RuleBasedStateMachine):
         self.cache = os.path.join(self.home, "cache")
         self.patch = pytest.MonkeyPatch()
         skip_waits(self.patch.setattr)
-        self.patch.setattr(spaces, "WAIT_SECONDS", -1.0)
-        self.patch.setattr(prefetching, "GRACE_SECONDS", 0.0)
+        set_limits(cache_limits, patch=self.patch.setattr, wait_seconds=-1.0)
+        set_limits(prefetching, patch=self.patch.setattr, grace_seconds=0.0)
         self.patch.setattr(os, "fsync", lambda fd: None)
         if not self.has_locks:
             self.patch.setattr(system, "try_lock", lambda fd, *, is_shared: None)
@@ -298,7 +297,7 @@ class Directory(RuleBasedStateMachine):
         """
         self.is_always_listed = is_always_listed
         if is_always_listed:
-            self.patch.setattr(contents, "_LISTED_AGAIN_SECONDS", -1.0)
+            set_limits(cache_limits, patch=self.patch.setattr, listed_again_seconds=-1.0)
         self.start(limits[0], is_keeping=False, knows="all")
         self.start(limits[1], is_keeping=False, knows=knows)
         for key in there:

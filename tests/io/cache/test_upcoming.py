@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
-from wids.cache import prefetch, upcoming
+from wids.cache import upcoming
 from wids.cache.upcoming import Source
 from wids.dataset import ShardListDataset
 from wids.files import page_cache
@@ -70,10 +70,9 @@ def test_each_shard_is_read_ahead(paths, read, make_sampler):
     assert set(order_of(dataset, indices)) == set(paths)
 
 
-def test_in_the_order_of_use(paths, read, monkeypatch):
+def test_in_the_order_of_use(paths, read, set_limits):
     """The shard that is needed first comes first."""
-    monkeypatch.setattr(prefetching, "MIN_UNDER_WAY", 1)
-    monkeypatch.setattr(prefetch.filesystems, "CONNECTIONS", 1)
+    set_limits(prefetching, min_under_way=1, connections=1)
     dataset = make(paths)
     indices = [row + ROWS * k for k in (5, 3, 9, 0) for row in range(ROWS)]
     with dataset.prefetch(indices) as ahead:
@@ -96,9 +95,9 @@ def test_parts_of_shards(paths, read):
     assert (paths[1], 0.0, 1.0) in found
 
 
-def test_samples_here_and_there_of_a_whole_shard(paths, read, monkeypatch):
+def test_samples_here_and_there_of_a_whole_shard(paths, read, set_limits):
     """Several shards are mixed, a few samples of each in a block of the order: each is read whole, once."""
-    monkeypatch.setattr(prefetching, "BLOCK", 8)
+    set_limits(prefetching, block=8)
     dataset = make(paths)
     order = [row * 7 % ROWS + ROWS * k for row in range(ROWS) for k in range(4)]
     drawn = dataset.prefetch(order)

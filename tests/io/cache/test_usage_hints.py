@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.cache_dirs import files_in, put_file
 from tests.support.cache_shards import files_open_in
 from tests.support.children import child, kill, receive, stop_here
-from wids.cache import usage_hints
+from wids.cache import limits, usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.cache.space import Space
 from wids.cache.usage_hints import PlanFile
@@ -267,14 +267,14 @@ def test_a_plan_that_cannot_be_understood_is_passed_over(home, plan, locked_file
     assert read_all(home) == {"b.tar": 7.0}
 
 
-def test_a_plan_that_is_too_long_is_not_read(home, plan, locked_file, monkeypatch):
+def test_a_plan_that_is_too_long_is_not_read(home, plan, locked_file, set_limits):
     """Nobody reads gigabytes into memory because they have the right name; up to the bound, all is read."""
     data = b'{"uses": {"a.tar": 5.0}, "busy": {}}'
     locked_file(data)
     plan.write({})
-    monkeypatch.setattr(usage_hints, "_MAX_BYTES", len(data))
+    set_limits(limits, max_hint_bytes=len(data))
     assert read_all(home) == {"a.tar": 5.0}
-    monkeypatch.setattr(usage_hints, "_MAX_BYTES", len(data) - 1)
+    set_limits(limits, max_hint_bytes=len(data) - 1)
     assert read_all(home) == {}
 
 

@@ -111,10 +111,10 @@ def hold_until_told(connection, path):
     stop_here(connection)
 
 
-def test_a_holder_that_runs_keeps_its_lock(tmp_path, monkeypatch, caplog):
+def test_a_holder_that_runs_keeps_its_lock(tmp_path, monkeypatch, set_limits, caplog):
     """However long it takes: as long as it touches the lock, another process waits for it."""
     path = str(tmp_path / "a.lock")
-    monkeypatch.setattr(locks, "_TOUCH_SECONDS", 0.0)
+    set_limits(locks, touch_seconds=0.0)
     looks = []
     real = locks._Wait.should_end
 
@@ -187,9 +187,9 @@ def test_a_lock_file_that_another_user_is_making(tmp_path, monkeypatch, acquire)
     assert denied == []
 
 
-def test_threads_exclude_each_other(tmp_path, events, monkeypatch, caplog):
+def test_threads_exclude_each_other(tmp_path, events, set_limits, caplog):
     """A second thread waits, says so in the log, tells how long, and goes on when the first is done."""
-    monkeypatch.setattr(locks, "_REPORT_SECONDS", 0.0)
+    set_limits(locks, report_seconds=0.0)
     path = str(tmp_path / "a.tar")
     is_waiting, order = threading.Event(), []
 
@@ -277,9 +277,9 @@ def test_a_fork_neither_keeps_nor_drops_the_lock(tmp_path):
         lasting.__exit__(None, None, None)
 
 
-def test_a_fork_works_while_a_thread_waits(tmp_path, monkeypatch):
+def test_a_fork_works_while_a_thread_waits(tmp_path, monkeypatch, set_limits):
     """A process forked while another thread waits for a lock can take locks itself."""
-    monkeypatch.setattr(locks, "_REPORT_SECONDS", 0.0)
+    set_limits(locks, report_seconds=0.0)
     path, other = str(tmp_path / "a.tar"), str(tmp_path / "b.tar")
     is_waiting = threading.Event()
     monkeypatch.setattr(locks.logger, "warning", lambda *args: is_waiting.set())

@@ -12,7 +12,8 @@ from tests.support import cache_shards as shards
 from tests.support.cache_dirs import table_of
 from tests.support.cache_shards import described, texts, texts_of
 from tests.support.children import PATIENCE_SECONDS, call_in_child
-from wids.cache import space
+from tests.support.clocks import set_limits
+from wids.cache import limits
 from wids.cache.directory import CacheDirectory
 from wids.cache.leases import leases
 from wids.cache.space import Space, table_allowance
@@ -188,7 +189,7 @@ def test_a_dataset_that_goes_closes_its_files(way, touch):
 def make_space(home, limit, seconds):
     """As a process that downloads a shard into a cache of ``limit`` bytes: its samples, or "full" in the end."""
     data = shards.shard("c", 3, 40_000)
-    space.WAIT_SECONDS = seconds  # in this process, which ends
+    set_limits(limits, wait_seconds=seconds)  # in this process, which ends
     provider = AutoProvider(cache_dir=str(home / "cache"), cache_local=True, cache_size=limit)
     try:
         with contextlib.closing(provider.open(described(shards.write(home / "c.tar", data), data))) as reader:

@@ -35,6 +35,7 @@ from tests.support.range_faults import (
 from tests.support.servers import instead, redirect, status, whole, whole_unannounced, zipped
 from tests.support.tars import publish, table_of
 from wids.errors import ChangedShardError, ClosedReaderError, FetchError, ShardError, UnsupportedMemberError, WidsError
+from wids.policy import prefetching
 from wids.readers import memo
 from wids.readers.range_provider import RangeProvider
 from wids.readers.remote import RangeReader
@@ -482,10 +483,10 @@ def test_a_drip_ends(web, far, monkeypatch, path, fault):
         assert dataset[3][".txt"] == shards.text("a", 3)
 
 
-def test_a_large_batch_survives_a_flaky_server(web, monkeypatch):
+def test_a_large_batch_survives_a_flaky_server(web, monkeypatch, set_limits):
     """Each try brings some of its requests: it goes on, and nothing is asked for twice."""
     monkeypatch.setattr(filesystems.Connections, "gap_bytes", lambda self, host: 0)
-    monkeypatch.setattr(filesystems, "CONNECTIONS", 1)
+    set_limits(prefetching, connections=1)
     url = web.add("/a.tar", DATA)
     source = ShardBytes(url, size=len(DATA))
     web.faults["/a.tar"] = [*([whole, status(503)] * 12), whole]

@@ -126,9 +126,9 @@ def test_what_passes_is_tried_again(server, target, events, fault):
 
 
 @pytest.mark.parametrize("fault", [stall, mute], ids=["body", "answer"])
-def test_a_stall_ends(server, target, events, monkeypatch, fault):
+def test_a_stall_ends(server, target, events, set_limits, fault):
     """A connection that says nothing more is given up after the read time-out, and the transfer tried again."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 0.2)
+    set_limits(filesystems, read_seconds=0.2)
     assert fetch_body(server.add("/a.tar", BODY, fault, whole), target, hooks=[events]) == BODY
     assert len(server.requests) == 2
     assert len(events) == 1
@@ -614,9 +614,9 @@ def fetch_and_collect(url, target):
     return body
 
 
-def test_a_fork_fetches(server, target, events, monkeypatch):
+def test_a_fork_fetches(server, target, events, set_limits):
     """A process forked after its parent has fetched can fetch, and so can the parent after that, at once."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 5.0)
+    set_limits(filesystems, read_seconds=5.0)
     url = server.add("/a.tar", BODY)
     assert fetch_body(url, target) == BODY
     assert call_in_child(fetch_and_collect, url, shards.write(target + "-child", b"")) == BODY

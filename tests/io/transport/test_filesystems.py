@@ -7,7 +7,7 @@ import pytest
 from wids.transport import filesystems
 
 
-def test_what_kind_a_bucket_is_has_a_limit_of_time(monkeypatch):
+def test_what_kind_a_bucket_is_has_a_limit_of_time(set_limits):
     """The client asks for a minute where no server answers; then, or after a failure, it is an ordinary bucket."""
     kinds = pytest.importorskip("gcsfs.extended_gcsfs").BucketType
     asked = []
@@ -18,7 +18,7 @@ def test_what_kind_a_bucket_is_has_a_limit_of_time(monkeypatch):
             await asyncio.get_running_loop().create_future()
         return kinds.UNKNOWN if bucket == "refused" else kinds.HIERARCHICAL
 
-    monkeypatch.setattr(filesystems, "_BUCKET_SECONDS", 0.01)
+    set_limits(filesystems, bucket_seconds=0.01)
     look = filesystems._BucketTypes(ask)
     for bucket, found in (("away", kinds.UNKNOWN), ("refused", kinds.UNKNOWN), ("b", kinds.HIERARCHICAL)):
         assert [asyncio.run(look(bucket)) for _ in range(2)] == [found] * 2

@@ -14,7 +14,7 @@ from tests.support.cache_dirs import files_in
 from tests.support.children import PATIENCE_SECONDS
 from wids.errors import FetchError, NotAllowedError, ShardNotFoundError, SizeMismatchError
 from wids.readers.provider import AutoProvider
-from wids.transport import download, pipe
+from wids.transport import download, retrying
 from wids.transport.download import Transfer
 from wids.transport.failures import CancelledTransferError
 
@@ -127,9 +127,9 @@ def test_exit_codes(target, way, script, code):
 
 
 @WAYS
-def test_a_silent_program_is_ended(target, pids, monkeypatch, way):
+def test_a_silent_program_is_ended(target, pids, set_limits, way):
     """A program from which nothing comes is ended, with all that it started."""
-    monkeypatch.setattr(pipe, "SILENT_SECONDS", 0.3)
+    set_limits(retrying, silent_seconds=0.3)
     file, started = pids
     script = f"sleep 1000 & echo $! >> {file}; echo $$ >> {file}; echo begun; sleep 1000"
     with pytest.raises(FetchError, match=r"nothing came for|not done after"):

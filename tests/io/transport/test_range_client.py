@@ -9,6 +9,7 @@ from tests.support import cache_shards as shards
 from tests.support.examples import examples
 from tests.support.servers import reset, status, whole
 from wids.errors import ChangedShardError, FetchError, ShardNotFoundError
+from wids.policy import prefetching
 from wids.transport import filesystems
 from wids.transport.range_client import ShardBytes
 
@@ -80,14 +81,13 @@ def test_no_more_than_half_is_read_beside(web, monkeypatch):
     assert sorted(web.ranges) == [("/a.tar", 0, 300), ("/a.tar", 5000, 5100)]
 
 
-def test_much_comes_over_all_connections(web, monkeypatch):
+def test_much_comes_over_all_connections(web, set_limits):
     """One long read is several ranges at a time, as long as those of a fetch, which hold each byte once."""
-    monkeypatch.setattr(filesystems, "_MIN_RANGE_BYTES", 1)
-    monkeypatch.setattr(filesystems, "_FIRST_RANGE_BYTES", 2 * 40_000 // filesystems.CONNECTIONS)
+    set_limits(prefetching, min_range_bytes=1, first_range_bytes=2 * 40_000 // prefetching.LIMITS.connections)
     source = ShardBytes(web.add("/a.tar", DATA), size=len(DATA))
     assert source.read(10, 40_000) == DATA[10:40_010]
     found = sorted(web.ranges)
-    assert len(found) == filesystems.CONNECTIONS
+    assert len(found) == prefetching.LIMITS.connections
     assert [lo for _, lo, _ in found] == [10, *(hi for _, _, hi in found[:-1])]
 
 

@@ -46,6 +46,7 @@ from wids.errors import (
     WrongContentError,
 )
 from wids.events import Retried
+from wids.policy import prefetching
 from wids.readers.provider import AutoProvider
 from wids.transport import download, filesystems, retrying, stores
 from wids.transport.failures import CancelledTransferError
@@ -53,7 +54,7 @@ from wids.transport.failures import CancelledTransferError
 pytestmark = pytest.mark.usefixtures("no_waits", "small_ranges", "nothing_left")
 
 RANGE = 1000
-COUNT = filesystems.CONNECTIONS
+COUNT = prefetching.LIMITS.connections
 PATH = "/a.tar"
 
 
@@ -66,10 +67,9 @@ BODY, OTHER = make(20 * RANGE + 7), make(20 * RANGE + 7, seed=1)
 
 
 @pytest.fixture
-def small_ranges(monkeypatch):
+def small_ranges(set_limits):
     """All ranges have RANGE bytes, whatever was seen of the server."""
-    for name in ("_FIRST_RANGE_BYTES", "_MIN_RANGE_BYTES", "_MAX_RANGE_BYTES"):
-        monkeypatch.setattr(filesystems, name, RANGE)
+    set_limits(prefetching, first_range_bytes=RANGE, min_range_bytes=RANGE, max_range_bytes=RANGE)
 
 
 @pytest.fixture
@@ -245,9 +245,9 @@ def test_a_transfer_that_does_not_get_on_is_given_up(ranges, target, events, no_
     assert 285 <= sum(no_waits) <= 300
 
 
-def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, monkeypatch):
+def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, set_limits):
     """When the time for all tries is over, there is not another one, however well they go."""
-    monkeypatch.setattr(retrying, "TOTAL_SECONDS", 0.0)
+    set_limits(retrying, total_seconds=0.0)
     with pytest.raises(FetchError, match="tries: 1"):
         fetch_body(ranges.add(PATH, BODY, part(10)), target, hooks=[events])
     assert events == []
@@ -255,9 +255,9 @@ def test_a_transfer_takes_its_time_and_no_more(ranges, target, events, monkeypat
 
 @pytest.mark.parametrize("place", [0, 3], ids=["first", "later"])
 @pytest.mark.parametrize("fault", [stall, held, mute], ids=["body", "no body", "no answer"])
-def test_a_stall_ends(ranges, target, events, monkeypatch, fault, place):
+def test_a_stall_ends(ranges, target, events, set_limits, fault, place):
     """A range that stops coming ends by the read time-out, and is asked for again from where it stopped."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 0.3)
+    set_limits(filesystems, read_seconds=0.3)
     url = ranges.add(PATH, BODY, *[whole] * place, fault, whole)
     assert fetch_body(url, target, hooks=[events]) == BODY
     assert len(events) == 1
@@ -507,9 +507,9 @@ PHASES = [ask_nothing, hold_head, hold_first, hold_later, hold_stream, hold_unan
 
 
 @pytest.fixture
-def cancelled_later(tmp_path, monkeypatch):
+def cancelled_later(tmp_path, set_limits):
     """A function: fetch ahead, cancel when a condition holds; the transfer has ended then, and left nothing."""
-    monkeypatch.setattr(filesystems, "READ_SECONDS", 10 * PATIENCE_SECONDS)  # no time-out is to end it
+    set_limits(filesystems, read_seconds=10 * PATIENCE_SECONDS)  # no time-out is to end it
 
     def run(url, condition, *, size=None):
         cancelled, caught = threading.Event(), []

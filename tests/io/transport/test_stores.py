@@ -38,6 +38,7 @@ from wids.errors import (
 from wids.files import system
 from wids.index.discovery import find_shards
 from wids.jobs.index_create import IndexSettings, create_index
+from wids.policy import prefetching
 from wids.transport import download, filesystems, retrying
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -388,7 +389,7 @@ def test_no_server(load, endpoint, no_waits, connects, scheme):
     with pytest.raises(UnreachableError, match="connection refused") as caught:
         _ = dataset[0]
     assert caught.value.url == url
-    assert sum(no_waits) <= retrying.FIRST_SECONDS
+    assert sum(no_waits) <= retrying.LIMITS.first_seconds
     assert len(connects) <= len(no_waits) + 2  # its member table was looked for, too
 
 
@@ -398,7 +399,7 @@ def test_no_server_that_lists(endpoint, no_waits, connects, name):
     own = {"token": "anon"} if name.startswith("gs") else {"key": "me", "secret": "sesame"}
     with pytest.raises(UnreachableError, match="connection refused"):
         find_shards([name], storage_options={"endpoint_url": endpoint, **own})
-    assert sum(no_waits) <= retrying.FIRST_SECONDS
+    assert sum(no_waits) <= retrying.LIMITS.first_seconds
     assert len(connects) <= 2 * (len(no_waits) + 1)  # to look for one name may be two requests
 
 
@@ -473,10 +474,9 @@ def test_files_by_url(tmp_path, load):
 
 
 @pytest.fixture
-def replaced_after(monkeypatch):
+def replaced_after(monkeypatch, set_limits):
     """A function: after so many reads of any object, one of them is put anew; ranges are short."""
-    for name in ("_FIRST_RANGE_BYTES", "_MIN_RANGE_BYTES", "_MAX_RANGE_BYTES"):
-        monkeypatch.setattr(filesystems, name, 1000)
+    set_limits(prefetching, first_range_bytes=1000, min_range_bytes=1000, max_range_bytes=1000)
     real = S3FileSystem._cat_file
 
     def arm(count, put, *args):

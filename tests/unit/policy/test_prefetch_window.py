@@ -13,7 +13,7 @@ from wids.policy import prefetching
 from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
 
 SIZE, SHARDS = 10, 6
-BLOCK = prefetching.BLOCK
+BLOCK = prefetching.LIMITS.block
 # None: as far as is good, which is twelve shards of any size while no rate is known.
 LIMITS = st.sampled_from([None, 0, 15, 20, 45, 200]).map(lambda given: AheadLimits(given, None)) | st.sampled_from(
     [20, 39, 200]
@@ -147,7 +147,7 @@ def test_so_many_are_under_way(connections):
     begun = []
     while (visit := window.take()) is not None:
         begun.append(visit.shard)
-    assert begun == list(range(max(connections, prefetching.MIN_UNDER_WAY)))
+    assert begun == list(range(max(connections, prefetching.LIMITS.min_under_way)))
     window.end_download((0, 0))
     window.report((0, 0), is_present=True)
     assert window.take().shard == len(begun)
@@ -232,9 +232,9 @@ def test_the_end_of_a_stay_is_looked_for():
     assert len(window.visits) > 4 * 4
 
 
-def test_a_stay_without_a_known_end_counts_as_far_as_it_is_known(monkeypatch):
+def test_a_stay_without_a_known_end_counts_as_far_as_it_is_known(set_limits):
     """More visits are not looked at than pay; then the next of them decide, not those that have passed."""
-    monkeypatch.setattr(prefetching, "MAX_VISITS", 4 * 4)
+    set_limits(prefetching, max_visits=4 * 4)
     window = large_shards(blocks=40, places=4)
     assert take_all(window) == [0, 1, 2]
     arrive(window, at=BLOCK)
@@ -252,9 +252,9 @@ def test_a_large_shard_is_left_out_near_the_end_of_its_stay():
     assert take_all(window) == []
 
 
-def test_a_shard_that_is_read_again_keeps_its_place(monkeypatch):
+def test_a_shard_that_is_read_again_keeps_its_place(set_limits):
     """Shards of later visits do not take it while this one is left to byte ranges: they would be evicted for it."""
-    monkeypatch.setattr(prefetching, "BLOCK", 4)
+    set_limits(prefetching, block=4)
     early = [*(Visit(k, 40 + k, 0, k) for k in range(4)), Visit(50, 500, 0, 3)]
     window = window_of(
         [early, [Visit(600 + k, 900, 0, k) for k in range(4, 8)]],
@@ -314,7 +314,7 @@ def test_a_first_look_that_comes_late_tells_the_burst():
 
 def test_the_burst_of_a_reader_that_reads_what_it_draws():
     """Its first moments tell how fast it is; what is not read yet is at most what it drew and did not read."""
-    assert prefetching.own_burst(300, 1) == prefetching.own_burst(300, -5) == prefetching.MIN_BURST
+    assert prefetching.own_burst(300, 1) == prefetching.own_burst(300, -5) == prefetching.LIMITS.min_burst
     assert prefetching.own_burst(300, 200) == 200
     assert prefetching.own_burst(300, 1000) == 300
 
@@ -322,7 +322,7 @@ def test_the_burst_of_a_reader_that_reads_what_it_draws():
 def test_the_rate_and_the_burst_of_a_reader():
     """A rate is an average of looks a second apart; the burst is drawn in the first tenth of a second."""
     found = prefetching.RateEstimator(100.0)
-    assert (found.rate, found.burst, found.moved) == (0.0, prefetching.MAX_BURST, 100.0)
+    assert (found.rate, found.burst, found.moved) == (0.0, prefetching.LIMITS.max_burst, 100.0)
     found.note(500, 100.05)
     assert (found.rate, found.burst, found.moved) == (0.0, 500, 100.05)
     found.note(500, 101.5)
@@ -345,7 +345,7 @@ def test_sizes_are_learned_from_the_first_shards():
     )
     window.advance(0, rate=0.0, read_before=0)
     begun = [visit.shard for visit in iter(window.take, None)]
-    assert begun == list(range(prefetching.MIN_SHARDS))
+    assert begun == list(range(prefetching.LIMITS.min_shards))
     sizes[0, 0] = 40
     window.end_download((0, 0), is_complete=True)
     window.report((0, 0), is_present=True)

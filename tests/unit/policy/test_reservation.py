@@ -90,7 +90,7 @@ def test_rules(cache, request):
     assert not any(entry.is_kept for entry in cache.evicted)
     assert [entry for entry in order if entry.name in names] == cache.evicted
     if request.use is not None:  # a download ahead costs nothing that is needed sooner, or now
-        limit = max(request.use, NOW + prefetching.NOW_SECONDS)
+        limit = max(request.use, NOW + prefetching.LIMITS.now_seconds)
         assert all(cache.uses.get(entry.name, math.inf) > limit for entry in cache.evicted)
         assert not getattr(decision, "is_over_limit", False)
     if isinstance(decision, Grant) and not decision.is_over_limit:
@@ -138,7 +138,7 @@ def test_patience():
     uses = {"0": NOW + 0.4, "1": NOW + 9}
     soon = Cache([5, 5], limit=10, uses=uses, leased="1")
     assert settle(soon, request, soon.evict) == MustWait(5, is_blocked=True)
-    assert settle(soon, request._replace(waited=prefetching.GRACE_SECONDS), soon.evict) == Grant()
+    assert settle(soon, request._replace(waited=prefetching.LIMITS.grace_seconds), soon.evict) == Grant()
     assert [entry.name for entry in soon.evicted] == ["0"]
     again = Cache([5, 5], limit=10, uses=uses, leased="1")
     assert settle(again, request._replace(waited=0.1, grace=0.2), again.evict) == MustWait(5, is_blocked=True)

@@ -289,12 +289,12 @@ def read_slowly(listed, directory, limit):
     return watch
 
 
-def test_as_much_is_read_by_ranges_as_in_a_real_job(server, tmp_path, monkeypatch):
+def test_as_much_is_read_by_ranges_as_in_a_real_job(server, tmp_path, set_limits):
     """Through a cache of three shards, where four are read at a time: as many samples and bytes, within a half.
 
     The model says 10 of 48 samples, and real runs 9 or 10, unless the machine is busy: then some more runs are tried.
     """
-    monkeypatch.setattr(prefetching, "MIN_BURST", 1)  # nothing draws ahead here
+    set_limits(prefetching, min_burst=1)  # nothing draws ahead here
     listed = list_with_tables(server, 20_000)
     size = listed[0]["filesize"]
     room = size + table_allowance(size, ROWS)

@@ -390,10 +390,10 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
 
 
 @pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 2, "window": 3}, {}], ids=str)
-def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, monkeypatch, order):
+def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, set_limits, order):
     """A prefetched epoch through a cache of the size that is said to be the smallest one fetches no shard again."""
     # Nothing draws ahead here. On a busy machine shards would be kept for a loader that might, and none would come.
-    monkeypatch.setattr(prefetching, "MIN_BURST", 1)
+    set_limits(prefetching, min_burst=1)
     listed, size = web
     room = measure_room(listed, tmp_path / "one")
     described = job.TrainingJob(

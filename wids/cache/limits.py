@@ -1,0 +1,46 @@
+"""How long the cache waits for what, and how large its own files become.
+
+Pure. One value for the folder: the default is in force, and tests put another one in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Clocks and limits of the cache.
+
+    Attributes:
+        wait_seconds: a download waits so long for space, then the cache is full.
+        stopped_seconds: who holds the lock of a directory longer than this without touching it has been stopped: the
+            work under the lock takes milliseconds, or as long as listing a large directory on a file server.
+        listed_again_seconds, max_log_bytes: a directory is listed again after so long, and where its log is longer.
+        max_hint_bytes: what a job writes down of the uses to come has so many at most.
+        watch_seconds: how often a cleaner looks whether its parent and its turn are still there.
+        heard_seconds: idle jobs look for requests four times a second (see `wids.cache.leases`): who asks gives them
+            twice as long.
+        start_seconds: code that only lists a sampler's indices is done before the first download ahead begins.
+        failed_seconds: when a download ahead is tried again that failed because of the network: by then it had been
+            retried for minutes.
+        end_seconds: threads that download are waited for so long, at the end of an epoch or of the process.
+        full_seconds, max_full_seconds: how long a shard for which there was no space is read by ranges before it is
+            tried again: the first time, and at most.
+    """
+
+    wait_seconds: float = 300.0
+    stopped_seconds: float = 30.0
+    listed_again_seconds: float = 600.0
+    max_log_bytes: int = 4 << 20
+    max_hint_bytes: int = 16 << 20
+    watch_seconds: float = 2.0
+    heard_seconds: float = 0.5
+    start_seconds: float = 0.02
+    failed_seconds: float = 30.0
+    end_seconds: float = 5.0
+    full_seconds: float = 1.0
+    max_full_seconds: float = 60.0
+
+
+LIMITS = CacheLimits()
