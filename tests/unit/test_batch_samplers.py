@@ -259,6 +259,7 @@ def test_lanes_of_which_much_is_left_out(seed):
     draws, numbers = random.Random(seed), np.random.default_rng(seed)
     n, world, tail = draws.randint(1, 80), draws.randint(1, 4), draws.choice(["pad", "drop", "mask"])
     dataset, lengths, most = Samples([n]), numbers.integers(1, 100, n), draws.choice([10, 20, 50, 80])
+    lengths[draws.randrange(n)] = 1
     rule = {"lengths": lengths, "max_tokens": most, "cost": draws.choice(["padded", "sum"]), "too_long": "skip"}
     rule["block"] = draws.choice([None, 1, 2, 5, 10])
     options = {"lanes": draws.choice([None, draws.randint(1, 5)]), "tail": tail, "shuffle": draws.random() < 0.7}
@@ -276,10 +277,14 @@ def test_lanes_of_which_much_is_left_out(seed):
         assert sorted(set(drawn)) == kept
     if tail == "mask":
         assert sorted(index for index in drawn if index.is_valid) == kept
-    done, iterator = draws.randint(0, len(ranks[0])), iter(samplers[0])
-    samplers[0].set_epoch(0)
-    list(islice(iterator, done))
-    state = samplers[0].state_dict(done) if done else make(dataset, options=options, **rule).state_dict()
+    done, states = draws.randint(0, len(ranks[0])), []
+    for rank in range(world):
+        sampler = make(dataset, world=world, rank=rank, options=options, **rule)
+        iterator = iter(sampler)
+        list(islice(iterator, done))
+        states.append(sampler.state_dict())
+    state = states[0]
+    assert states == [state] * world
     for rank, found in enumerate(ranks):
         again = make(dataset, world=world, rank=rank, options=options, **rule)
         again.set_epoch(0)
@@ -300,6 +305,7 @@ def test_lanes_of_which_much_is_left_out(seed):
         ({"lengths": LENGTHS, "max_tokens": 0}, "max_tokens is 0"),
         ({"lengths": LENGTHS, "max_tokens": 500, "cost": "mean"}, "cost is 'mean'"),
         ({"lengths": LENGTHS, "max_tokens": 500, "too_long": "drop"}, "too_long is 'drop'"),
+        ({"lengths": LENGTHS + 9, "max_tokens": 9, "too_long": "skip"}, "all 780 samples are longer"),
         ({"batch_size": {"a": 3}}, "there are no buckets"),
         ({"buckets": ["a", "b"] * 390, "batch_size": {"a": 3}}, "none of bucket 'b'"),
         ({"buckets": ["a", None] * 390, "batch_size": 3}, "the bucket of sample 1 is missing"),
@@ -318,6 +324,20 @@ def test_what_makes_no_batches(rule, words):
     """A typed error that says what to do."""
     with pytest.raises(InputError, match=words):
         make(**rule)
+
+
+def test_a_block_of_which_all_is_left_out_is_no_place():
+    """A rank may know of it, and another not: their states are the same."""
+    lengths, states = [1, 1, 9, 9, 1, 1, 1], []
+    for rank in range(2):
+        options = {"lanes": 1, "shuffle": False}
+        sampler = make(
+            Samples([7]), world=2, rank=rank, options=options, lengths=lengths, max_tokens=1, too_long="skip", block=1
+        )
+        iterator = iter(sampler)
+        assert next(iterator) == [rank]
+        states.append(sampler.state_dict())
+    assert states[0] == states[1]
 
 
 def test_numbers_of_any_kind():

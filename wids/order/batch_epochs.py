@@ -318,13 +318,13 @@ class BatchRun(Run):
         epoch, position, offset, yielded = self.place
         offset += count * self.config.world
         for size, end in self._ends:
-            if offset < size:
+            if not offset or offset < size:
                 break
             offset, position = offset - size, end
-        else:  # ranks that are further may know the next blocks
-            if offset >= self.config.lanes:
+        else:  # ranks that are further may know the next blocks, which have no batch where all was left out
+            if offset >= (1 if self.config.rule.skips else self.config.lanes):
                 for block in self.config.cut(BatchPlace(epoch, position)):
-                    if offset < len(block):
+                    if not offset or offset < len(block):
                         break
                     offset, position = offset - len(block), position + block.size
         return BatchPlace(epoch, position, offset, yielded + count)

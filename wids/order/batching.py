@@ -125,6 +125,8 @@ def make_rule(
         if lengths.dtype.kind not in "iuf":
             raise InputError(f"lengths are of type {lengths.dtype}; they must be numbers above 0")
         mean, facts, skipped = look_at_lengths(lengths, limit, skips=too_long == "skip")
+        if skipped == samples > 0:
+            raise InputError(f"all {samples:,} samples are longer than max_tokens={limit:g}; none is left for a batch")
     names: list[Any] = [None]
     numbers = None
     if buckets is not None:
