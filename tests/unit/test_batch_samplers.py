@@ -50,6 +50,10 @@ class Setting:
         draws, numbers = random.Random(seed), np.random.default_rng(seed)
         shards = [draws.choice([0, 1, 5, 30, 100, draws.randint(1, 200)]) for _ in range(draws.randint(1, 20))]
         self.dataset = Samples(shards if sum(shards) else [3])
+        self.is_mixture = draws.random() < 0.2
+        if self.is_mixture:
+            parts = {name: (Samples([draws.randint(1, 80)] * 3), draws.randint(1, 5)) for name in "abc"}
+            self.dataset = wids.mix(dict([*parts.items()][: draws.randint(1, 3)]))
         self.n = n = len(self.dataset)
         self.lengths = np.exp(numbers.normal(3, draws.choice([0.1, 1, 2]), n)).clip(1, 2000)
         if draws.random() < 0.7:
@@ -72,9 +76,11 @@ class Setting:
         self.options = {"chunksize": draws.choice([7, 50, 10_000]), "window": draws.randint(1, 5), "seed": seed}
         self.options |= {"shuffle": draws.random() < 0.9, "reshuffle": draws.choice(["fixed", "epoch"])}
         self.options["tail"] = self.tail
-        self.is_stream = draws.random() < 0.25
-        if self.is_stream:
-            self.options |= draws.choice([{"epochs": 2}, {"epoch_size": max(self.lanes, draws.randint(n // 2, 2 * n))}])
+        self.is_stream = self.is_mixture or (n > 8 and draws.random() < 0.25)
+        if self.is_mixture:
+            self.options["epoch_size"] = max(9, draws.randint(n // 2, 2 * n))
+        elif self.is_stream:
+            self.options |= draws.choice([{"epochs": 2}, {"epoch_size": max(9, draws.randint(n // 2, 2 * n))}])
 
     def make(self, world, rank, lanes=None):
         """The sampler of a rank."""

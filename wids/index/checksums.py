@@ -6,6 +6,7 @@ Pure. They are called by their keys in the index; all are in hexadecimal, in low
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
@@ -41,7 +42,7 @@ class _Crc32:
 
 def new(key: str) -> Checksum:
     """A checksum of nothing yet."""
-    return _Crc32() if key == "crc32" else hashlib.md5(usedforsecurity=False)
+    return {"crc32": _Crc32, "md5sum": partial(hashlib.md5, usedforsecurity=False)}[key]()
 
 
 def word(key: str) -> str:

@@ -176,9 +176,9 @@ def test_other_bytes_are_refused():
         refuse(other, "is none, or was cut short")
     refuse(b"\x89WIDSX\r\n" + data[8:], "was written before wids 1.0")
     refuse(data[:8] + b"widx\0\0\0\0" + data[16:], "is a file of another kind ('widx')")
-    for version in (3, 5):
+    for version in (compiled.VERSION - 1, compiled.VERSION + 1):
         other = data[:16] + version.to_bytes(4, "little") + data[20:]
-        refuse(other, f"has version {version}, and this wids reads version 4")
+        refuse(other, f"has version {version}, and this wids reads version {compiled.VERSION}")
     refuse(data[:-1], f"is damaged ({len(data) - 1} of {len(data)} bytes)")
     refuse(data + b"\0", f"is damaged ({len(data) + 1} of {len(data)} bytes)")
     refuse(data[:40] + b"\1" + data[41:], "is damaged (the checksum of its header is another)")
