@@ -296,7 +296,9 @@ def sums(name: str, counts: str, total: Any) -> Invariant:
         before = 0
         for now, last in zip(_parts(columns[counts]), _parts(columns[name]), strict=True):
             # Neither is negative, so that no sum of them is one that did not fit.
-            if now.min() < 0 or last.min() < before or (np.diff(last, prepend=before) != now).any():
+            if now.min() < 0 or last.min() < before or last[0] - before != now[0]:
+                return False
+            if (last[1:] - last[:-1] != now[1:]).any():
                 return False
             before = int(last[-1])
         return bool(before == _value(total, facts, columns))

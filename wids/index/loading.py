@@ -269,6 +269,8 @@ class _JsonIndex:
         found = indexes.get(digest, make, self._take)
         if found is None and not made:
             parse()
+        elif found is not None and made:
+            indexes.note_checked(indexes.path(digest))
         return found or made[0]
 
 

@@ -576,3 +576,15 @@ def test_other_commands_on_indexes(converted, index, tmp_path):
         convert_index(index, str(tmp_path / "x.json"))
     with pytest.raises(OutputError, match="this is the name of a compiled index"):
         merge_indexes([index], str(tmp_path / "x.widsx"))
+
+
+def test_who_writes_one_has_its_checksum(index, cache, monkeypatch):
+    """The next opening does not compare it again, though the file was written just now."""
+    monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+    load_shards(index, cache_dir=cache)
+    (name,) = files(cache)
+    path = os.path.join(cache, ".wids", "indexes", name)
+    assert compiled_files.CompiledIndexes(cache).is_checked(path, os.stat(path))
+    with open(path, "ab") as file:
+        file.write(b"x")
+    assert not compiled_files.CompiledIndexes(cache).is_checked(path, os.stat(path))
