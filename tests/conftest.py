@@ -21,7 +21,7 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 os.environ["OMP_NUM_THREADS"] = "1"
 
 E2E = ROOT / "tests" / "e2e"
-# The tier `core`: tests/unit, files of these names, and what is marked so.
+# The tier `core`: tests/unit and files of these names, but what is marked `thorough`; and what is marked so.
 UNIT = ROOT / "tests" / "unit"
 CORE = re.compile(r"test_(\w+_conformance|store_model|promises|readme_commands)")
 LONGEST = (
@@ -39,10 +39,10 @@ LAST = re.compile(r"test_readme_trainers|\[ray\b")
 _MAX_TEMP_DIR = 70
 
 
-def pytest_configure():
+def pytest_configure(config):
     """In a directory with a long name workers could not hand tensors over, and loaders would wait for good."""
     gc.disable()  # while modules are imported and tests collected, a sixth of that time, all that is made stays
-    load_profile()
+    load_profile("core" if config.getoption("markexpr") == "core" else "dev")
     if len(os.fsencode(tempfile.gettempdir())) > _MAX_TEMP_DIR:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
@@ -56,7 +56,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def _is_core(path):
-    """Whether all tests of a file are of the tier but those of whole programs."""
+    """Whether all tests of a file are of the tier but those of whole programs and the thorough ones."""
     return UNIT in path.parents or CORE.fullmatch(path.stem)
 
 
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if E2E in item.path.parents or any(method in item.name for method in ("[spawn", "-spawn", "forkserver")):
             item.add_marker("e2e")
-        elif _is_core(item.path) and not any(item.get_closest_marker(name) for name in ("e2e", "long")):
+        elif _is_core(item.path) and not any(item.get_closest_marker(name) for name in ("e2e", "long", "thorough")):
             item.add_marker("core")
     if "long" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("long")]

@@ -215,6 +215,7 @@ def test_no_failure_tells_a_secret(server, tmp_path):
     assert [text for text in texts if any(word in text for word in SECRETS)] == []
 
 
+@pytest.mark.thorough
 def test_the_tree_in_the_docstring_is_that_of_the_classes():
     """Each class stands once, under its parent; none that wids raises is defined elsewhere, but private ones."""
     for module in pkgutil.walk_packages(wids.__path__, "wids."):

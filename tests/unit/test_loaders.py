@@ -67,7 +67,7 @@ def saved(loader):
     return json.loads(text)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_batch_of_two_epochs_can_be_resumed_at(kind, workers):
     """Before the first, within the loop, after it: what is left of the epoch, then the next, with other workers."""
@@ -190,7 +190,7 @@ def make_epoch(kind, epoch):
     return loader
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["endless", "endless by source"])
 def test_an_epoch_without_end_goes_on_with_the_next_batch(kind, workers):
     """A loop over it is left, and the next one loses nothing that workers have drawn ahead."""
@@ -261,7 +261,7 @@ def test_two_loops_over_a_strangers_batch_sampler_are_refused():
     assert saved(loader)["position"] == state["position"] + 8
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["plain", "mixture, by source", "buckets"])
 def test_a_sampler_of_several_loops(kind, workers):
     """Each loader says where its own loop is, whoever iterates their sampler, or chooses its epoch, meanwhile."""
@@ -286,7 +286,7 @@ def test_a_sampler_of_several_loops(kind, workers):
     assert lists(again) == whole[3:] == lists(first)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["plain", "mixture, by source"])
 def test_set_epoch(kind, workers):
     """It goes through to the sampler; one that is chosen after a loop was left is where the loader is then."""
@@ -333,7 +333,7 @@ class Failing:
         return index
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_batch_that_fails_was_not_delivered(step, workers):
     """A program that is mended begins with it, also where it is the first after a resume."""

@@ -937,7 +937,7 @@ def test_torch_datasets_of_many_kinds():
 LOADERS = [
     {"num_workers": 0},
     {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": True},
+    pytest.param({"num_workers": 2, "persistent_workers": True}, marks=pytest.mark.thorough),
 ]
 loaders = pytest.mark.parametrize("workers", LOADERS, ids=["none", "two", "persistent"])
 

@@ -490,6 +490,7 @@ def crowd():
     return text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "values"),
     [

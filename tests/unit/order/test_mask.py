@@ -66,7 +66,7 @@ def samplers(dataset, world, **options):
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_valid_samples_are_each_sample_once(tmp_path, workers):
     """Through a DataLoader with workers and default collation, shuffled, for several epochs and world sizes."""
     dataset = wids.ShardListDataset(write_shards(tmp_path / "d", (7, 4, 12)), fields=[".cls"]).add_transform(collatable)
@@ -162,7 +162,7 @@ def test_every_way_to_decode_keeps_the_mark(tmp_path, way):
                 assert comparable(sample) == {**plain, "__valid__": kind.is_valid}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_loader_over_joined_datasets_masks_too(tmp_path, workers):
     """ConcatDataset subtracts from indices; marks come through that, through workers and through collation."""
     parts = [

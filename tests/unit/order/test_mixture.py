@@ -71,7 +71,7 @@ def check_passes(samples, mixture):
             assert len(set(part)) == len(part), name
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some(range(20)))
 def test_shares_passes_and_counts_of_random_mixtures(seed, monkeypatch):
     """Shares passes and counts of random mixtures."""
     monkeypatch.setattr(shares, "_MIN_ROWS", 16)  # few rows are read, of many mixtures
@@ -114,7 +114,7 @@ def test_nominal_epochs_follow_each_other_without_a_seam():
         assert order == read(endless, len(order), mixture)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some(range(10)))
 def test_chains_of_resumes_on_other_ranks_with_other_weights_and_sources(seed):
     """Whatever is saved and loaded, each source goes on where it was: no gap, no repeat."""
     rng = random.Random(seed)

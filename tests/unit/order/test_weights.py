@@ -60,6 +60,7 @@ def endless_of(sampler, epoch):
     return sampler
 
 
+@pytest.mark.thorough
 def test_shares_over_many_draws_are_those_of_the_weights():
     """Shares over many draws are those of the weights."""
     weights = np.random.default_rng(0).random(1000) ** 3

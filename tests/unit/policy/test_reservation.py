@@ -109,6 +109,7 @@ def test_rules(cache, request):
         assert not cache.fits(request)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=200)
 @given(CACHES, REQUESTS)
 def test_nothing_is_lost_in_vain(cache, request):
@@ -120,6 +121,7 @@ def test_nothing_is_lost_in_vain(cache, request):
         assert not cache.evicted or is_lone
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=200)
 @given(CACHES, REQUESTS)
 def test_the_same_question_has_the_same_answer(cache, request):

@@ -289,6 +289,7 @@ def read_slowly(listed, directory, limit):
     return watch
 
 
+@pytest.mark.thorough
 def test_as_much_is_read_by_ranges_as_in_a_real_job(server, tmp_path, set_limits):
     """Through a cache of three shards, where four are read at a time: as many samples and bytes, within a half.
 

@@ -434,6 +434,7 @@ def test_the_smallest_cache_is_enough_for_a_real_one(web, tmp_path, set_limits, 
 SHARDS, WINDOW, BATCH, WORKERS = 24, 4, 8, 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("places", [5, 6, 8, 12, 24])
 def test_as_many_shards_come_as_in_a_real_job(server, tmp_path, places):
     """A loader with workers, through caches from one window up to all of the data, fetches what the simulation says.
