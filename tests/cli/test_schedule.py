@@ -7,20 +7,26 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from tests.support.cli import complaint, run, run_apart, run_ok
+from tests.support import columns
+from tests.support.cli import complaint, in_one_line, run, run_apart, run_ok
 from tests.support.examples import examples
 from tests.support.shards import mixture_index, serve, write_index, write_json
-from wids import DistributedChunkedSampler, ShardListDataset
+from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.cli.look.schedule import show_batch, show_readings
+from wids.order.batch_epochs import BatchConfig
+from wids.order.batching import make_rule
+from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
 from wids.order.mixture import SourceSpan, plan_order
-from wids.order.schedule import Reading, Timetable
+from wids.order.schedule import BatchTimetable, Reading, Timetable
 
 
 class Numbers(Dataset):
@@ -145,6 +151,60 @@ def test_an_empty_epoch():
     assert (table.samples, table.steps, table.find([0])) == (0, 0, {0: []})
 
 
+# --- batches of like length
+
+
+def batch_timetable(lengths, rule, *, world, epoch=0, lanes=None, tail="pad", block=None, **options):
+    """The timetable of a BucketBatchSampler with these arguments."""
+    plan = Plan(
+        hi=sum(lengths),
+        boundaries=ShardCounts(lengths).boundaries(0, sum(lengths)),
+        lanes=lanes or world,
+        is_shuffled=True,
+        seed=0,
+        **options,
+    )
+    config = EpochConfig(plan=plan, lanes=plan.lanes, world=world, tail=tail)
+    return BatchTimetable(BatchConfig.of(config, rule, seed=0, block=block), epoch=epoch)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "mask"])
+@pytest.mark.parametrize(("world", "lanes"), [(1, 1), (3, 3), (3, 4), (5, 2), (2, 6)])
+@pytest.mark.parametrize(
+    "rule", [{"max_tokens": 160}, {"max_tokens": 60, "too_long": "skip"}, {"batch_size": 3}], ids=str
+)
+def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule):
+    """Every batch of every rank is that of a BucketBatchSampler, and each sample is found where the batches have it."""
+    lengths = [30, 0, 41, 22, 9, 50]
+    rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
+    table = batch_timetable(
+        lengths, make_rule(152, **rule), world=world, lanes=lanes, tail=tail, epoch=2, block=9, chunksize=10, window=2
+    )
+    expected = {index: [] for index in range(152)}
+    for rank in range(world):
+        dataset = Numbers(lengths)
+        dataset.takes_marked_indices = True
+        sampler = DistributedChunkedSampler(
+            dataset, num_replicas=world, rank=rank, lanes=lanes, tail=tail, chunksize=10, window=2
+        )
+        batches = BucketBatchSampler(sampler, block=9, **rule)
+        batches.set_epoch(2)
+        found = list(batches)
+        assert table.steps == len(found)
+        for step, batch in enumerate(found):
+            indices, marks = table.batch(rank, step)
+            assert indices.tolist() == batch
+            if tail == "mask":
+                assert marks == [not index.is_valid for index in batch]
+            for place, (index, is_repeated) in enumerate(zip(batch, marks, strict=True)):
+                expected[index].append(Reading(rank, step, place, is_repeated))
+    together = table.find(range(152))
+    assert {index: sorted(readings) for index, readings in together.items()} == {
+        index: sorted(readings) for index, readings in expected.items()
+    }
+    assert table.find([40]) == {40: together[40]}
+
+
 # --- the commands
 
 
@@ -237,6 +297,97 @@ def test_at_and_when_of_a_mixture_agree_with_samplers(mixture, flags, options, w
     assert [one["index"] for one in at["samples"]] == rows[world - 1][last:]
 
 
+BATCH_LENGTHS = np.random.default_rng(4).integers(1, 200, 1003)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule", "options"),
+    [
+        (("--max-tokens", 2000), {"max_tokens": 2000}, {}),
+        (("--max-tokens", 150, "--cost", "sum", "--too-long", "skip", "--tail", "drop"),
+         {"max_tokens": 150, "cost": "sum", "too_long": "skip"}, {"tail": "drop"}),
+        (("--batch-size", 8, "--block", 40, "--lanes", 4, "--seed", 5), {"batch_size": 8, "block": 40},
+         {"lanes": 4, "seed": 5}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_at_and_when_of_batches_of_like_length(big, tmp_path, flags, rule, options):
+    """The options are the parameters of a BucketBatchSampler; a loader over it reads what they say."""
+    np.save(tmp_path / "lengths.npy", BATCH_LENGTHS)
+    order = ["--world-size", 3, "--epoch", 1, "--workers", 2, "--lengths", tmp_path / "lengths.npy", *flags]
+    dataset = Numbers(LENGTHS)
+    sampler = DistributedChunkedSampler(dataset, num_replicas=3, rank=2, **options)
+    batches = BucketBatchSampler(sampler, lengths=BATCH_LENGTHS, **rule)
+    sampler.set_epoch(1)
+    read = [tuple(map(torch.Tensor.tolist, pair)) for pair in DataLoader(dataset, batch_sampler=batches, num_workers=2)]
+    for step in (0, 1, -1):
+        told = run_json("at", big, "--rank", 2, "--step", step, *order)
+        indices, workers = read[step]
+        assert [sample["index"] for sample in told["samples"]] == indices
+        assert {told["worker"]} == set(workers)
+        assert (told["steps"], told["batch_size"]) == (len(read), rule.get("batch_size"))
+    asked = read[1][0][-1]
+    [found] = run_json("when", big, asked, *order)["samples"]
+    assert {"rank": 2, "step": 1, "place": len(read[1][0]) - 1, "is_repeated": False, "worker": 1} in found["readings"]
+    said = run_ok("when", big, asked, *order)
+    assert f"{len(read)} steps on each of 3 ranks" in said
+    too_long = sum(length > rule.get("max_tokens", 200) for length in BATCH_LENGTHS.tolist())
+    assert (f"{too_long} samples of the dataset longer than --max-tokens" in said) is (too_long > 0)
+    assert told["too_long"] == too_long
+    assert "the last batch" not in run_ok("at", big, "--rank", 2, "--step", -1, *order)
+
+
+def test_batches_of_one_bucket(tmp_path):
+    """Lengths and buckets come from columns of the index, or arrays; a bucket's batch size is said by its name."""
+    index = columns.write_dataset(tmp_path, [30, 12])
+    columns.make_columns(index)
+    values = ShardListDataset(index).read_column("label")
+    order = ["--buckets", "label", "--batch-size", "0=2,1=3,2=4,3=5,4=6", "--lengths", "index_plus.npy"]
+    np.save(tmp_path / "index_plus.npy", np.arange(1, 43))
+    order[-1] = tmp_path / "index_plus.npy"
+    sampler = DistributedChunkedSampler(Numbers([30, 12]), num_replicas=1, rank=0)
+    sizes = {0: 2, 1: 3, 2: 4, 3: 5, 4: 6}
+    expected = list(BucketBatchSampler(sampler, lengths=np.arange(1, 43), buckets=values, batch_size=sizes))
+    for step, batch in enumerate(expected):
+        told = run_json("at", index, "--step", step, *order)
+        assert [sample["index"] for sample in told["samples"]] == batch
+        assert len(set(values[batch].tolist())) == 1
+    assert told["batch_size"] == {str(name): size for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--max-tokens", 5), 2, "--max-tokens counts units of --lengths"),
+        (("--lengths", "L"), 2, "Give --max-tokens or --batch-size"),
+        (("--batch-size", "a=3"), 2, "give --lengths or --buckets too"),
+        (("--batch-size", "a=3", "--lengths", "L"), 2, "goes with --buckets"),
+        (("--batch-size", "a=3,a=4", "--buckets", "L"), 2, "twice"),
+        (("--batch-size", "a=0", "--buckets", "L"), 2, "nor BUCKET=N"),
+        (("--batch-size", "3,4"), 2, "nor BUCKET=N"),
+        (("--cost", "sum"), 2, "--cost is for batches of like length"),
+        (("--block", 3), 2, "--block is for batches of like length"),
+        (("--lengths", "L", "--max-tokens", 0), 1, "must be a number above 0"),
+        (("--lengths", "L", "--max-tokens", 100), 1, "leave out such samples by --too-long skip"),
+        (("--lengths", "missing.npy", "--max-tokens", 100), 1, "missing.npy: --lengths cannot be read"),
+        (("--lengths", "S", "--max-tokens", 100), 1, "the dataset 1,003 samples"),
+        (("--lengths", "X", "--max-tokens", 100), 1, "--lengths cannot be read"),
+        (("--lengths", "tokens", "--max-tokens", 100), 1, "wids columns create"),
+    ],
+    ids=str,
+)
+def test_wrong_batches(big, tmp_path, flags, code, words):
+    """What does not go together, or is no array, is a sentence that says what to do, of all commands alike."""
+    np.save(tmp_path / "L.npy", BATCH_LENGTHS)
+    np.save(tmp_path / "S.npy", BATCH_LENGTHS[1:])
+    (tmp_path / "X.npy").write_text("1 2 3")
+    flags = [str(tmp_path / f"{flag}.npy") if flag in ("L", "S", "X") else flag for flag in flags]
+    for command in (("at", big, "--step", 0), ("when", big, 5), ("simulate", big, "--shard-size", "1MB")):
+        done = run(*command, *flags)
+        assert (done.code, done.out) == (code, "")
+        assert words in in_one_line(done.err)
+
+
 def test_a_sample_of_a_mixture_may_come_often_or_not_at_all(mixture):
     """Sub-datasets with large shares begin again; of those with small ones some samples do not come."""
     said = run_ok("when", mixture, "604", "1150", "--world-size", 2, "--batch-size", 8)
@@ -311,7 +462,7 @@ def test_keys_are_those_of_the_dataset(tmp_path):
     assert [(sample["index"], sample["key"]) for sample in told["samples"]] == expected
 
 
-def test_defaults_are_the_samplers():
+def test_defaults_are_the_samplers(big):
     """The options' defaults are those of DistributedChunkedSampler, and DataLoader's batch size."""
     sampler = inspect.signature(DistributedChunkedSampler).parameters
     for command in (show_batch, show_readings):
@@ -320,7 +471,9 @@ def test_defaults_are_the_samplers():
             assert ours[name].default == sampler[name].default
         assert sampler["tail"].default is None
         assert DistributedChunkedSampler(range(3), num_replicas=1).tail == ours["tail"].default
-        assert ours["batch_size"].default == inspect.signature(DataLoader).parameters["batch_size"].default
+        assert ours["batch_size"].default is None
+    told = run_json("when", big, 0)
+    assert told["batch_size"] == inspect.signature(DataLoader).parameters["batch_size"].default
 
 
 def test_when_says_what_is_repeated_and_what_is_left_out(big):

@@ -8,11 +8,12 @@ import os
 import re
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
 from tests.support.cli import in_one_line, run, run_apart
 from tests.support.shards import mixture_index, write_index, write_json
-from wids import DistributedChunkedSampler
+from wids import BucketBatchSampler, DistributedChunkedSampler
 from wids.order.layout import ShardCounts
 
 SMALL = ("--shards", "24", "--samples", "50", "--shard-size", "1MB")
@@ -71,6 +72,47 @@ def test_a_mixture(tmp_path):
     huge = write_json(tmp_path / "huge.json", mixture_index({"a": ([10**6] * 9, 1), "b": ([5], 1)}))
     assert "sample by sample" in in_one_line(simulate(huge).err)
     assert simulate(huge, "--by-shards").code == 2
+
+
+def test_batches_of_like_length(tmp_path):
+    """Padding, balance and use of the budget are those of a sampler's batches; what is too long is counted."""
+    lengths = np.exp(np.random.default_rng(0).normal(5, 1, 1200)).clip(1, 2000).astype(int)
+    np.save(tmp_path / "lengths.npy", lengths)
+    rule = ("--lengths", tmp_path / "lengths.npy", "--max-tokens", "1500", "--too-long", "skip")
+    found = values_of(*SMALL, "--world-size", "3", *rule)
+    ranks = []
+    for rank in range(3):
+        sampler = DistributedChunkedSampler(ShardCounts([50] * 24), num_replicas=3, rank=rank)
+        ranks.append(list(BucketBatchSampler(sampler, lengths=lengths, max_tokens=1500, too_long="skip")))
+    costs = np.array([[lengths[batch].max() * len(batch) for batch in batches] for batches in ranks])
+    sizes = [len(batch) for batches in ranks for batch in batches]
+    too_long = int((lengths > 1500).sum())
+    read = sum(sizes)
+    assert found["batches"] == [[len(batches)] for batches in ranks]
+    assert found["samples"]["read"] == read
+    assert found["samples"]["left_out"] == too_long > 0
+    told = found["batching"]
+    real = sum(lengths[batch].sum() for batches in ranks for batch in batches)
+    assert told["padding"] == pytest.approx(costs.sum() / real)
+    ratios = costs.max(axis=0) / costs.mean(axis=0)
+    assert (told["imbalance_mean"], told["imbalance_worst"]) == pytest.approx((ratios.mean(), ratios.max()))
+    assert (told["used_mean"], told["used_least"]) == pytest.approx((costs.mean() / 1500, costs.min() / 1500))
+    assert [told[name] for name in ("smallest", "median", "largest")] == [min(sizes), np.median(sizes), max(sizes)]
+    assert (told["batches"], told["max_tokens"], told["too_long"]) == (len(sizes), 1500, too_long)
+    assert found["curves"]["costs"] == costs.tolist()
+    done = simulate(*SMALL, "--world-size", "3", *rule, "--plot", tmp_path / "job.png", "--html", tmp_path / "job.html")
+    assert (done.code, done.err) == (0, "")
+    lines = {line[:22].strip(): line[22:].strip() for line in done.out.splitlines()}
+    assert "batches of at most 1,500 tokens" in done.out
+    assert lines["a batch"] == f"{min(sizes)} to {max(sizes)} samples, median {np.median(sizes):g}"
+    assert lines["padding"] == f"with it, batches have {told['padding']:.3f} x the tokens of their samples"
+    assert f"{ratios.mean():.3f} x the mean of the ranks, {ratios.max():.3f} x at worst" in lines["balance of a step"]
+    assert lines["too long"] == f"{too_long} samples of more than 1,500 tokens, left out"
+    assert "batch, tokens" in (tmp_path / "job.html").read_text(encoding="utf-8")
+    assert values_of(*SMALL)["batching"] is None
+    summed = simulate(*SMALL, *rule, "--cost", "sum").out
+    assert "none if they are packed" in summed
+    assert "balance of a step" not in summed  # there is one rank
 
 
 def test_a_bound_on_the_cache_costs_downloads():

@@ -115,7 +115,8 @@ def test_every_hint_of_the_library_has_advice():
     hints = {hint for source in sources for hint in re.findall(r'\bhint="(\w+)"', source)}
     assert {"base", "overwrite"} <= hints
     assert with_advice(WidsError("no; pass overwrite=True", hint="overwrite")) == "no; pass --overwrite"
-    for hint in hints - {"overwrite"}:
+    assert with_advice(WidsError("no; say too_long='skip'", hint="too_long")) == "no; say --too-long skip"
+    for hint in hints - {"overwrite", "too_long"}:
         assert with_advice(WidsError("no", hint=hint)).startswith("no; ")
     assert with_advice(WidsError("no")) == "no"
 

@@ -29,7 +29,7 @@ _ADVICE = {
 
 
 # The words of a message that name a parameter, and the flag that stands for it.
-_FLAGS = {"overwrite": ("overwrite=True", "--overwrite")}
+_FLAGS = {"overwrite": ("overwrite=True", "--overwrite"), "too_long": ("too_long='skip'", "--too-long skip")}
 
 
 def with_advice(error: WidsError) -> str:

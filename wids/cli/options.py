@@ -20,12 +20,18 @@ from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
+    from wids.collection.shard_collection import ShardCollection
     from wids.index.selection import Selection
     from wids.index.spec import Shard
     from wids.jobs.runner import RunOptions
+    from wids.order.batching import BatchRule
+
+    ReadColumn: TypeAlias = Callable[[str], Any]
 
 ORDER_PANEL = "The order (defaults: DistributedChunkedSampler)"
+_BATCH_PANEL = "Batches of like length or bucket (BucketBatchSampler)"
 # Beyond, numbers would overflow somewhere; lanes are visited one by one.
 _MAX, _MAX_LANES = 10**12, 1_000_000
 
@@ -233,6 +239,181 @@ class OrderOptions:
             rich_help_panel=ORDER_PANEL,
         ),
     ] = 1
+
+
+def parse_batch_size(text: str) -> int | dict[str, int]:
+    """Parse ``32``, or ``BUCKET=32,BUCKET=16``.
+
+    Raises:
+        typer.BadParameter: it is neither, or a number below 1 or too large.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, is_named, count = part.rpartition("=")
+        if not count.strip().isdecimal() or not 1 <= int(count) <= _MAX or (not is_named and text != part):
+            raise typer.BadParameter(
+                f"{text!r:.200} is neither a number of samples from 1 to {_MAX:,} nor BUCKET=N,BUCKET=N with one for "
+                "each bucket"
+            )
+        if not is_named:
+            return int(count)
+        if name in sizes:
+            raise typer.BadParameter(f"{text!r:.200} has bucket {name!r:.80} twice")
+        sizes[name] = int(count)
+    return sizes
+
+
+def batch_size_option(default: int, *, panel: str | None = None) -> Any:
+    """``--batch-size``, whose parser is `parse_batch_size`."""
+    return typer.Option(
+        "--batch-size",
+        parser=parse_batch_size,
+        metavar="N|BUCKET=N,...",
+        show_default=False,
+        help=f"Samples in a rank's batch. Default: {default}; with --max-tokens or --buckets: the most, or the most in "
+        "each bucket, and by default any number.",
+        rich_help_panel=panel,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """The batches of a `wids.BucketBatchSampler`, whose parameters these are; none of them: a loader's own batches."""
+
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|FILE.npy",
+            help="A number for each sample: a column of the index, or an array (n,).",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    max_tokens: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="What a batch costs at most, in units of --lengths.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    cost: Annotated[
+        Literal["padded", "sum"],
+        typer.Option(help="A batch costs its longest x its count, or the sum.", rich_help_panel=_BATCH_PANEL),
+    ] = "padded"
+    buckets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|FILE.npy",
+            help="A word or number for each sample; a batch is of one.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    too_long: Annotated[
+        Literal["error", "skip"],
+        typer.Option(help="A sample longer than --max-tokens: an error, or left out.", rich_help_panel=_BATCH_PANEL),
+    ] = "error"
+    block: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MAX,
+            metavar="N",
+            help="Samples of a lane that are cut into batches together. Default: some 64 batches, within a chunk.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The table of columns, a path or URL. Default: beside INDEX.",
+            show_default=False,
+            rich_help_panel=_BATCH_PANEL,
+        ),
+    ] = None
+
+    def make_rule(self, batch_size: int | dict[str, int] | None, samples: int, read: ReadColumn) -> BatchRule | None:
+        """What a batch may hold; None: a loader makes its own batches of ``batch_size``.
+
+        Args:
+            batch_size: as given.
+            samples: of the dataset.
+            read: a column, by its name.
+
+        Raises:
+            typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
+        """
+        from wids.order.batching import make_rule
+
+        if self.lengths is None and self.max_tokens is None and self.buckets is None:
+            given = [
+                name
+                for name, is_given in (
+                    ("--batch-size BUCKET=N", isinstance(batch_size, dict)),
+                    ("--cost", self.cost != "padded"),
+                    ("--too-long", self.too_long != "error"),
+                    ("--block", self.block is not None),
+                    ("--columns", self.columns is not None),
+                )
+                if is_given
+            ]
+            if given:
+                raise typer.BadParameter(f"{given[0]} is for batches of like length: give --lengths or --buckets too")
+            return None
+        if self.lengths is None and self.max_tokens is not None:
+            raise typer.BadParameter("--max-tokens counts units of --lengths, which is missing: a column or FILE.npy")
+        if self.max_tokens is None and batch_size is None:
+            raise typer.BadParameter("how large may a batch be? Give --max-tokens or --batch-size, or both")
+        if self.buckets is None and isinstance(batch_size, dict):
+            raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
+        lengths = None if self.lengths is None else _read_values("--lengths", self.lengths, read)
+        buckets = None if self.buckets is None else _read_values("--buckets", self.buckets, read)
+        sizes: Any = batch_size
+        if isinstance(sizes, dict) and buckets is not None:
+            found = {str(name): name for name in set(buckets.tolist())}
+            sizes = {found.get(name, name): size for name, size in sizes.items()}
+        return make_rule(
+            samples,
+            lengths=lengths,
+            max_tokens=self.max_tokens,
+            cost=self.cost,
+            buckets=buckets,
+            batch_size=sizes,
+            too_long=self.too_long,
+        )
+
+    def reader_of(self, index: str, collection: ShardCollection, cache_dir: str) -> ReadColumn:
+        """What reads a column of an index."""
+
+        def read(name: str) -> Any:
+            from wids.columns.samples import beside
+
+            return beside(index, collection, cache_dir=cache_dir).at(self.columns, collection).read(collection, name)
+
+        return read
+
+
+def _read_values(option: str, given: str, read: ReadColumn) -> Any:
+    """A value for each sample: of an array in a file, or of a column.
+
+    Raises:
+        InputError: the file holds no such array. WidsError: the column cannot be read.
+    """
+    if not given.endswith(".npy"):
+        return read(given)
+    import numpy as np
+
+    from wids.errors import InputError
+
+    try:
+        return np.load(os.path.expanduser(given), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{given}: {option} cannot be read from it ({why}); numpy.save writes such a file") from error
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,8 +6,6 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from wids.columns.join import JoinRequest
 from wids.columns.samples import SampleColumns
 from wids.order.validation import suggest_names
@@ -15,15 +13,12 @@ from wids.order.validation import suggest_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from typing_extensions import Self
 
     from wids.collection.shard_collection import ShardCollection
     from wids.columns.join import Missing, On
     from wids.columns.samples import Fields
-
-
-# Integers beyond are not all floats.
-_EXACT = 1 << 53
 
 
 class WithColumns:
@@ -80,15 +75,7 @@ class WithColumns:
         Raises:
             QueryError, ColumnsError, DependencyError: see `query`.
         """
-        quoted = name.replace('"', '""')
-        found = self.query(f'select "{quoted}" from samples order by "index"')  # noqa: S608
-        values = found.column(0)
-        column: np.ndarray[Any, np.dtype[Any]] = values.to_numpy()
-        if values.null_count and str(values.type).removeprefix("u").startswith("int"):
-            known = values.drop_null().to_numpy()
-            if len(known) and max(-int(known.min()), int(known.max())) > _EXACT:
-                return np.array(values.to_pylist(), object)
-        return column
+        return self._columns.read(self._collection, name)
 
     @property
     def column_names(self) -> list[str]:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 # Which columns come into the samples: all, none, or these.
 Fields: TypeAlias = "bool | str | Sequence[str]"
+# Integers beyond are not all floats.
+_EXACT = 1 << 53
 # What samples have besides fields, whose names begin with a dot.
 _SAMPLE_NAMES = frozenset(
     f"__{name}__" for name in ("key", "index", "shard", "shardindex", "dataset", "valid", "substitute_for")
@@ -236,6 +238,18 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     def query(self, collection: ShardCollection, text: str) -> Any:
         """See `wids.columns.sql.run_query`."""
         return self._ask(collection, text, lambda table: sql.run_query(table, text), is_query=True)
+
+    def read(self, collection: ShardCollection, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """See `wids.columns.face.WithColumns.read_column`."""
+        quoted = name.replace('"', '""')
+        found = self.query(collection, f'select "{quoted}" from samples order by "index"')  # noqa: S608
+        values = found.column(0)
+        column: np.ndarray[Any, np.dtype[Any]] = values.to_numpy()
+        if values.null_count and str(values.type).removeprefix("u").startswith("int"):
+            known = values.drop_null().to_numpy()
+            if len(known) and max(-int(known.min()), int(known.max())) > _EXACT:
+                return np.array(values.to_pylist(), object)
+        return column
 
     def join(self, request: join.JoinRequest, fields: Fields, collection: ShardCollection) -> SampleColumns:
         """These, and the columns of a table.

@@ -206,7 +206,8 @@ def look_at_lengths(lengths: Numbers, max_cost: float | None, *, skips: bool) ->
                 at = first + int(np.flatnonzero(piece > max_cost)[0])
                 raise InputError(
                     f"sample {at} has length {lengths[at]}, more than max_tokens={max_cost:g} of a whole batch; raise "
-                    "it, or leave out such samples by too_long='skip', which counts them"
+                    "it, or leave out such samples by too_long='skip', which counts them",
+                    hint="too_long",
                 )
             above += int(np.count_nonzero(piece > max_cost))
         total, most = total + float(piece.sum(dtype=np.float64)), max(most, float(high))

@@ -36,15 +36,15 @@ class Counted:
 
     Args:
         shards: of each sample.
-        size: samples of a batch.
+        edges: where batches begin, and the last one ends.
     """
 
-    def __init__(self, shards: Indices, size: int) -> None:
-        self._shards, self._size = shards, size
+    def __init__(self, shards: Indices, edges: Indices) -> None:
+        self._shards, self._edges = shards, edges
 
     def of(self, batch: int) -> dict[int, float]:
         """See `BatchShards.of`."""
-        return dict(Counter(self._shards[batch * self._size : (batch + 1) * self._size].tolist()))
+        return dict(Counter(self._shards[self._edges[batch] : self._edges[batch + 1]].tolist()))
 
 
 class Spread:
@@ -85,7 +85,7 @@ def _rows(visits: Visits) -> Iterator[tuple[int, int, int]]:
 def batches_of(epoch: Epoch, job: TrainingJob, lengths: Sequence[int], rank: int) -> BatchShards:
     """What the batches of a rank consist of."""
     if epoch.shards is not None:
-        return Counted(epoch.shards[rank], job.batch_size)
+        return Counted(epoch.shards[rank], epoch.edges(rank, job.batch_size))
     return Spread(epoch.visits[rank], lengths, count=epoch.counts[rank], size=job.batch_size)
 
 

@@ -17,13 +17,18 @@ from wids.simulate.run import Simulation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
+    from wids.order.batching import BatchRule
     from wids.order.permutation import Indices
-    from wids.simulate.job import Epoch, TrainingJob
+    from wids.simulate.job import Epoch, RankBatches, TrainingJob
     from wids.simulate.outcome import SimulationResult
     from wids.simulate.trace import Course, Visits
 
+    Floats = NDArray[np.float64]
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Curves:
     """Over steps, counted over all epochs.
 
@@ -32,15 +37,17 @@ class Curves:
         used_bytes: of each node, in its cache at the end of each stretch, shards on their way included.
         bandwidth: of each node, bytes a second in the stretch.
         stall_seconds: of each node, how long steps waited for it in the stretch.
+        costs: of each rank, of a batch of like length, the mean of the stretch; None: batches are not of like length.
     """
 
     steps: list[int]
     used_bytes: list[list[int]]
     bandwidth: list[list[float]]
     stall_seconds: list[list[float]]
+    costs: list[list[float]] | None = None
 
 
-def draw(found: SimulationResult, *, points: int = 200) -> Curves:
+def draw(found: SimulationResult, *, points: int = 200, costs: list[Floats] | None = None) -> Curves:
     """The curves of a simulation, in ``points`` stretches or fewer."""
     marks = np.array(found.marks or [(0.0, 0)])
     last = int(marks[-1, 1])
@@ -58,7 +65,11 @@ def draw(found: SimulationResult, *, points: int = 200) -> Curves:
         spans = np.diff(np.append(0.0, times[1:]))
         bandwidth.append((np.diff(fetched) / np.maximum(spans, 1e-9)).tolist())
         stalls.append(_sum_within(edges, [(s.step, s.seconds) for s in found.stalls if s.node == number]).tolist())
-    return Curves(steps=edges[1:].tolist(), used_bytes=used, bandwidth=bandwidth, stall_seconds=stalls)
+    means = None
+    if costs is not None:
+        sums = [np.concatenate([[0.0], np.cumsum(own)]) for own in costs]
+        means = [(np.diff(of_rank[np.minimum(edges, len(of_rank) - 1)]) / np.diff(edges)).tolist() for of_rank in sums]
+    return Curves(edges[1:].tolist(), used, bandwidth, stalls, means)
 
 
 def _sum_within(edges: Indices, values: list[tuple[int, float]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -81,7 +92,7 @@ class Counts:
     Attributes:
         samples: of the dataset. read: by all ranks, in all epochs.
         left_out, repeated: of an epoch; where passes follow each other without a seam, of the whole job; of a mixture,
-            of its sources.
+            of its sources, and in batches of like length of its samples.
     """
 
     samples: int
@@ -119,10 +130,15 @@ class Mixing:
     neighbours: float
 
 
-def count_samples(job: TrainingJob, courses: Sequence[Course]) -> Counts:
+def count_samples(job: TrainingJob, courses: Sequence[Course], epochs: Sequence[Epoch]) -> Counts:
     """Samples that are read, left out and repeated."""
     n = int(job.lengths.sum())
     first = courses[0]
+    if epochs[0].batches is not None:
+        drawn = [np.concatenate([of_rank.samples for of_rank in epoch.batches or ()]) for epoch in epochs]
+        some = np.concatenate(drawn) if first.is_stream() else drawn[0]
+        distinct = int(np.count_nonzero(np.bincount(some, minlength=n)))
+        return Counts(samples=n, read=sum(map(len, drawn)), left_out=n - distinct, repeated=len(some) - distinct)
     if job.is_by_shards:
         return Counts(samples=n, read=n * job.epochs, left_out=0, repeated=0)
     if not isinstance(first.plan, Plan):
@@ -236,14 +252,99 @@ def measure_mixing(job: TrainingJob, courses: Sequence[Course], epochs: Sequence
     chosen = sorted(set(np.linspace(0, steps - 1, _LOOKS).astype(int).tolist()))
     everywhere, own, same = [], [], []
     for step in chosen:
-        batches = [
-            course.shards(0, step * job.batch_size, min((step + 1) * job.batch_size, count))
-            for course, count in zip(courses, epochs[0].counts, strict=True)
-        ]
-        everywhere.append(len(np.unique(np.concatenate(batches))))
+        batches = [_shards_of(job, course, epochs[0], rank, step) for rank, course in enumerate(courses)]
+        batches = [batch for batch in batches if len(batch)]
+        everywhere.append(len(np.unique(np.concatenate([np.zeros(0, np.int64), *batches]))))
         own += [len(np.unique(batch)) for batch in batches]
         same += [float((np.diff(batch) == 0).mean()) for batch in batches if len(batch) > 1]
     return Mixing(in_global_batch=_mean(everywhere), in_batch=_mean(own), neighbours=_mean(same))
+
+
+def _shards_of(job: TrainingJob, course: Course, epoch: Epoch, rank: int, step: int) -> Indices:
+    """The shard of each sample of a batch."""
+    if epoch.batches is not None and epoch.shards is not None:
+        edges = epoch.batches[rank].edges
+        return epoch.shards[rank][edges[step] : edges[step + 1]]
+    return course.shards(0, step * job.batch_size, min((step + 1) * job.batch_size, epoch.counts[rank]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """Batches of like length, of all ranks and epochs. None: there are no lengths, or is no budget.
+
+    Attributes:
+        batches: how many. smallest, median, largest: samples in one.
+        padding: tokens with the padding of each batch to its longest sample, as a multiple of those without.
+        imbalance_mean, imbalance_worst: of the steps: the cost of the costliest rank's batch, as a multiple of the mean
+            of all ranks; without lengths a sample costs 1.
+        used_mean, used_least: what a batch costs, as a share of the budget.
+        max_tokens: the budget.
+        too_long: samples of the dataset that are longer than it, and are left out.
+        repeated_in_tail: samples that were read again, in an epoch, so that all ranks have as many batches.
+        costs: of each rank, of its batch at each step over all epochs: (steps,).
+    """
+
+    batches: int
+    smallest: int
+    median: float
+    largest: int
+    padding: float | None
+    imbalance_mean: float
+    imbalance_worst: float
+    used_mean: float | None
+    used_least: float | None
+    max_tokens: float | None
+    too_long: int
+    repeated_in_tail: int
+    costs: list[Floats]
+
+
+def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | None:
+    """What batches of like length consist of; None: batches are of as many samples each."""
+    rule = job.rule
+    if rule is None:
+        return None
+    costs, sizes, padded, real = [], [], 0.0, 0.0
+    for rank in range(job.world):
+        own = [epoch.batches[rank] for epoch in epochs if epoch.batches is not None]
+        longest, sums, counts = (
+            np.concatenate(columns) for columns in zip(*(_add_up(rule, o) for o in own), strict=True)
+        )
+        padded, real = padded + float((longest * counts).sum()), real + float(sums.sum())
+        costs.append(longest * counts if rule.is_padded else sums)
+        sizes.append(counts)
+    table, flat = np.stack(costs), np.concatenate(sizes)
+    means = table.mean(axis=0)
+    ratios = table.max(axis=0, initial=0)[means > 0] / means[means > 0]
+    used = None if rule.max_cost is None else table.ravel() / rule.max_cost
+    has_batches = bool(len(flat))
+    return Batching(
+        batches=len(flat),
+        smallest=int(flat.min()) if has_batches else 0,
+        median=float(np.median(flat)) if has_batches else 0.0,
+        largest=int(flat.max(initial=0)),
+        padding=padded / real if rule.lengths is not None and real else None,
+        imbalance_mean=_mean(ratios.tolist()),
+        imbalance_worst=float(ratios.max(initial=0)),
+        used_mean=None if used is None or not has_batches else float(used.mean()),
+        used_least=None if used is None or not has_batches else float(used.min()),
+        max_tokens=rule.max_cost,
+        too_long=rule.skipped,
+        repeated_in_tail=sum(int(own.fills.sum()) for own in epochs[0].batches or ()),
+        costs=list(table),
+    )
+
+
+def _add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
+    """The longest sample of each batch, the sum of its lengths, and its count: (steps,) each."""
+    counts = np.diff(own.edges)
+    longest, sums = np.zeros(len(counts)), np.zeros(len(counts))
+    some = counts > 0
+    if some.any():
+        lengths = np.ones(len(own.samples)) if rule.lengths is None else rule.lengths[own.samples].astype(np.float64)
+        begins = own.edges[:-1][some]
+        longest[some], sums[some] = np.maximum.reduceat(lengths, begins), np.add.reduceat(lengths, begins)
+    return longest, sums, counts
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wids.order.batch_epochs import BatchConfig
+from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
 from wids.order.mixture import MixturePlan, SourceSpan, nominal_size, plan_order
@@ -18,6 +20,9 @@ from wids.simulate.trace import Course, Visits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from wids.order.batching import BatchRule
     from wids.order.epoch import Tail
 
 # Up to so many samples are looked at one by one; beyond, visits are taken from windows of chunks.
@@ -39,7 +44,10 @@ class TrainingJob:
         source_batch: of a mixture: samples in turn that a rank reads of one source.
         world, ranks_per_node, epochs, batch_size, workers: of the job; ``workers`` are those of a rank's loader.
         chunksize, window, lanes, seed, is_shuffled, is_dealt, tail: of the sampler.
-        passes, nbatches: passes in an epoch without a tail between them, or batches of each rank in an epoch.
+        passes, nbatches, epoch_size: passes in an epoch without a tail between them, or batches of each rank in an
+            epoch, or samples of all ranks.
+        rule, block: of batches of like length, see `wids.order.batch_epochs.BatchConfig.of`; then ``batch_size`` is
+            about that of a batch. None: batches are of ``batch_size`` samples.
         is_by_shards: instead, each rank has every ``world``-th shard to itself (`ShardListSampler`).
         cache_size: bytes of a node's cache; None: no limit.
         bandwidth: bytes a second that a node gets. latency: seconds to a shard's first byte.
@@ -71,6 +79,9 @@ class TrainingJob:
     tail: Tail = "pad"
     passes: int = 1
     nbatches: int | None = None
+    epoch_size: int | None = None
+    rule: BatchRule | None = None
+    block: int | None = None
     is_by_shards: bool = False
     cache_size: int | None = None
     bandwidth: float = 1e9
@@ -82,12 +93,7 @@ class TrainingJob:
     early_reads: bool = True
 
     def __post_init__(self) -> None:
-        if self.passes != 1 and self.nbatches is not None:
-            raise ValueError("nbatches and repeat are both given; one of them says when an epoch ends")
-        if self.is_by_shards and (self.passes != 1 or self.nbatches is not None):
-            raise ValueError(
-                "ranks that read shards of their own read them once; neither nbatches nor repeat go with it"
-            )
+        self._check_ends()
         if self.source_batch != 1 and self.parts is None:
             raise ValueError(f"source_batch is {self.source_batch}, and the index has no sub-datasets with weights")
         if self.is_by_shards and self.parts is not None:
@@ -105,20 +111,38 @@ class TrainingJob:
                 f"{self.epochs:,} epochs of {self.world:,} ranks are more than the {_MAX_EPOCHS:,} that can be "
                 "simulated; simulate fewer epochs, an epoch is much like the next"
             )
-        if self.parts is not None and not is_exact(self):
+        if (self.parts is not None or self.rule is not None) and not is_exact(self):
+            what, fewer = "a mixture is", "batches (nbatches)"
+            if self.rule is not None:
+                what, fewer = "batches of like length are", "samples (epoch_size)"
             raise ValueError(
-                f"a mixture is looked at sample by sample, and these are more than {MAX_EXACT:,}; simulate fewer "
-                "batches (nbatches) or epochs, they are much like the next"
+                f"{what} looked at sample by sample, and these are more than {MAX_EXACT:,}; simulate fewer {fewer} or "
+                "epochs, they are much like the next"
             )
-        passes = self.epochs * (
-            self.passes if self.nbatches is None else self.nbatches * self.batch_size * self.world / n
-        )
+        passes = self.epochs * (self.passes if self.nominal is None else self.nominal / n)
         chunks = 0.0 if self.is_by_shards else n / self.chunksize
         if passes * max(chunks, float(np.count_nonzero(self.lengths))) > _MAX_VISITS:
             raise ValueError(
                 f"ranks come to shards, or chunks of them, more than {_MAX_VISITS:,} times, too often here; "
                 "simulate fewer epochs or batches, fewer shards or larger chunks"
             )
+
+    def _check_ends(self) -> None:
+        ends = {"nbatches": self.nbatches, "epoch_size": self.epoch_size, "repeat": None if self.passes == 1 else 1}
+        given = [name for name, value in ends.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; one of them says when an epoch ends")
+        if self.is_by_shards and given:
+            raise ValueError(f"ranks that read shards of their own read them once; {given[0]} does not go with it")
+        if self.rule is not None and self.is_by_shards:
+            raise ValueError("batches of like length are cut in lanes; ranks with shards of their own have none")
+        if self.rule is not None and self.nbatches is not None:
+            raise ValueError("how many samples so many batches of like length have is not known before: say epoch_size")
+
+    @property
+    def nominal(self) -> int | None:
+        """Samples of all ranks in an epoch; None: its passes say so."""
+        return self.epoch_size if self.nbatches is None else self.nbatches * self.batch_size * self.world
 
     @property
     def nodes(self) -> int:
@@ -187,15 +211,29 @@ class TrainingJob:
             is_dealt=self.is_dealt,
             seed=self.seed,
         )
-        size = None if self.nbatches is None else self.nbatches * self.batch_size * self.world
+        size = self.nominal
         if isinstance(plan, MixturePlan):
             size = nominal_size(size or n * self.passes, batch=plan.batch)
         if n * self.passes < self.world and self.passes != 1:
             raise ValueError(f"an epoch of {n * self.passes} samples on {self.world} ranks has less than one for each")
+        world = self.world if self.rule is None else plan.lanes  # which are filled up, or cut, before the ranks are
         return [
-            Course(plan=plan, ends=ends, world=self.world, rank=rank, tail=self.tail, passes=self.passes, size=size)
+            Course(plan=plan, ends=ends, world=world, rank=rank, tail=self.tail, passes=self.passes, size=size)
             for rank in range(self.world)
         ]
+
+    def batch_config(self, course: Course) -> BatchConfig:
+        """The batches of like length, of samples in the order of a course."""
+        assert self.rule is not None  # noqa: S101 - for the type checker: it has batches of like length
+        config = EpochConfig(
+            plan=course.plan,
+            lanes=course.plan.lanes,
+            world=self.world,
+            tail=self.tail,
+            epochs=self.passes,
+            epoch_size=course.size,
+        )
+        return BatchConfig.of(config, self.rule, seed=self.seed, block=self.block)
 
     def _own_shards(self, ends: Indices, rank: int) -> Course:
         chunks = np.stack([ends - self.lengths, ends], axis=1)[rank :: self.world]
@@ -209,10 +247,13 @@ class TrainingJob:
 class Epoch:
     """What the ranks read in one epoch.
 
+    Positions are such that step ``s`` begins at ``s * job.batch_size``, also where batches have other sizes.
+
     Attributes:
         visits, coming: of each rank: as it reads, and as its prefetcher sees them.
-        counts: samples of each rank. steps: batches of each.
+        counts: positions of each rank. steps: batches of each.
         shards: of each rank, the shard of each sample; None: not looked at, or needed.
+        batches: of each rank; None: they are of ``job.batch_size`` samples.
     """
 
     visits: list[Visits]
@@ -220,12 +261,43 @@ class Epoch:
     counts: list[int]
     steps: list[int]
     shards: list[Indices] | None = None
+    batches: list[RankBatches] | None = None
+
+    def edges(self, rank: int, size: int) -> Indices:
+        """Where the batches of a rank begin in its samples, and the last one ends: (steps + 1,)."""
+        if self.batches is not None:
+            return self.batches[rank].edges
+        return np.minimum(np.arange(self.steps[rank] + 1) * size, self.counts[rank])
+
+
+@dataclass(frozen=True)
+class RankBatches:
+    """What a rank reads in an epoch of batches of like length.
+
+    Attributes:
+        samples, fills: in the order in which they are read, and which of them fill up the tail: (n,).
+        edges: where batches begin, and the last one ends: (steps + 1,).
+    """
+
+    samples: Indices
+    fills: NDArray[np.bool_]
+    edges: Indices
+
+    def to_positions(self, visits: Visits, size: int) -> Visits:
+        """Visits whose positions are such that batches are of ``size``."""
+
+        def move(at: Indices) -> Indices:
+            step = np.searchsorted(self.edges, at, side="right") - 1
+            within, count = at - self.edges[step], self.edges[step + 1] - self.edges[step]
+            return np.asarray(step * size + within * size // count)
+
+        return Visits(move(visits.first), move(visits.last), visits.shard)
 
 
 def is_exact(job: TrainingJob) -> bool:
     """Whether every index of the job is looked at."""
     n = int(job.lengths.sum())
-    total = n * job.passes if job.nbatches is None else job.nbatches * job.batch_size * job.world
+    total = n * job.passes if job.nominal is None else job.nominal
     return total * job.epochs <= MAX_EXACT
 
 
@@ -235,21 +307,53 @@ def read_epochs(job: TrainingJob, courses: Sequence[Course]) -> list[Epoch]:
     Raises:
         ValueError: there are too many visits.
     """
-    exact, found, total = is_exact(job), [], 0
-    for epoch in range(job.epochs):
-        visits, coming = [], []
-        for course in courses:
-            visits.append(course.visits(epoch, is_exact=exact))
-            coming.append(course.coming(epoch) if exact and job.prefetch != 0 else visits[-1])
-            total += len(visits[-1].first)
-            if total > _MAX_VISITS:
-                raise ValueError(
-                    f"ranks come to shards more than {_MAX_VISITS:,} times; simulate fewer epochs, or larger chunks"
-                )
-        counts = [course.count(epoch) for course in courses]
-        steps = [-(-count // job.batch_size) for count in counts]
-        shards = None
-        if exact and job.reads_early:
-            shards = [course.shards(epoch, 0, count) for course, count in zip(courses, counts, strict=True)]
-        found.append(Epoch(visits, coming, counts, steps, shards))
+    found, total = [], 0
+    for number in range(job.epochs):
+        epoch = _read_epoch(job, courses, number) if job.rule is None else _cut_epoch(job, courses, number)
+        total += sum(len(visits.first) for visits in epoch.visits)
+        if total > _MAX_VISITS:
+            raise ValueError(
+                f"ranks come to shards more than {_MAX_VISITS:,} times; simulate fewer epochs, or larger chunks"
+            )
+        found.append(epoch)
     return found
+
+
+def _read_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoch:
+    """An epoch of batches of as many samples each."""
+    exact = is_exact(job)
+    visits, coming = [], []
+    for course in courses:
+        visits.append(course.visits(number, is_exact=exact))
+        coming.append(course.coming(number) if exact and job.prefetch != 0 else visits[-1])
+    counts = [course.count(number) for course in courses]
+    steps = [-(-count // job.batch_size) for count in counts]
+    shards = None
+    if exact and job.reads_early:
+        shards = [course.shards(number, 0, count) for course, count in zip(courses, counts, strict=True)]
+    return Epoch(visits, coming, counts, steps, shards)
+
+
+def _cut_epoch(job: TrainingJob, courses: Sequence[Course], number: int) -> Epoch:
+    """An epoch of batches of like length: cut once, and dealt to all ranks."""
+    config, none = job.batch_config(courses[0]), np.zeros(0, np.int64)
+    chunks = list(config.deal(config.first_place(number), range(job.world)))
+    epoch, shards, read = Epoch([], [], [], []), [], []
+    for rank, course in enumerate(courses):
+        blocks = [of_ranks[rank].samples for of_ranks in chunks]
+        own = [batch for of_ranks in chunks for batch in of_ranks[rank].batches]
+        found = RankBatches(
+            samples=np.concatenate([none, *blocks]),
+            fills=np.concatenate([none.astype(bool), *(batch.fills for batch in own)]),
+            edges=np.cumsum([0, *(len(batch.samples) for batch in own)]),
+        )
+        times = np.concatenate([none, *(batch.positions for batch in own)])
+        visits = course.reordered(number, times, found.samples)
+        coming = visits if job.prefetch == 0 else course.coming_of(iter(blocks))
+        epoch.visits.append(found.to_positions(visits, job.batch_size))
+        epoch.coming.append(found.to_positions(coming, job.batch_size))
+        epoch.steps.append(len(own))
+        epoch.counts.append(len(own) * job.batch_size)
+        shards.append(np.searchsorted(course.ends, found.samples, side="right"))
+        read.append(found)
+    return replace(epoch, shards=shards, batches=read)

@@ -103,14 +103,16 @@ class Course:
 
     def visits(self, epoch: int, *, is_exact: bool) -> Visits:
         """The visits of an epoch: of each chunk, or of several of one shard that are read at the same time."""
-        found = _join(self._exact(epoch) if is_exact else self._by_slots(epoch))
-        by_first = np.argsort(found.first, kind="stable")
-        return Visits(*(column[by_first] for column in found))
+        return _sort(_join(self._exact(epoch) if is_exact else self._by_slots(epoch)))
 
     def coming(self, epoch: int) -> Visits:
-        """The visits as prefetching sees them: one for each block of indices and shard."""
+        """The visits as prefetching sees them."""
+        return self.coming_of(self.blocks(epoch))
+
+    def coming_of(self, blocks: Iterator[Indices]) -> Visits:
+        """One visit for each block of indices and shard."""
         shards = Shards(ShardCounts(np.diff(self.ends, prepend=0)), lambda _: True)
-        rows = [visit for block in shards.visits(self.blocks(epoch)) for visit in block]
+        rows = [visit for block in shards.visits(blocks) for visit in block]
         table = np.array([(row.first, row.last, row.shard) for row in rows], np.int64).reshape(-1, 3)
         return Visits(table[:, 0], table[:, 1], table[:, 2])
 
@@ -126,7 +128,21 @@ class Course:
         start, _ = self.span(epoch)
         positions = np.arange(self.count(epoch), dtype=np.int64)
         indices = np.concatenate([np.zeros(0, np.int64), *self.blocks(epoch)])
-        times = start + self.rank + positions * self.world
+        return self._visits_of(epoch, start + self.rank + positions * self.world, indices, positions)
+
+    def reordered(self, epoch: int, times: Indices, indices: Indices) -> Visits:
+        """The visits of a rank that reads samples in another order: (n,), in that order.
+
+        Args:
+            epoch: which.
+            times: where the samples lie in the order of the plan.
+            indices: the samples.
+        """
+        order = np.argsort(times, kind="stable")
+        return _sort(_join(self._visits_of(epoch, times[order], indices[order], order)))
+
+    def _visits_of(self, epoch: int, times: Indices, indices: Indices, positions: Indices) -> Visits:
+        """A visit for each chunk and shard of samples at ascending times: (n,)."""
         # What a tail repeats is a visit of its own.
         groups, base = np.full(len(positions), -1, np.int64), 0
         if isinstance(self.plan, Plan):
@@ -213,6 +229,11 @@ def _chunk_rows(lane: Lane) -> tuple[Indices, Indices]:
     first = np.minimum(starts[opening] + numbers - opening, starts[opening + 1] - 1)
     last = starts[closing + 1] - 1 - np.where(closing == final, count - 1 - numbers, 0)
     return first, np.maximum(last, first)
+
+
+def _sort(visits: Visits) -> Visits:
+    by_first = np.argsort(visits.first, kind="stable")
+    return Visits(*(column[by_first] for column in visits))
 
 
 def _join(visits: Visits) -> Visits:

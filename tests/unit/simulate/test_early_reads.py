@@ -143,7 +143,7 @@ def test_batches_hold_all_samples(lengths, options):
     size = described.batch_size
     for epoch in job.read_epochs(described, described.courses()):
         for rank, read in enumerate(epoch.shards):
-            counted = Counted(read, size)
+            counted = Counted(read, epoch.edges(rank, size))
             spread = Spread(epoch.visits[rank], lengths, count=epoch.counts[rank], size=size)
             assert len(read) == epoch.counts[rank]
             for batch in range(epoch.steps[rank]):

@@ -27,9 +27,11 @@ from wids.cache.directory import CacheDirectory
 from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
+from wids.order.batching import make_rule
 from wids.order.mixture import SourceSpan
 from wids.policy import prefetching
 from wids.simulate import figures, job
+from wids.simulate.early_reads import Counted
 from wids.simulate.link import Delivery, Link
 from wids.simulate.loop import EventLoop
 from wids.simulate.node_cache import NodeCache
@@ -134,6 +136,116 @@ def test_too_large_a_mixture_is_refused():
     describe([10**7, 10**7], parts=parts, nbatches=100)
     with pytest.raises(ValueError, match="no common order"):
         describe([10, 10], parts=(SourceSpan("a", 0, 10, 1.0), SourceSpan("b", 10, 20, 1.0)), is_by_shards=True)
+
+
+def batch_sampler(dataset, rule, block, **options):
+    """The sampler of a rank."""
+    return wids.BucketBatchSampler(DistributedChunkedSampler(dataset, **options), block=block, **rule)
+
+
+def check_batches(described, dataset, rule, **options):
+    """See that the batches of each rank and epoch are the sampler's, and that visits cover the shards of each."""
+    epochs, ends = job.read_epochs(described, described.courses()), np.cumsum(described.lengths)
+    for rank in range(described.world):
+        sampler = batch_sampler(
+            dataset, rule, described.block, num_replicas=described.world, rank=rank, chunksize=7, window=2, **options
+        )
+        for number, epoch in enumerate(epochs):
+            sampler.set_epoch(number)
+            expected, read = list(sampler), epoch.batches[rank]
+            assert [batch.tolist() for batch in np.split(read.samples, read.edges[1:-1])][: len(expected)] == expected
+            assert epoch.steps[rank] == len(expected) == len(sampler)
+            where = [set(np.searchsorted(ends, batch, side="right").tolist()) for batch in expected]
+            counted = Counted(epoch.shards[rank], epoch.edges(rank, described.batch_size))
+            assert [set(counted.of(step)) for step in range(len(expected))] == where
+            for visits in (epoch.visits[rank], epoch.coming[rank]):
+                steps = [column // described.batch_size for column in visits[:2]]
+                covered = [set() for _ in expected]
+                for first, last, shard in zip(*(column.tolist() for column in (*steps, visits.shard)), strict=True):
+                    assert shard in where[first]
+                    assert shard in where[last]
+                    for step in range(first, last + 1):
+                        covered[step].add(shard)
+                assert all(found >= shards for found, shards in zip(covered, where, strict=True))
+    return epochs
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize(("world", "lanes"), [(1, None), (3, None), (3, 4), (4, 3), (2, 4)])
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ({"max_tokens": 150}, {}),
+        ({"max_tokens": 60, "too_long": "skip"}, {}),
+        ({"max_tokens": 200, "cost": "sum"}, {"epoch_size": 130}),
+        ({"batch_size": 4}, {"passes": 2}),
+    ],
+    ids=str,
+)
+def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule, more):
+    """In whatever lanes, tails and epochs; and steps go with them: a shard is visited in all steps that read it."""
+    lengths = [30, 0, 41, 22, 9, 50]
+    rule = {"lengths": np.random.default_rng(1).integers(1, 100, 152), **rule}
+    described = describe(
+        lengths, world=world, lanes=lanes, tail=tail, rule=make_rule(152, **rule), batch_size=3, block=10, epochs=2,
+        chunksize=7, window=2, **more,
+    )  # fmt: skip
+    own = {"epochs" if name == "passes" else name: value for name, value in more.items()}
+    epochs = check_batches(described, Numbers(lengths), rule, lanes=lanes, tail=tail, **own)
+    _, found = simulate(described)
+    assert found.stopped_at is None
+    assert found.total("shards") == 5
+    assert len(found.marks) >= sum(max(epoch.steps) for epoch in epochs) / 2
+
+
+def test_batches_of_a_mixture_are_the_samplers():
+    """Of the nominal epochs of a mixture, whose samples come again."""
+    parts = [SourceSpan("a", 0, 71, 0.75), SourceSpan("b", 71, 161, 0.25)]
+    mixture = wids.mix({"a": (Numbers([30, 41]), 0.75), "b": (Numbers([22, 18, 50]), 0.25)})
+    rule = {"lengths": np.random.default_rng(1).integers(1, 100, 161), "max_tokens": 300}
+    described = describe(
+        [30, 41, 22, 18, 50], parts=tuple(parts), world=2, rule=make_rule(161, **rule), batch_size=3, epochs=3,
+        chunksize=7, window=2,
+    )  # fmt: skip
+    check_batches(described, mixture, rule)
+
+
+def test_what_batches_consist_of():
+    """Padding, balance, use of the budget and what is left out, by hand; batches that a tail repeats are counted."""
+    lengths = np.array([1, 2, 4, 4, 9, 3, 3, 1])
+    rule = make_rule(8, lengths=lengths, max_tokens=8, too_long="skip")
+    described = describe([8], world=2, rule=rule, is_shuffled=False, batch_size=2)
+    [epoch] = job.read_epochs(described, described.courses())
+    found = figures.measure_batches(described, [epoch])
+    ranks = [np.split(own.samples, own.edges[1:-1]) for own in epoch.batches]
+    assert [[lengths[batch].tolist() for batch in batches] for batches in ranks] == [[[4, 4], [1, 2]], [[3, 3], [1]]]
+    assert [own.tolist() for own in found.costs] == [[8, 4], [6, 1]]
+    assert (found.batches, found.smallest, found.median, found.largest) == (4, 1, 2, 2)
+    assert found.padding == 19 / 18
+    assert (found.imbalance_mean, found.imbalance_worst) == pytest.approx(((8 / 7 + 4 / 2.5) / 2, 4 / 2.5))
+    assert (found.used_mean, found.used_least) == (19 / 32, 1 / 8)
+    assert (found.too_long, found.repeated_in_tail) == (1, 0)
+    counts = figures.count_samples(described, described.courses(), [epoch])
+    assert dataclasses.astuple(counts) == (8, 7, 1, 0)
+    padded = describe([8], world=3, lanes=2, rule=rule, is_shuffled=False, batch_size=2)
+    [epoch] = job.read_epochs(padded, padded.courses())
+    assert epoch.steps == [2, 2, 2]
+    counts = figures.count_samples(padded, padded.courses(), [epoch])
+    repeated = figures.measure_batches(padded, [epoch]).repeated_in_tail
+    assert repeated == counts.repeated == counts.read - 7 > 0
+
+
+def test_what_does_not_go_with_batches_of_like_length():
+    """Is said: more samples than can be looked at, ranks with shards of their own, a number of batches."""
+    rule = make_rule(40, lengths=np.ones(40), max_tokens=8)
+    for options, words in (
+        ({"is_by_shards": True}, "in lanes"),
+        ({"nbatches": 3}, "say epoch_size"),
+        ({"epoch_size": 5_000_000}, "looked at sample by sample.*epoch_size"),
+        ({"epoch_size": 3, "passes": 2}, "one of them"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            describe([20, 20], **{"rule": rule, **options})
 
 
 def check_visits(visits, where):
@@ -387,6 +499,63 @@ def test_a_cache_without_plans_is_the_real_one(web, tmp_path, monkeypatch, place
     )
     _, found = simulate(described)
     assert (found.total("shards"), found.total("again"), found.total("evicted")) == watch.counts()
+
+
+class Trace:
+    """A collate function that keeps what was read: of each batch, (indices, shards)."""
+
+    def __init__(self):
+        """Nothing yet."""
+        self.batches = []
+
+    def __call__(self, samples):
+        """See the class."""
+        self.batches.append(([s["__index__"] for s in samples], [s["__shard__"] for s in samples]))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("order", [{"chunksize": 5, "window": 2}, {"chunksize": 3, "window": 3}], ids=str)
+def test_batches_of_like_length_are_read_as_simulated(web, tmp_path, world, order):
+    """A DataLoader over a BucketBatchSampler reads those samples and shards, has as many open, and fetches them so."""
+    listed, size = web
+    lengths = np.random.default_rng(2).integers(1, 50, 12 * ROWS)
+    described = describe(
+        [ROWS] * 12, size=size, world=world, rule=make_rule(60, lengths=lengths, max_tokens=100), batch_size=3,
+        prefetch=0, epochs=2, **order,
+    )  # fmt: skip
+    epochs, outcome = simulate(described)
+    fetched = []
+    for rank in range(world):
+        watch, trace = Watch(), Trace()
+        cache = tmp_path / "cache"
+        with contextlib.closing(
+            ShardListDataset(listed, cache_dir=cache, transformations=[], prefetch=False, hooks=[watch])
+        ) as dataset:
+            sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank, **order)
+            batches = wids.BucketBatchSampler(sampler, lengths=lengths, max_tokens=100)
+            loader = wids.resumable(DataLoader(dataset, batch_sampler=batches, collate_fn=trace))
+            for epoch in epochs:
+                trace.batches.clear()
+                assert len(list(loader)) == epoch.steps[rank]
+                read = epoch.batches[rank]
+                simulated = np.split(read.samples, read.edges[1:-1])
+                assert [indices for indices, _ in trace.batches] == [batch.tolist() for batch in simulated]
+                shards_of = [[listed[k]["url"] for k in (batch // ROWS).tolist()] for batch in simulated]
+                assert [urls for _, urls in trace.batches] == shards_of
+                # Open is a shard from the first step that reads one of its chunks to the last.
+                opened = figures.open_at_a_time(described, [epoch], rank)
+                assert all(len(set(urls)) <= count for (_, urls), count in zip(trace.batches, opened, strict=True))
+                assert opened.max() <= order["window"] + 1
+        fetched += watch.fetched
+    assert len(fetched) == outcome.total("shards") == 12
+    # Each is fetched at the step that first reads it; of one step, in any order.
+    steps, before = [], 0
+    for rank, visits in enumerate(epochs[0].visits):
+        for first, shard in zip(visits.first.tolist(), visits.shard.tolist(), strict=True):
+            steps.append((before + first // described.batch_size, listed[shard]["url"]))
+        before += epochs[0].steps[rank]
+    first_steps = {url: step for step, url in sorted(steps, reverse=True)}
+    assert [first_steps[url] for url in fetched] == sorted(first_steps.values())
 
 
 @pytest.mark.parametrize("order", [{"chunksize": 2, "window": 1}, {"chunksize": 2, "window": 3}, {}], ids=str)

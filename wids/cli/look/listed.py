@@ -26,10 +26,10 @@ from wids.tables.published_tables import PublishedTables
 from wids.transport import urls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from wids.cli.options import ReadFlags
+    from wids.cli.options import BatchOptions, ReadFlags
     from wids.index.shardlist import Shard, ShardList
     from wids.order.mixture import SourceSpan
     from wids.readers.base import Reader
@@ -85,7 +85,7 @@ class Listed:
 
     def __init__(self, index: str, flags: ReadFlags) -> None:
         self.name = index
-        directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
+        self._directory = directory = os.path.abspath(os.path.expanduser(flags.cache_dir or default_cache_dir()))
         _, shards, storage_options = load_shards(index, storage_options=flags.storage_options, cache_dir=directory)
         self._provider = AutoProvider(cache_dir=directory, access="auto", storage_options=storage_options)
         self._tables = PublishedTables(cache_dir=directory, storage_options=storage_options)
@@ -133,6 +133,10 @@ class Listed:
         """
         self.ends  # noqa: B018 - counts
         return self.collection.mixed_parts()
+
+    def reader_of(self, batches: BatchOptions) -> Callable[[str], Any]:
+        """What reads a column."""
+        return batches.reader_of(self.name, self.collection, self._directory)
 
     def start_of(self, k: int) -> int:
         """The index of the first sample of shard ``k``."""

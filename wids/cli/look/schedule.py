@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wids.cli.format import count_of, print_json, print_table, printable, shown_url
-from wids.cli.options import Index, Json, OrderOptions, ReadFlags, with_option_groups
+from wids.cli.options import (
+    BatchOptions,
+    Index,
+    Json,
+    OrderOptions,
+    ReadFlags,
+    batch_size_option,
+    with_option_groups,
+)
+from wids.cli.progress import progress
 from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
     from wids.order.epoch import Plan
     from wids.order.mixture import MixturePlan
-    from wids.order.schedule import Reading, Timetable
+    from wids.order.schedule import BatchTimetable, Reading, Timetable
 
 # They are visited one by one.
 _MAX_RANKS = 1_000_000
@@ -32,7 +41,7 @@ class ScheduleOptions(OrderOptions):
     world_size: Annotated[
         int, typer.Option("--world-size", min=1, max=_MAX_RANKS, metavar="W", help="How many ranks there are.")
     ] = 1
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="B", help="Samples in a rank's batch.")] = 1
+    batch_size: Annotated[Any, batch_size_option(1)] = None
     epoch: Annotated[int, typer.Option("--epoch", metavar="E", help="As in sampler.set_epoch(E).")] = 0
     num_samples: Annotated[
         str, typer.Option("--num-samples", metavar="N|A:B", help="The sampler's num_samples. Default: all of them.")
@@ -52,24 +61,38 @@ class ScheduleOptions(OrderOptions):
         typer.Option("--workers", min=0, metavar="N", help="The DataLoader's num_workers: tells which one reads it."),
     ] = 0
 
-    def timetable(self, listed: Listed) -> Timetable:
+    def timetable(self, listed: Listed, batches: BatchOptions) -> Timetable | BatchTimetable:
         """Who reads what and when.
 
         Raises:
-            typer.BadParameter: ``num_samples`` is no number or range, or of a mixture; there is no such nominal epoch.
-            SelectionError: ``num_samples`` is not inside the dataset.
+            typer.BadParameter: ``num_samples`` is no number or range, or of a mixture; there is no such nominal epoch;
+                options of batches that do not go together.
+            SelectionError: ``num_samples`` is not inside the dataset. InputError: see `wids.BucketBatchSampler`.
         """
-        from wids.order.schedule import Timetable
+        from wids.order.batch_epochs import BatchConfig
+        from wids.order.schedule import BatchTimetable, Timetable
 
+        rule = batches.make_rule(self.batch_size, len(listed), listed.reader_of(batches))
         try:
-            return Timetable(
+            table = Timetable(
                 self._plan(listed),
                 epoch=self.epoch,
                 world=self.world_size,
-                batch_size=self.batch_size,
+                batch_size=self.batch_size or 1 if rule is None else 1,
                 tail=self.tail,
                 epoch_size=self.epoch_size,
             )
+            if rule is None:
+                return table
+            config = BatchConfig.of(table.config, rule, seed=self.seed, block=batches.block)
+            first = config.first_place(self.epoch)
+            total = (config.end(first) or 0) - first.position
+            with progress() as bar:
+                return BatchTimetable(
+                    config,
+                    epoch=self.epoch,
+                    on_block=lambda at: bar.update(at - first.position, total=total, words="batches are cut"),
+                )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
@@ -111,6 +134,7 @@ def show_batch(
     ] = None,
     *,
     schedule: ScheduleOptions,
+    batches: BatchOptions,
     has_keys: Annotated[
         bool, typer.Option("--keys", help="Tell the keys, too; that takes the shards' tables.")
     ] = False,
@@ -120,21 +144,23 @@ def show_batch(
     """Which samples made up a batch: of which rank, at which step of which epoch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
+    With --max-tokens or --buckets: over a BucketBatchSampler.
     """
-    world_size, batch_size = schedule.world_size, schedule.batch_size
+    world_size = schedule.world_size
     if rank is None and world_size > 1:
         raise typer.BadParameter(f"--rank is missing: of {world_size} ranks, which one?")
     rank = rank or 0
     if rank >= world_size:
         raise typer.BadParameter(f"--rank {rank}: of {world_size} ranks, the last one is {world_size - 1}")
     from wids.cli.look.listed import Listed
+    from wids.order.schedule import Timetable
 
     listed = Listed(index, flags)
-    table = schedule.timetable(listed)
+    table = schedule.timetable(listed, batches)
     if not -table.steps <= step < table.steps:
         right = f"steps are 0 to {table.steps - 1} (-1 is the last one)" if table.steps else "it has none"
         raise SelectionError(
-            f"{index}: there is no step {step} in an epoch of {count_of(table.samples, 'sample')} a rank; {right}"
+            f"{index}: there is no step {step} in an epoch of {count_of(table.steps, 'step')} a rank; {right}"
         )
     step %= table.steps
     rows = _rows_of(listed, table, rank, step)
@@ -143,15 +169,16 @@ def show_batch(
     worker = schedule.worker_of(step)
     if is_json:
         facts = {"epoch": table.epoch, "step": step, "steps": table.steps, "rank": rank, "world_size": world_size}
-        print_json({**facts, "batch_size": batch_size, "worker": worker, "samples": rows})
+        print_json({**facts, **_facts_of(table, schedule), "worker": worker, "samples": rows})
         return
     by = "" if worker is None else f", by worker {worker} of {schedule.workers}"
     print(
         f"epoch {table.epoch}, step {step:,} of {table.steps:,}, rank {rank} of {world_size}: "
         f"{count_of(len(rows), 'sample')}{by}"
     )
-    if len(rows) < batch_size:
+    if isinstance(table, Timetable) and len(rows) < table.batch_size:
         print("the last batch, which a loader with drop_last=True leaves out")
+    _say_too_long(table)
     print()
     columns = (">index", ">shard", ">row", *(("key",) if has_keys else ()), "url", "")
     print_table(columns, (_cells(row) for row in rows))
@@ -170,18 +197,21 @@ def show_readings(
     is_key: Annotated[bool, typer.Option("--key", help="They are keys, even if written like numbers.")] = False,
     *,
     schedule: ScheduleOptions,
+    batches: BatchOptions,
     flags: ReadFlags,
     is_json: Json = False,
 ) -> None:
     """When samples are read: by which rank, at which step of an epoch, at which place in the batch.
 
     For a DataLoader over a DistributedChunkedSampler with the same settings; steps count from the epoch's beginning.
+    With --max-tokens or --buckets: over a BucketBatchSampler.
     """
     from wids.cli.look.listed import Listed
+    from wids.order.schedule import Timetable
 
     listed = Listed(index, flags)
     found = listed.resolve(samples, is_key=is_key, is_first=False)
-    table = schedule.timetable(listed)
+    table = schedule.timetable(listed, batches)
     readings = table.find(number for numbers in found for number in numbers)
     rows = [
         {"sample": text, **listed.place(number), "readings": [_reading(one, schedule) for one in readings[number]]}
@@ -189,13 +219,12 @@ def show_readings(
         for number in numbers
     ]
     if is_json:
-        facts = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world, "batch_size": table.batch_size}
-        print_json({**facts, "samples": rows})
+        facts = {"epoch": table.epoch, "steps": table.steps, "world_size": table.world}
+        print_json({**facts, **_facts_of(table, schedule), "samples": rows})
         return
-    print(
-        f"epoch {table.epoch}: {count_of(table.steps, 'step')} on each of {count_of(table.world, 'rank')}, "
-        f"batch size {table.batch_size}"
-    )
+    size = f", batch size {table.batch_size}" if isinstance(table, Timetable) else ""
+    print(f"epoch {table.epoch}: {count_of(table.steps, 'step')} on each of {count_of(table.world, 'rank')}{size}")
+    _say_too_long(table)
     print()
     has_workers = schedule.workers > 0
     columns = ("sample", ">index", ">rank", ">step", ">place", *((">worker",) if has_workers else ()), "")
@@ -221,7 +250,19 @@ def _parse_samples(listed: Listed, text: str) -> tuple[int, int]:
     return lo, hi
 
 
-def _rows_of(listed: Listed, table: Timetable, rank: int, step: int) -> list[dict[str, Any]]:
+def _facts_of(table: Timetable | BatchTimetable, schedule: ScheduleOptions) -> dict[str, Any]:
+    """The batch size: a number, the most of each bucket, or None: the budget alone bounds it; and what is left out."""
+    size = getattr(table, "batch_size", schedule.batch_size)
+    too_long = getattr(table, "too_long", None)
+    return {"batch_size": size, **({} if too_long is None else {"too_long": too_long})}
+
+
+def _say_too_long(table: Timetable | BatchTimetable) -> None:
+    if too_long := getattr(table, "too_long", 0):
+        print(f"{count_of(too_long, 'sample')} of the dataset longer than --max-tokens, in no batch")
+
+
+def _rows_of(listed: Listed, table: Timetable | BatchTimetable, rank: int, step: int) -> list[dict[str, Any]]:
     """The samples of a batch."""
     samples, marks = table.batch(rank, step)
     return [

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wids.cli.options import with_option_groups
-from wids.cli.simulate import options  # noqa: TC001 - typer reads the annotations
+from wids.cli.options import BatchOptions, with_option_groups
+from wids.cli.simulate import options
 
 if TYPE_CHECKING:
-    from wids.order.mixture import SourceSpan
+    from wids.cli.options import ReadColumn
+    from wids.order.batching import BatchRule
     from wids.simulate.job import TrainingJob
 
 
@@ -23,6 +24,7 @@ def run_simulate(
     *,
     described: options.ShardOptions,
     training: options.TrainingOptions,
+    batches: BatchOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,
     result: options.ResultOptions,
@@ -30,19 +32,24 @@ def run_simulate(
     """Say how a training job would go: its batches, downloads, cache, stalls and mixing. No byte is read.
 
     The order and the choice of what leaves a cache are those of the library; time is a model of nodes, links and
-    loaders. Exit code 1: the ranks have different numbers of batches, which hangs distributed training.
+    loaders. Of batches of like length (--max-tokens, --buckets) it says the padding and balance too. Exit code 1: the
+    ranks have different numbers of batches, which hangs distributed training.
 
     `wids simulate index.json --world-size 64 --workers 8 --batch-size 256 --cache-size 2TB --bandwidth 1500`
 
     `wids simulate --shards 1000 --samples 10000 --shard-size 500MB --world-size 16 --html job.html`
+
+    `wids simulate train.json --world-size 8 --lengths tokens --max-tokens 32768`
     """
     from wids.cli.simulate.report import build, show
 
     ranks_per_node = machines.ranks_of_a_node(training.world_size)
     result.check(index)
-    lengths, sizes, parts = described.find(index)
+    shards = described.find(index)
+    rule = _make_rule(index, shards, training, batches)
     try:
-        report = build(_describe(lengths, sizes, parts, training, machines, order, ranks_per_node), name=index)
+        job = _describe(shards, rule, batches.block, training, machines, order, ranks_per_node)
+        report = build(job, name=index)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except OverflowError as error:
@@ -53,10 +60,24 @@ def run_simulate(
         raise typer.Exit(1)
 
 
+def _make_rule(
+    index: str | None, shards: options.Described, training: options.TrainingOptions, batches: BatchOptions
+) -> BatchRule | None:
+    from wids.files.own_folder import default_cache_dir
+
+    def refuse(name: str) -> Any:
+        raise typer.BadParameter(f"there is no INDEX that could have a column {name!r:.80}; give FILE.npy")
+
+    read: ReadColumn = refuse
+    if index is not None and shards.collection is not None:
+        read = batches.reader_of(index, shards.collection, default_cache_dir())
+    return batches.make_rule(training.batch_size, sum(shards.lengths), read)
+
+
 def _describe(
-    lengths: list[int],
-    sizes: list[int],
-    parts: list[SourceSpan] | None,
+    shards: options.Described,
+    rule: BatchRule | None,
+    block: int | None,
     training: options.TrainingOptions,
     machines: options.MachineOptions,
     order: options.SamplerOptions,
@@ -67,6 +88,7 @@ def _describe(
     from wids.cache.space import table_allowance
     from wids.simulate.job import TrainingJob
 
+    lengths, sizes, parts, _ = shards
     tables = [table_allowance(size, length) for size, length in zip(sizes, lengths, strict=True)]
     return TrainingJob(
         lengths=np.array(lengths, np.int64),
@@ -77,7 +99,7 @@ def _describe(
         world=training.world_size,
         ranks_per_node=ranks_per_node,
         epochs=training.epochs,
-        batch_size=training.batch_size,
+        batch_size=training.batch_size or options.DEFAULT_BATCH if rule is None else max(round(rule.per_batch), 1),
         workers=training.workers,
         chunksize=order.chunksize,
         window=order.window,
@@ -88,6 +110,9 @@ def _describe(
         tail=order.tail,
         passes=training.repeat,
         nbatches=training.nbatches,
+        epoch_size=training.epoch_size,
+        rule=rule,
+        block=block,
         is_by_shards=order.by_shards,
         cache_size=machines.cache_size,
         bandwidth=machines.bandwidth * 1e6,

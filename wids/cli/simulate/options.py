@@ -5,24 +5,40 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from wids.cli.format import parse_size
-from wids.cli.options import ORDER_PANEL, OrderOptions
+from wids.cli.options import ORDER_PANEL, OrderOptions, batch_size_option
 from wids.errors import OutputError, SpecError
 
 if TYPE_CHECKING:
     from wids.cli.simulate.report import Report
+    from wids.collection.shard_collection import ShardCollection
     from wids.order.mixture import SourceSpan
 
 _JOB, _MACHINES, _RESULT = "The job", "Machines", "The result"
 
+DEFAULT_BATCH = 32
 # Each of them takes memory and time.
 _MAX_RANKS, _MAX_SHARDS = 50_000, 4_000_000
 # No job has more; beyond, numbers would overflow somewhere, and the message would be about that.
 _MAX, _MAX_OF_A_RANK, _MAX_SECONDS = 10**12, 10_000, 1e6
+
+
+class Described(NamedTuple):
+    """Shards that are simulated.
+
+    Attributes:
+        lengths: samples of each. sizes: bytes of each. parts: the sources, if the index is a mixture.
+        collection: of an index.
+    """
+
+    lengths: list[int]
+    sizes: list[int]
+    parts: list[SourceSpan] | None
+    collection: ShardCollection | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +61,8 @@ class ShardOptions:
         ),
     ] = None
 
-    def find(self, index: str | None) -> tuple[list[int], list[int], list[SourceSpan] | None]:
-        """Samples and bytes of each shard, and the sources, if the index is a mixture.
+    def find(self, index: str | None) -> Described:
+        """What there is of the shards.
 
         Raises:
             typer.BadParameter: there is neither an index nor a description of shards, or both.
@@ -55,7 +71,7 @@ class ShardOptions:
         if index is None:
             if self.shards is None or self.samples is None or self.shard_size is None:
                 raise typer.BadParameter("give an INDEX, or --shards, --samples (in each shard) and --shard-size")
-            return [self.samples] * self.shards, [self.shard_size] * self.shards, None
+            return Described([self.samples] * self.shards, [self.shard_size] * self.shards, None, None)
         if self.shards is not None or self.samples is not None:
             raise typer.BadParameter("--shards and --samples are for where there is no INDEX")
         from wids.collection.shard_collection import ShardCollection, load_shards, mixed_parts
@@ -73,7 +89,7 @@ class ShardOptions:
                 path="",
             )
         sizes = [(self.shard_size or 0) if known < 0 else known for known in found.filesizes]
-        return list(found.lengths), sizes, mixed_parts(found)
+        return Described(list(found.lengths), sizes, mixed_parts(found), collection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +103,7 @@ class TrainingOptions:
         typer.Option(
             min=1,
             max=_MAX,
-            help="Batches of a rank in an epoch, pass after pass (epoch_size=).",
+            help="Batches of a rank in an epoch, pass after pass.",
             rich_help_panel=_JOB,
         ),
     ] = None
@@ -95,9 +111,11 @@ class TrainingOptions:
         int,
         typer.Option(min=1, max=_MAX, help="Passes in an epoch, without a seam (epochs=).", rich_help_panel=_JOB),
     ] = 1
-    batch_size: Annotated[
-        int, typer.Option(min=1, max=_MAX, help="Samples in a rank's batch.", rich_help_panel=_JOB)
-    ] = 32
+    epoch_size: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MAX, help="Samples of all ranks in an epoch (epoch_size=).", rich_help_panel=_JOB),
+    ] = None
+    batch_size: Annotated[Any, batch_size_option(DEFAULT_BATCH, panel=_JOB)] = None
     workers: Annotated[
         int, typer.Option(min=0, max=_MAX_OF_A_RANK, help="Loader workers of a rank.", rich_help_panel=_JOB)
     ] = 0

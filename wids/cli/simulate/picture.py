@@ -31,7 +31,7 @@ class Panel(NamedTuple):
 
     Attributes:
         name: the quantity, with its unit. note: what it is, in words.
-        lines: for each node, a value for each step of the curves.
+        lines: for each node (or rank), a value for each step of the curves.
         bound: of the quantity, if there is one that is not far above; option: the one that gave it.
     """
 
@@ -40,11 +40,14 @@ class Panel(NamedTuple):
     lines: list[list[float]]
     bound: float | None = None
     option: str = ""
+    of: str = "node"
 
     @property
     def bound_words(self) -> str:
         """What the dashed line is."""
-        return f"{self.option}: {self.bound:,.4g} {self.name.partition(', ')[2]}"
+        bound = self.bound or 0.0
+        words = f"{bound:,.4g}" if bound < 1000 else f"{bound:,.0f}"
+        return f"{self.option}: {words} {self.name.partition(', ')[2]}"
 
 
 def panels(report: Report) -> list[Panel]:
@@ -61,11 +64,19 @@ def panels(report: Report) -> list[Panel]:
     carried = f"What a node's link carries, the mean of {stretch}.{each}"
     what = "samples" if report.job.reads_early else "shards"
     waited = f"For how long steps wait for a node's {what}, the sum of {stretch}.{each}"
-    return [
+    found_panels = [
         Panel("cache, GB", held, used, _near(limit, used), "--cache-size"),
         Panel("bandwidth, MB/s", carried, rate, _near(report.job.bandwidth / 1e6, rate), "--bandwidth"),
         Panel("stalls, s", waited, stalls),
     ]
+    costs, rule = found.costs, report.job.rule
+    if costs is not None and rule is not None:
+        unit = "tokens" if rule.lengths is not None else "samples"
+        cost = f"What a rank's batch costs{', with its padding' if rule.is_padded else ''}, the mean of {stretch}."
+        each = f" A line for each of {len(costs):,} ranks." if len(costs) > _MAX_NAMED else ""
+        bound = _near(rule.max_cost, costs)
+        found_panels.append(Panel(f"batch, {unit}", f"{cost}{each}", costs, bound, "--max-tokens", "rank"))
+    return found_panels
 
 
 def _near(bound: float | None, lines: list[list[float]]) -> float | None:
@@ -106,9 +117,10 @@ def save(report: Report, path: str) -> None:
     check_picture(path)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    axes = figure.subplots(3, 1, sharex=True)
-    for axis, panel in zip(axes, panels(report), strict=True):
+    drawn = panels(report)
+    figure = Figure(figsize=(9, 1 + 2 * len(drawn)), layout="constrained")
+    axes = figure.subplots(len(drawn), 1, sharex=True)
+    for axis, panel in zip(axes, drawn, strict=True):
         _draw(axis, panel, report)
         axis.set_ylabel(panel.name)
     axes[-1].set_xlabel("step, over all epochs")
@@ -144,10 +156,10 @@ def draw_svg(report: Report, panel: Panel) -> str:
 def _draw(axis: Axes, panel: Panel, report: Report) -> None:
     """Lines over steps, each constant up to its step, and a dashed bound."""
     steps = [0, *report.curves.steps]
-    is_named = 1 < report.job.nodes <= _MAX_NAMED
+    is_named = 1 < len(panel.lines) <= _MAX_NAMED
     for number, line in enumerate(panel.lines):
         colour = _COLOURS[number % len(_COLOURS)]
-        label = f"node {number}" if is_named else None
+        label = f"{panel.of} {number}" if is_named else None
         axis.plot(steps, [*line[:1], *line], color=colour, linewidth=1.2, label=label, drawstyle="steps-pre")
     if panel.bound is not None:
         axis.axhline(panel.bound, color="0.4", linewidth=0.8, linestyle="--", label=panel.bound_words)

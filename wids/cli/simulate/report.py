@@ -16,6 +16,7 @@ from wids.simulate.run import Simulation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wids.order.batching import BatchRule
     from wids.simulate.job import Epoch, TrainingJob
     from wids.simulate.outcome import SimulationResult
 
@@ -57,7 +58,8 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     total = sum(max(epoch.steps) for epoch in epochs)
     with progress() as bar:
         found = Simulation(job, epochs, on_step=lambda step: bar.update(step, total=total, words="steps")).run()
-    counts = figures.count_samples(job, courses)
+    counts = figures.count_samples(job, courses, epochs)
+    batching = figures.measure_batches(job, epochs)
     splits = figures.find_splits(job, epochs)
     mixing = figures.measure_mixing(job, courses, epochs)
     opened = [figures.open_at_a_time(job, epochs, rank) for rank in range(job.world)]
@@ -72,6 +74,7 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
         "world_size": job.world,
         "nodes": job.nodes,
         "batches": batches,
+        "batching": batching and {name: value for name, value in asdict(batching).items() if name != "costs"},
         "ranks_are_equal": all(of_rank == batches[0] for of_rank in batches),
         "splits": {**asdict(splits), "shards": {str(k): ranks for k, ranks in splits.shards.items()}},
         "open": {
@@ -99,11 +102,52 @@ def build(job: TrainingJob, *, name: str | None) -> Report:
     values["approximated"] = notes
     title = f"{count_of(len(job.lengths), 'shard')}, {count_of(counts.samples, 'sample')}, "
     title += f"{format_size(values['size_bytes'])}; "
-    title += f"{count_of(job.world, 'rank')} on {count_of(job.nodes, 'node')}, batches of {job.batch_size:,}, "
+    title += f"{count_of(job.world, 'rank')} on {count_of(job.nodes, 'node')}, batches of {_bound_of(job)}, "
     title += count_of(job.epochs, "epoch")
     if name is not None:
         title = f"{printable(name)}: {title}"
-    return Report(job, title, found, figures.draw(found), values, _lines(job, values, epochs), notes)
+    lines = _lines(job, values, epochs)
+    if batching is not None and job.rule is not None:
+        lines[1:1] = _batch_lines(batching, job.rule, job.world)
+    curves = figures.draw(found, costs=None if batching is None else batching.costs)
+    return Report(job, title, found, curves, values, lines, notes)
+
+
+def _bound_of(job: TrainingJob) -> str:
+    """What a batch may have."""
+    rule = job.rule
+    if rule is None:
+        return f"{job.batch_size:,}"
+    bounds = [] if rule.max_cost is None else [f"at most {rule.max_cost:,.10g} tokens"]
+    if rule.sizes is not None:
+        least, most = min(rule.sizes), max(rule.sizes)
+        bounds.append(f"at most {most:,} samples" if least == most else f"at most {least:,} to {most:,} samples")
+    if len(rule.names) > 1:
+        bounds.append(f"one of {len(rule.names):,} buckets")
+    return " and ".join(bounds)
+
+
+def _batch_lines(batching: figures.Batching, rule: BatchRule, world: int) -> list[tuple[str, str]]:
+    """What batches of like length consist of, for people."""
+    samples = f"{batching.smallest:,} to {batching.largest:,} samples, median {batching.median:,.10g}"
+    lines = [("a batch", samples)]
+    if batching.padding is not None:
+        words = "with it, batches have" if rule.is_padded else "none if they are packed; with it, batches would have"
+        lines.append(("padding", f"{words} {batching.padding:.3f} x the tokens of their samples"))
+    mean, worst = batching.imbalance_mean, batching.imbalance_worst
+    if world > 1:
+        words = f"the costliest batch is {mean:.3f} x the mean of the ranks, {worst:.3f} x at worst"
+        lines.append(("balance of a step", words))
+    if batching.used_mean is not None:
+        lines.append(("budget used", f"{batching.used_mean:.0%} on average, {batching.used_least:.0%} at least"))
+    if batching.too_long:
+        lines.append(
+            (
+                "too long",
+                f"{count_of(batching.too_long, 'sample')} of more than {batching.max_tokens:,.10g} tokens, left out",
+            )
+        )
+    return lines
 
 
 def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> list[tuple[str, str]]:
@@ -167,7 +211,7 @@ def _lines(job: TrainingJob, values: dict[str, Any], epochs: list[Epoch]) -> lis
 def _how_often(job: TrainingJob, counts: dict[str, int]) -> str:
     """What became of the samples; where passes have no seam between them, there is no such thing as a repeated one."""
     least, more = divmod(counts["read"], max(counts["samples"], 1))
-    if least and (job.passes > 1 or job.nbatches is not None):
+    if least and job.rule is None and (job.passes > 1 or job.nominal is not None):
         return f"each {least:,} to {least + 1:,} times" if more else f"each {least:,} times"
     return f"left out {counts['left_out']:,}, repeated {counts['repeated']:,}"
 
