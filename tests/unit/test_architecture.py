@@ -35,7 +35,7 @@ LAYERS = (
     ("writing",),
     ("dataset", "samplers", "batch_samplers", "mixtures", "loaders", "otel"),
     ("simulate", "testing", "lightning"),
-    ("legacy",),
+    ("legacy", "serve"),
     ("cli",),
 )
 BESIDE = {"batch_samplers": {"samplers"}, "loaders": {"samplers"}}

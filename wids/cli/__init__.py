@@ -26,6 +26,7 @@ from wids.cli.look import add_commands as add_look_commands
 from wids.cli.pack import run_pack
 from wids.cli.plain_help import App, CommandGroup
 from wids.cli.query import run_query
+from wids.cli.serve import run_serve
 from wids.cli.signals import EndedBySignal
 from wids.cli.simulate import run_simulate
 from wids.cli.verify import add_command as add_verify_command
@@ -33,7 +34,7 @@ from wids.cli.view import run_view
 from wids.errors import WidsError
 
 # The order of the help: making data, looking at it, choosing from it, running a job.
-_MAKING, _LOOKING = ("demo", "pack", "index"), ("info", "ls", "show", "cat", "locate", "at", "when", "verify")
+_MAKING, _LOOKING = ("demo", "pack", "index"), ("info", "ls", "show", "cat", "locate", "at", "when", "serve", "verify")
 _ORDER = (*_MAKING, *_LOOKING, "columns", "query", "view", "simulate", "cache")
 
 
@@ -80,6 +81,7 @@ app = App(
 app.command("demo")(run_demo)
 app.command("pack")(run_pack)
 app.command("query")(run_query)
+app.command("serve")(run_serve)
 app.command("simulate")(run_simulate)
 app.command("view")(run_view)
 add_look_commands(app)

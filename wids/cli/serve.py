@@ -1,0 +1,69 @@
+"""``wids serve``: a dataset, an epoch and a cache in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import typer
+
+from wids.cli.options import Index, StorageOptions  # noqa: TC001 - typer reads them
+
+
+def run_serve(
+    index: Index,
+    host: Annotated[
+        str,
+        typer.Option(metavar="H", help="Where to listen. Any but loopback asks browsers for the token in the URL."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="N", help="0: any free port. Default: 8437, or the next free.", show_default=False
+        ),
+    ] = None,
+    cache_dir: Annotated[
+        str,
+        typer.Option(
+            "--cache",
+            "--cache-dir",
+            metavar="DIR",
+            help="The cache directory to look at, and to read shards from. Default: $WIDS_CACHE, else your own in the "
+            "temporary directory.",
+        ),
+    ] = "",
+    marks: Annotated[
+        str,
+        typer.Option(
+            "--marks",
+            metavar="FILE",
+            help="Keep marked samples in this file: a view (.json), or a list for exclude (.txt, .npy).",
+        ),
+    ] = "",
+    should_open: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,
+    has_token: Annotated[
+        bool, typer.Option("--token", help="Ask for a token on loopback, too: other users of this machine see nothing.")
+    ] = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Look at a dataset in the browser: samples, SQL, the batches of an epoch, the cache while jobs run.
+
+    Samples are read by byte ranges: nothing downloads a shard. Ctrl-C ends it.
+
+    `wids serve train.json`
+
+    `wids serve https://host/train.json --marks bad.txt --no-open`
+    """
+    from wids.serve.running import Server
+    from wids.serve.served import Served
+
+    served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options)
+    with Server(served, host=host, port=port, has_token=has_token) as server:
+        print(f"{served.name}: {server.url}", flush=True)
+        if should_open:
+            import webbrowser
+
+            with contextlib.suppress(webbrowser.Error):
+                webbrowser.open(server.url)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()

@@ -1,0 +1,127 @@
+"""What every request and answer of the pages goes through: who may ask, and what a browser may do with the answer.
+
+Rules: a request names a host that is ours: a foreign name that resolves to this machine does not reach the pages. With
+a token, nothing is answered without it. What changes something comes from our own pages alone. A page runs our script
+and loads from us, nothing else; what comes out of a shard is looked at and never run.
+"""
+
+from __future__ import annotations
+
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# Sent by our script with what changes something. Another site's page cannot send it without our leave, which none has.
+OWN_HEADER = "x-wids"
+
+_READING = frozenset({"GET", "HEAD"})
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self' blob:; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'"
+)
+# Of bytes out of a shard, opened as a page of their own: no script, no form, no other file, a foreign origin.
+SANDBOX = "sandbox; default-src 'none'; img-src 'self'; media-src 'self'; style-src 'unsafe-inline'"
+
+
+class Guard:
+    """An ASGI application around the pages.
+
+    Args:
+        app: the pages.
+        hosts: names by which a browser may ask, lower case; None: any, for there is a token.
+        token: what a browser must have; None: nothing. It comes once in the URL (``?token=``), then as a cookie.
+        has_frames: pages of this machine (a notebook) may show ours in a frame.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: frozenset[str] | None, token: str | None = None, has_frames: bool = False
+    ) -> None:
+        self._app, self._hosts, self._token = app, hosts, token
+        ancestors = "'self' http://localhost:* http://127.0.0.1:*" if has_frames else "'none'"
+        self._headers = {
+            "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}",
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cross-origin-opener-policy": "same-origin",
+            "cache-control": "no-store",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it to the pages."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._refusal(scope) or self._app
+        await answer(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """The answer to a request that goes no further."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._hosts is not None and _name_of(host) not in self._hosts:
+            return _refuse(f"these pages are not {host!r}: ask by the address that wids serve has printed", 421)
+        if self._token is not None:
+            cookie = f"wids-{(scope.get('server') or ('', 0))[1]}"
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            given = dict(query).get("token")
+            if given is not None and _is_same(given, self._token):
+                rest = urlencode([pair for pair in query if pair[0] != "token"])
+                path = "/" + scope["path"].lstrip("/\\")  # of two slashes, the second would begin another host's name
+                answer = RedirectResponse(f"{path}{'?' * bool(rest)}{rest}", 303)
+                answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+                return answer
+            if not _is_same(_cookie_of(headers, cookie), self._token):
+                return _refuse("the token is missing: open the whole address that wids serve has printed", 403)
+        if scope["method"] not in _READING and not _is_own(headers, host):
+            return _refuse("only these pages themselves may change anything", 403)
+        return None
+
+
+def _is_own(headers: Headers, host: str) -> bool:
+    """Whether a request comes from the script of our pages."""
+    origin = headers.get("origin")
+    return (
+        OWN_HEADER in headers
+        and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        and (origin is None or urlsplit(origin).netloc == host)
+    )
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port."""
+    return (
+        host[: host.index("]") + 1].lower() if host.startswith("[") and "]" in host else host.partition(":")[0].lower()
+    )
+
+
+def _cookie_of(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    return found[name].value if name in found else ""
+
+
+def _is_same(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def _refuse(words: str, status: int) -> ASGIApp:
+    return PlainTextResponse(f"{words}\n", status)

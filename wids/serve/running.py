@@ -1,0 +1,132 @@
+"""The server: a socket, uvicorn on it, the address to open; in a thread of its own for notebooks and tests."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from wids.errors import InputError, OutputError
+from wids.serve.packages import require_packages
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from wids.serve.served import Served
+
+_USUAL_PORT, _PORTS = 8437, 16  # as many are tried
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_END_SECONDS = 5
+
+
+class Server:
+    """The pages of a dataset, at an address.
+
+    Args:
+        served: the dataset; `close` closes it.
+        host: where to listen. Any but the loopback addresses asks each browser for a token.
+        port: which; 0: any free one; None: 8437, or the next free one.
+        has_token: ask for a token on loopback too, where other users of the machine could look.
+        has_frames: let notebooks of this machine show the pages in a frame.
+
+    Attributes:
+        url: the address to open, with the token.
+
+    Raises:
+        DependencyError: ``wids[serve]`` is not installed. InputError: there is no such host.
+        OutputError: the port is in use, or not ours.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        has_token: bool = False,
+        has_frames: bool = False,
+    ) -> None:
+        require_packages()
+        import uvicorn
+
+        from wids.serve.app import make_app
+
+        self._served = served
+        self._socket = _listen(host, port)
+        token = secrets.token_urlsafe(24) if has_token or host not in _LOOPBACK else None
+        name = f"[{host}]" if ":" in host else host
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - asked for
+            name = socket.gethostname()
+        self.url = f"http://{name}:{self._socket.getsockname()[1]}/{f'?token={token}' if token else ''}"
+        config = uvicorn.Config(
+            make_app(served, token=token, has_frames=has_frames),
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Answer until SIGINT or SIGTERM."""
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> Self:
+        """Answer in a thread of this process until `close`."""
+        self._thread = threading.Thread(target=self.run, daemon=True, name="wids-serve")
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Answer no more; requests that are under way have five seconds."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+        self._served.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def show(self, height: int = 700) -> Any:
+        """A frame with the pages, for the end of a notebook's cell; ``height`` in pixels.
+
+        Raises:
+            DependencyError: this is no notebook: there is no IPython.
+        """
+        from wids.serve.packages import import_ipython
+
+        return import_ipython().display.IFrame(self.url, "100%", height)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """A socket that waits for browsers.
+
+    Raises:
+        InputError: there is no such host. OutputError: the port cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InputError(f"--host {host}: there is no such address ({error})") from error
+    for tried in range(_USUAL_PORT, _USUAL_PORT + _PORTS) if port is None else (port,):
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((address[0], tried, *address[2:]))
+            found.listen(128)
+        except OSError as error:
+            found.close()
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise OutputError(
+                    f"port {tried} of {host} cannot be had ({error.strerror}); choose another, or 0 for any free one"
+                ) from error
+        else:
+            return found
+    raise OutputError(f"ports {_USUAL_PORT} to {_USUAL_PORT + _PORTS - 1} of {host} are in use; choose one with --port")

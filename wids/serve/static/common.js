@@ -1,0 +1,80 @@
+// What all pages share: asking the server, words and numbers, keys. Text from a shard is set as text, never as HTML.
+
+/** Ask the server; an answer that is no success throws an Error with the server's sentence. */
+export async function ask(path, { body, signal } = {}) {
+  const options = { signal, headers: { "X-Wids": "1" } };
+  if (body !== undefined) {
+    options.method = "POST";
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("the server does not answer: does wids serve still run?");
+  }
+  const found = await answer.json().catch(() => ({ error: `the server answered with ${answer.status}` }));
+  if (!answer.ok) throw new Error(found.error ?? `the server answered with ${answer.status}`);
+  return found;
+}
+
+/** An element: `make("p", { class: "note", onclick: f }, "words", child)`. Properties that begin with "on" are listeners. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== undefined && child !== null));
+  return element;
+}
+
+export const count = (number) => number.toLocaleString("en");
+
+/** Bytes as people read them: 1.2 MB. */
+export function size(bytes) {
+  const units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+  let k = 0;
+  while (bytes >= 1000 && k < units.length - 1) [bytes, k] = [bytes / 1000, k + 1];
+  return `${k ? bytes.toPrecision(3) : bytes} ${units[k]}`;
+}
+
+/** Show why something failed, in the place where its result would be. */
+export function fail(place, error) {
+  if (error.name === "AbortError") return;
+  place.replaceChildren(make("p", { class: "error", role: "alert" }, error.message));
+  place.removeAttribute("aria-busy");
+}
+
+let fading;
+/** A short message at the lower edge. */
+export function say(words) {
+  const toast = document.getElementById("toast");
+  toast.textContent = words;
+  toast.classList.add("shown");
+  clearTimeout(fading);
+  fading = setTimeout(() => toast.classList.remove("shown"), 4000);
+}
+
+/** Call `handlers[key](event)` for keys, unless somebody types. */
+export function keys(handlers) {
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest?.("input, textarea, select, [contenteditable]");
+    if (event.ctrlKey || event.metaKey || event.altKey || (isTyping && event.key !== "Escape")) return;
+    const handler = handlers[event.key];
+    if (handler && handler(event) !== false) event.preventDefault();
+  });
+}
+
+function changeTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  localStorage.setItem("wids-theme", root.dataset.theme);
+}
+
+document.getElementById("theme").addEventListener("click", changeTheme);
+keys({ t: changeTheme });
