@@ -32,14 +32,6 @@ def run_serve(
             "temporary directory.",
         ),
     ] = "",
-    marks: Annotated[
-        str,
-        typer.Option(
-            "--marks",
-            metavar="FILE",
-            help="Keep marked samples in this file: a view (.json), or a list for exclude (.txt, .npy).",
-        ),
-    ] = "",
     should_open: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,
     has_token: Annotated[
         bool, typer.Option("--token", help="Ask for a token on loopback, too: other users of this machine see nothing.")
@@ -52,7 +44,7 @@ def run_serve(
 
     `wids serve train.json`
 
-    `wids serve https://host/train.json --marks bad.txt --no-open`
+    `wids serve https://host/train.json --no-open`
     """
     from wids.serve.running import Server
     from wids.serve.served import Served

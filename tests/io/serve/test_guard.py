@@ -82,7 +82,7 @@ def test_a_redirect_stays_here(path):
 
 
 def test_headers():
-    """No script but ours, no frame but a notebook's of this machine, no guess of a type; also where nothing is served."""
+    """No script but ours, no frame but a notebook's of this machine, no guess of a type; also of a refusal."""
     for answer in (client().get("/"), client().get("/", headers={"host": "evil.example"})):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self';" in policy

@@ -1,0 +1,39 @@
+"""The pages of ``wids serve`` in a real browser."""
+
+import pytest
+
+from tests.support.browser import Visit, open_browser
+from tests.support.shards import write_index
+from wids.serve import start
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium."""
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The pages of a small dataset."""
+    index = write_index(tmp_path_factory.mktemp("served"), (3, 4), name="train.json")
+    with start(str(index)) as found:
+        yield found
+
+
+def test_the_overview(browser, server):
+    """What the index says; nothing is asked of another host, and nothing is said on the console."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go()
+        assert page.inner_text("main dl").split() == ["samples", "7", "shards", "2"]
+        assert page.get_attribute("nav a[aria-current]", "href") == "/"
+        page.click("#theme")
+        assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_what_is_not_there(browser, server):
+    """A page says so, in words."""
+    with Visit(browser, server.url) as visit:
+        assert "there is no such page" in visit.go("/nowhere").inner_text("main")
