@@ -2,13 +2,15 @@
 
 Rules: a batch counts from the moment the loop has it. The state is the sampler's, the same on every rank, whatever
 workers have drawn ahead. An iteration begins with its first batch, not with ``iter``: some trainers make iterators
-before they say which epoch it is.
+before they say which epoch it is. Trainers that would read the loader otherwise than it counts are told so where they
+call it; `_caller` says who that is.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from wids.errors import InputError, StateError
 from wids.order import cursor
 from wids.order.state import EpochPosition, flat_state, nested_state
-from wids.order.validation import parse_int, suggest_names
+from wids.order.validation import check_flag, parse_int, suggest_names
 from wids.samplers import _EpochSampler
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ _END: Any = object()
 
 
 @suggest_names
-def resumable(loader: DataLoader[Any]) -> ResumableLoader:
+def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> ResumableLoader:
     """Let a DataLoader resume in mid-epoch: it counts the batches that its loop receives, and has a state.
 
     ``loader = wids.resumable(DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4))`` is iterated as
@@ -45,12 +47,18 @@ def resumable(loader: DataLoader[Any]) -> ResumableLoader:
         loader: over a sampler of `wids`, as ``sampler=`` or in a `torch.utils.data.BatchSampler`; or over a
             ``batch_sampler=`` with ``state_dict(batches=...)`` and ``load_state_dict``, as `wids.MixtureBatchSampler`
             has them.
+        reads_ahead: the loop has drawn one batch more than it has trained on, as with a prefetcher to the GPU, or in
+            Lightning where an epoch has no end; the state is the place before that batch.
 
     Raises:
-        InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``, or
-            ``in_order=False``; the message says what to do.
+        InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
+            ``in_order=False``, or a loader that accelerate has divided; the message says what to do.
     """
-    return loader if isinstance(loader, ResumableLoader) else ResumableLoader(loader)
+    if not isinstance(loader, ResumableLoader):
+        return ResumableLoader(loader, reads_ahead=check_flag("reads_ahead", reads_ahead))
+    if reads_ahead != loader._reads_ahead:
+        raise InputError("the loader is resumable already, with another reads_ahead; say it where it is made so")
+    return loader
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ class Counting:
     them.
     """
 
+    _reads_ahead = False  # the loop has one batch more than it is done with
     _delivery: _Delivery | None = None  # the iteration that has delivered last
     _newest: _Delivery | None = None  # that began last
     _loaded: tuple[EpochPosition, int] | None = None  # a state's place and batches
@@ -187,7 +196,7 @@ class Counting:
             state = counted.state(delivery, max(batches - delivery.before, 0), is_over=is_over)
             state["batches"] = batches
         elif counted.has_runs or delivery is self._newest:
-            state = counted.state(delivery, delivery.delivered, is_over=is_over)
+            state = counted.state(delivery, batches, is_over=is_over)
         else:
             raise StateError(
                 "two loops read this loader at the same time, and its batch sampler knows the place of the one that "
@@ -266,7 +275,8 @@ class Counting:
 
     def _progress(self, delivery: _Delivery) -> tuple[int, bool]:
         """How many batches of the epoch the loop is done with, and whether it will read no more of it."""
-        return delivery.before + delivery.delivered, False
+        is_ahead = self._reads_ahead and bool(delivery.delivered) and not delivery.is_over
+        return delivery.before + delivery.delivered - is_ahead, False
 
     def _count_before(self, place: EpochPosition, size: int) -> int:
         """Batches of a place's epoch before the place."""
@@ -295,12 +305,41 @@ class ResumableLoader(Counting):
     Lightning leave it as it is, and would divide the samples of one a second time.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    _epoch_length: int | None = None  # of the first epoch that a trainer has read
+
+    def __init__(self, loader: DataLoader[Any], *, reads_ahead: bool = False) -> None:
+        self._loader, self._reads_ahead = loader, reads_ahead
         self._counted()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._deliver(partial(iter, self._loader))
+        trainer = _TRAINERS.get(_caller().rpartition(".")[0])
+        return self._deliver(partial(iter, self._loader) if trainer is None else partial(self._begin_in, trainer))
+
+    def _begin_in(self, trainer: str) -> Iterator[Any]:
+        """Begin an epoch in a trainer that counts the batches of the first alone; by now it has named the epoch."""
+        length, first = self._find_length(), self._epoch_length
+        if trainer == "Lightning" and self._reads_ahead is (length is not None):
+            if self._reads_ahead:
+                raise InputError("Lightning reads no batch ahead of an epoch with an end; leave reads_ahead=True out")
+            raise InputError(
+                "the sampler has no end, and then Lightning reads one batch ahead of its training, which a state would "
+                "skip: wids.resumable(loader, reads_ahead=True)"
+            )
+        self._epoch_length = length if first is None else first
+        if first is not None and length != first:
+            warnings.warn(
+                f"this epoch has {length} batches, and {trainer} has counted {first}, those of an epoch before: it "
+                "reads no more of a longer one, and a resume may begin in another epoch. Train by steps: epochs=None "
+                "for the sampler, and max_steps for the trainer",
+                stacklevel=2,
+            )
+        return iter(self._loader)
+
+    def _find_length(self) -> int | None:
+        try:
+            return len(self)
+        except TypeError:  # it has no end
+            return None
 
     def __len__(self) -> int:
         """Batches of the whole epoch, with those before a resume."""
@@ -314,6 +353,11 @@ class ResumableLoader(Counting):
     def __getattr__(self, name: str) -> Any:
         if name == "_loader" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if _caller() == "accelerate.data_loader.skip_first_batches":
+            raise InputError(
+                "skip_first_batches would skip batches a second time, for this loader goes on by itself where its "
+                "state says: leave it out. With the Trainer of Hugging Face, ignore_data_skip=True"
+            )
         return getattr(self._loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -339,6 +383,20 @@ class ResumableLoader(Counting):
         return count_by(self._loader)
 
 
+# Modules that iterate loaders for their users, and take all epochs to have as many batches as the first.
+_TRAINERS = {
+    "lightning.pytorch.utilities.combined_loader": "Lightning",
+    "pytorch_lightning.utilities.combined_loader": "Lightning",
+    "transformers.trainer": "the Trainer of Hugging Face",
+}
+
+
+def _caller() -> str:
+    """``module.function`` that has called the method which asks."""
+    frame = sys._getframe(2)
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+
+
 def count_by(loader: Any) -> _BySamples | _ByBatches:
     """How the batches of a loader are counted.
 
@@ -358,6 +416,12 @@ def count_by(loader: Any) -> _BySamples | _ByBatches:
             "delivered; leave in_order out"
         )
     batch_sampler: Any = loader.batch_sampler
+    if type(loader).__name__ == "DataLoaderDispatcher" or type(batch_sampler).__name__ == "BatchSamplerShard":
+        raise InputError(
+            "accelerate divides the batches of this loader among the processes, and the sampler has divided the samples"
+            " already, so most would never be read; prepare wids.resumable(loader), which accelerate leaves whole, or "
+            "use prepare_data_loader(loader, num_processes=1, process_index=0)"
+        )
     if batch_sampler is None:
         return _BySamples(_check_sampler(loader.sampler), 1, is_dropping=False)
     if type(batch_sampler) in _plain_batch_samplers():

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate on two processes: a loader that it shards again loses samples; two ways that lose none."""
+"""Hugging Face accelerate on two processes: a loader that it shards again loses samples; ways that lose none."""
 
 import json
 from collections import Counter
@@ -48,6 +48,23 @@ def test_resume_in_mid_epoch(ranks, way):
     """Two batches of 2 into epoch 1: the rest of it, then epoch 2, without a warning."""
     for answer in ranks:
         assert answer[way + ", resumed"] == {"1": answer[way]["1"][4:], "2": answer[way]["2"]}
+
+
+@pytest.mark.parametrize("way", ["resumable", "resumable, adopted"])
+def test_accelerate_keeps_the_state_of_a_resumable_loader(ranks, way):
+    """``prepare`` leaves it whole, and save_state and load_state have its place: nothing is counted in the loop."""
+    for answer in ranks:
+        assert answer[way] == answer["own"]
+        assert answer[way + ", resumed"] == {"1": answer["own"]["1"][4:], "2": answer["own"]["2"]}
+
+
+def test_what_would_lose_samples_is_refused(ranks):
+    """A loader that accelerate divides or deals out, and batches skipped for one that goes on by itself."""
+    for answer in ranks:
+        divided, dealt, skipped = answer["refused"]
+        assert "accelerate divides the batches of this loader among the processes" in divided
+        assert dealt == divided
+        assert "skip_first_batches would skip batches a second time" in skipped
 
 
 def test_resume_without_set_epoch_warns(ranks):

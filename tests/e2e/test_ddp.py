@@ -35,7 +35,12 @@ else:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
 
-loader = DataLoader(dataset, sampler=sampler, batch_size=2, num_workers=int(os.environ.get("WORKERS", 0)))
+workers = int(os.environ.get("WORKERS", 0))
+if "MAX_TOKENS" in os.environ:
+    batches = wids.BucketBatchSampler(sampler, lengths=range(1, 14), max_tokens=int(os.environ["MAX_TOKENS"]))
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+else:
+    loader = DataLoader(dataset, sampler=sampler, batch_size=2, num_workers=workers)
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -182,6 +187,18 @@ def test_ranks_of_a_mixture_end_together(train, mixture, world, workers):
         assert abs(len(own) - len(order) * (0.25 if size == 4 else 0.75)) < world
         for first in range(0, len(own), size):
             assert len(set(own[first : first + size])) == len(own[first : first + size])
+
+
+def test_ranks_of_buckets_end_together(train):
+    """Batches of like length within 16 on 3 ranks: equal steps in each epoch, all samples, and one model."""
+    answers = train(3, MAX_TOKENS="16", WORKERS="1")
+    for answer in answers:
+        assert answer["weights"] == answers[0]["weights"]
+        assert answer["gathered"] == [other["epochs"] for other in answers]
+        assert [*map(len, answer["epochs"])] == [*map(len, answers[0]["epochs"])]
+        assert all((max(batch) + 1) * len(batch) <= 16 for epoch in answer["epochs"] for batch in epoch)
+    for epoch in range(3):
+        assert {i for answer in answers for batch in answer["epochs"][epoch] for i in batch} == set(range(13))
 
 
 def test_torchrun(train):

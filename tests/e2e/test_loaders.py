@@ -1,11 +1,18 @@
 """`wids.resumable` beside what trains: torch's distributed checkpoints and meshes, trainers, and loaders of others."""
 
+import itertools
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
+import wids
 from tests.support.launch import PROGRAMS, environment, forked_ranks, run_all
+from wids.errors import InputError
 
 N = 96
 
@@ -65,3 +72,173 @@ def test_a_mesh_gives_the_ranks_of_a_group_the_same_samples(tmp_path):
         assert "the mesh has 2 dimensions, ('dp', 'tp'); give the one along which" in many
         assert "mesh= is given together with num_replicas=None, rank=0" in rank
         assert "mesh= is given together with num_replicas=2, rank=None" in number
+
+
+# --- trainers, in this process; they are imported where they are used, for with them a process is twice as large
+
+LENGTHS = np.random.default_rng(0).integers(1, 20, 40)
+
+
+def make(kind, *, loader=DataLoader, collate_fn=None, workers=0, reads_ahead=False):
+    """A fresh loader of 40 samples: "plain" or "buckets", whose epochs differ in length; "endless" or not."""
+    data = list(range(40))
+    ends = {"epochs": None} if "endless" in kind else {}
+    sampler = wids.DistributedChunkedSampler(data, num_replicas=1, rank=0, chunksize=6, window=2, **ends)
+    given = {"batch_size": 4, "sampler": sampler}
+    if "buckets" in kind:
+        given = {"batch_sampler": wids.BucketBatchSampler(sampler, lengths=LENGTHS, max_tokens=60)}
+    elif "torch" in kind:
+        given = {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
+    found = loader(data, **given, num_workers=workers, collate_fn=collate_fn)
+    return wids.resumable(found, reads_ahead=reads_ahead)
+
+
+def fit(loader, *, steps=0, save=None, resume=None):
+    """What the steps of Lightning's Trainer had: ``[epoch, indices]``; three epochs, or so many steps."""
+    import lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+        def training_step(self, batch, _):
+            self.seen.append([self.trainer.current_epoch, batch.tolist()])
+            return (self.layer(batch.float()[:, None]) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    class Saving(lightning.Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if save is not None:
+                trainer.save_checkpoint(save / f"{trainer.global_step}.ckpt")
+
+    options = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=None if steps else 3,
+        max_steps=steps or -1,
+        callbacks=[Saving()],
+        **dict.fromkeys(options, False),
+    )
+    model = Model()
+    trainer.fit(model, loader, ckpt_path=resume)
+    return model.seen
+
+
+lightnings = pytest.mark.filterwarnings("ignore")  # of its clients' releases, of few workers
+
+
+@lightnings
+@pytest.mark.parametrize(("kind", "steps"), [("plain", 0), ("plain endless", 12), ("buckets endless", 12)])
+def test_lightning_resumes_at_any_batch(tmp_path, kind, steps):
+    """It keeps the loader's state; where an epoch has no end it reads one batch ahead, which the loader is told."""
+    whole = fit(make(kind, reads_ahead=bool(steps)), steps=steps, save=tmp_path)
+    assert len(whole) == (steps or 30)
+    for step in (1, 5, 9) if steps else (1, 9, 10, 11, 20):
+        resume = tmp_path / f"{step}.ckpt"
+        assert fit(make(kind, reads_ahead=bool(steps)), steps=steps, resume=resume) == whole[step:], step
+
+
+@lightnings
+@pytest.mark.parametrize("kind", ["plain", "plain endless"])
+def test_lightning_with_the_wrong_reads_ahead_is_refused(kind):
+    """A state would skip a batch, or repeat one."""
+    with pytest.raises(InputError, match="reads_ahead=True"):
+        fit(make(kind, reads_ahead="endless" not in kind), steps=2)
+
+
+@lightnings
+def test_lightning_counts_the_batches_of_the_first_epoch():
+    """Epochs of buckets differ in length, of which it would read less in silence."""
+    with pytest.warns(UserWarning, match=r"this epoch has 14 batches, and Lightning has counted 13.*epochs=None"):
+        fit(make("buckets"))
+
+
+def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, **options):
+    """What the steps of Hugging Face's Trainer had; it saves after each."""
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+        def forward(self, x):
+            self.seen.append(x.tolist())
+            return {"loss": (self.layer(x.float()[:, None]) ** 2).mean()}
+
+    class Place(transformers.TrainerCallback):
+        def on_save(self, args, state, control, train_dataloader, **_):
+            place = directory / f"checkpoint-{state.global_step}/loader.json"
+            place.write_text(json.dumps(train_dataloader.state_dict()))
+
+        def on_train_begin(self, args, state, control, train_dataloader, **_):
+            if state.global_step:
+                place = directory / f"checkpoint-{state.global_step}/loader.json"
+                train_dataloader.load_state_dict(json.loads(place.read_text()))
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return make(kind, collate_fn=lambda batch: {"x": torch.tensor(batch)})
+
+    args = transformers.TrainingArguments(
+        output_dir=directory,
+        use_cpu=True,
+        num_train_epochs=3,
+        max_steps=steps,
+        save_strategy="no" if resume else "steps",
+        save_steps=1,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=1e-9,
+        report_to=[],
+        disable_tqdm=True,
+        **{"ignore_data_skip": True, **options},
+    )
+    model = Model()
+    trainer = Trainer(model, args, callbacks=[Place()])
+    trainer.train(resume_from_checkpoint=resume and str(directory / f"checkpoint-{resume}"))
+    return model.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "accumulation", "steps"), [("plain", 1, -1), ("plain", 2, -1), ("buckets endless", 2, 9)]
+)
+def test_hugging_faces_trainer_resumes_at_any_step(tmp_path, kind, accumulation, steps):
+    """A callback keeps the loader's state beside each checkpoint."""
+    whole = hugging_face(tmp_path, kind, accumulation=accumulation, steps=steps)
+    assert len(whole) == (30 if steps < 0 else steps * accumulation)
+    for step in (1, 5, 7) if accumulation > 1 else (3, 10, 14):
+        rest = hugging_face(tmp_path, kind, accumulation=accumulation, steps=steps, resume=step)
+        assert rest == whole[step * accumulation :], step
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_trainer_skips_nothing_and_counts_the_first_epoch(tmp_path):
+    """Batches skipped beside a state are an error, epochs of other lengths a warning."""
+    with pytest.warns(UserWarning, match="this epoch has 14 batches, and the Trainer of Hugging Face has counted 13"):
+        hugging_face(tmp_path, "buckets")
+    with pytest.raises(InputError, match="ignore_data_skip=True"):
+        hugging_face(tmp_path, "buckets", resume=3, ignore_data_skip=False)
+
+
+# --- torchdata's StatefulDataLoader, whose own state needs a batch sampler with one, and the same number of workers
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", ["plain", "torch", "buckets"])
+def test_a_stateful_loader_that_is_resumable(kind):
+    """Its state is the sampler's: also over torch's own BatchSampler, and for another number of workers."""
+    loader, states, epochs = make(kind, loader=StatefulDataLoader, workers=2, collate_fn=list), [], []
+    for epoch in range(3):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(batch)
+            states.append((epoch, len(epochs[-1]), json.dumps(loader.state_dict())))
+    for epoch, step, state in itertools.chain(states[3:14:5], states[len(epochs[0]) - 1 : len(epochs[0])]):
+        again = make(kind, loader=StatefulDataLoader, collate_fn=list)
+        again.load_state_dict(json.loads(state))
+        rest = [epochs[epoch][step:], *epochs[epoch + 1 :]]
+        assert [list(again), list(again)] == [batches for batches in rest if batches][:2]

@@ -374,6 +374,36 @@ def test_validation_in_between_changes_nothing():
 # --- what it is
 
 
+@pytest.mark.parametrize("kind", ["plain", "endless", "mixture, by source", "endless by source"])
+def test_a_loop_that_reads_ahead(kind):
+    """A prefetcher holds one batch more than was trained on: the state is the place before that."""
+
+    def trained(loader):
+        """Batches, each when the next was drawn."""
+        batches = iter(loader)
+        held = next(batches, None)
+        while held is not None:
+            batch, held = held, next(batches, None)
+            yield batch
+
+    def make_one():
+        return wids.resumable(make(kind)._loader, reads_ahead=True)
+
+    loader, found, states = make_one(), [], []
+    for batch in itertools.islice(trained(loader), 10):
+        found += lists([batch])
+        states.append(saved(loader))
+    for step, state in enumerate(states, 1):
+        again = make_one()
+        again.load_state_dict(state)
+        if rest := found[step:]:
+            assert lists(itertools.islice(trained(again), len(rest))) == rest
+            assert saved(again) == states[-1]
+    with pytest.raises(InputError, match="resumable already"):
+        wids.resumable(loader)
+    assert wids.resumable(loader, reads_ahead=True) is loader
+
+
 def test_it_has_what_its_loader_has():
     """Attributes are read and assigned there; it is a Stateful of torch's checkpoints, and no DataLoader."""
     loader = make(workers=2, pin_memory=False)

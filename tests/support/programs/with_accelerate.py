@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support.programs.samples import as_tensors
+from wids.errors import InputError
 
 INDEX, RESULTS = sys.argv[1:]
 BATCH = 2
@@ -55,6 +56,47 @@ def train(accelerator, sampler, loader, epochs, *, saved=None, save_at=None):
     return seen, state
 
 
+def train_resumable(name):
+    """As `train`, with a loader whose state accelerate keeps: (epochs, those after a resume in epoch 1)."""
+    answers = []
+    for resumes in (False, True):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        _, loader = make()
+        if name == "resumable":
+            whole = wids.resumable(loader)
+            loader = accelerator.prepare(whole)
+            assert loader is whole
+        else:
+            loader = wids.resumable(adopt(accelerator, loader))
+        accelerator.register_for_checkpointing(loader)
+        if resumes:
+            accelerator.load_state(f"{RESULTS}/{name}")
+        seen = {}
+        for epoch in range(int(resumes), 3):
+            loader.set_epoch(epoch)
+            seen[epoch] = []
+            for batch in loader:
+                seen[epoch] += batch["index"].tolist()
+                if not resumes and (epoch, len(seen[epoch])) == (1, 2 * BATCH):
+                    accelerator.save_state(f"{RESULTS}/{name}")
+        answers.append(seen)
+    return answers
+
+
+def refused(accelerator):
+    """The messages of what would read samples twice or never."""
+    messages = []
+    _, loader = make()
+    divided = [accelerator.prepare(loader), prepare_data_loader(loader, dispatch_batches=True, put_on_device=True)]
+    whole = wids.resumable(loader)
+    for call, given in [*((wids.resumable, each) for each in divided), (accelerate.skip_first_batches, whole)]:
+        try:
+            call(given)
+        except InputError as error:
+            messages.append(str(error))
+    return messages
+
+
 def main():
     """Each way in turn."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -75,6 +117,10 @@ def main():
             warnings.simplefilter("error")  # that the rest of an epoch is left out
             answer[name + ", resumed"], _ = train(accelerator, sampler, used, range(1, 3), saved=state)
         answer[name + ", len"] = [len(sampler), len(used)]
+
+    for name in ("resumable", "resumable, adopted"):
+        answer[name], answer[name + ", resumed"] = train_resumable(name)
+    answer["refused"] = refused(accelerator)
 
     # What becomes of a resume without set_epoch: accelerate's own count begins at 0 and is named at each iteration.
     sampler, loader = make()
