@@ -3,6 +3,9 @@
 The trainers are imported where they are used: with them a process is twice as large, and takes twice as long to fork.
 """
 
+import json
+import pathlib
+
 import pytest
 import torch
 
@@ -72,34 +75,67 @@ def test_lightning(tmp_path):
     assert fit("middle.ckpt") == seen[128 + 64 :]
 
 
+@pytest.mark.filterwarnings("ignore")  # the Trainer's own
+def test_the_trainer_of_hugging_face(tmp_path):
+    """Three epochs; from a checkpoint in the second one comes what was left of it, and the third."""
+    import transformers
+
+    dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+        def forward(self, x):
+            self.seen += x.flatten().int().tolist()
+            return {"loss": (self.layer(x) ** 2).mean()}
+
+    def fit(resume):
+        names = execute(
+            at("wids/order/README.md#the-trainer-of-hugging-face")[0],
+            {"save_steps=1000": "save_steps=1, use_cpu=True, disable_tqdm=True, report_to=[]"},
+            wids=wids,
+            torch=torch,
+            transformers=transformers,
+            json=json,
+            pathlib=pathlib,
+            dataset=dataset,
+            model=Model(),
+            collate=lambda batch: {"x": torch.stack(batch)},
+            resume=resume,
+        )
+        return names["model"].seen
+
+    whole = fit(None)
+    assert [sorted(whole[k : k + 128]) for k in (0, 128, 256)] == [list(range(128))] * 3
+    assert fit("out/checkpoint-6") == whole[6 * 32 :]
+
+
 def test_accelerate(tmp_path):
     """Two epochs of all samples; a state of the first one is followed by what was left of it."""
     import accelerate
 
     dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
     (block,) = at("wids/order/README.md#accelerate")
-    received, states = [], []
-    for state in (None, "middle"):
-        sampler = wids.DistributedChunkedSampler(dataset)
+    received = []
+    for resume in (False, True):
         seen = []
 
-        def train_step(batch, seen=seen, sampler=sampler):
+        def train_step(batch, seen=seen):
             seen += batch.flatten().int().tolist()
-            if len(seen) == 64:
-                states.append(sampler.state_dict(consumed=64))
 
         model = torch.nn.Linear(1, 1)
         execute(
             block,
-            {"first_epoch, 10": "first_epoch, 2"},
+            {"first_epoch, 10": "first_epoch, 2", "step % 1000 == 0": "(epoch, step, resume) == (0, 2, False)"},
             accelerate=accelerate,
             accelerator=accelerate.Accelerator(cpu=True),
+            wids=wids,
             model=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            loader=torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler),
-            sampler=sampler,
-            resume=state is not None,
-            state=states[0] if states else None,
+            loader=torch.utils.data.DataLoader(dataset, batch_size=32, sampler=wids.DistributedChunkedSampler(dataset)),
+            resume=resume,
             first_epoch=0,
             train_step=train_step,
         )

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from PIL import Image
 
 import wids
@@ -15,7 +16,7 @@ from tests.support.readmes import blocks
 from tests.support.shards import write_json
 from wids import testing
 
-E2E = {"wids/order/README.md#lightning", "wids/order/README.md#accelerate"}
+E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate")}
 HERE = {
     "README.md#example",
     "README.md#resume-mid-epoch",
@@ -29,6 +30,7 @@ HERE = {
     "wids/columns/README.md#in-a-program",
     "wids/order/README.md#batches-of-like-length",
     "wids/order/README.md#exact-evaluation",
+    "wids/order/README.md#loops-with-fsdp-and-torchtitans",
     "wids/order/README.md#mixtures",
     "wids/order/README.md#resume-anywhere",
     "wids/order/README.md#weights-of-samples",
@@ -119,21 +121,19 @@ def test_batches_of_like_length(tmp_path):
 
 
 def test_resume_in_short(tmp_path):
-    """What was not received before comes after, each sample once; the state that is kept says so."""
+    """What was not received before comes after, each sample once; then the next epoch."""
     dataset = wids.ShardListDataset(write_images(tmp_path), transformations=[])
-    sampler = wids.DistributedChunkedSampler(dataset, seed=3)
-    first = [
-        sample["__index__"] for _, batch in zip(range(3), loader_of(dataset, sampler), strict=False) for sample in batch
-    ]
-    state, steps = sampler.state_dict(consumed=24), []
-    sampler = wids.DistributedChunkedSampler(dataset, seed=3)
-    names = {"sampler": sampler, "loader": loader_of(dataset, sampler), "state": state, "train_step": keep(steps)}
-    state = execute(only("README.md#resume-mid-epoch"), {}, **names)["state"]
-    rest = [sample["__index__"] for (batch,) in steps for sample in batch]
-    assert sorted(first + rest) == list(range(80))
-    sampler.load_state_dict(state)
-    assert sampler.epoch == 0
-    assert len(list(sampler)) == 80  # that epoch is over: the next one
+    found, state = [], None
+    for _ in range(2):
+        loader = loader_of(dataset, wids.DistributedChunkedSampler(dataset, seed=3))
+        loader = execute(only("README.md#resume-mid-epoch"), {}, wids=wids, loader=loader, state=state)["loader"]
+        for batch in loader:
+            found += [sample["__index__"] for sample in batch]
+            if state is None and len(found) == 24:
+                state = loader.state_dict()
+                break
+    assert sorted(found) == list(range(80))
+    assert len([sample for batch in loader for sample in batch]) == 80
 
 
 def test_resume_anywhere(tmp_path):
@@ -147,8 +147,8 @@ def test_resume_anywhere(tmp_path):
         seen.append([sample["__index__"] for sample in batch])
 
     for resume in (False, True):
-        sampler = wids.DistributedChunkedSampler(dataset, seed=3)
-        names = {"torch": torch, "sampler": sampler, "loader": loader_of(dataset, sampler), "resume": resume}
+        loader = loader_of(dataset, wids.DistributedChunkedSampler(dataset, seed=3))
+        names = {"torch": torch, "wids": wids, "loader": loader, "resume": resume}
         replaced = {"step % 1000": "step % 1", "else 0, 10)": "else 0, 3)"}
         if not resume:
             with pytest.raises(InterruptedError):
@@ -158,6 +158,36 @@ def test_resume_anywhere(tmp_path):
             execute(only("wids/order/README.md#resume-anywhere"), replaced, train_step=train_step, **names)
     indices = [index for batch in seen for index in batch]
     assert [sorted(indices[k : k + 80]) for k in (0, 80, 160)] == [list(range(80))] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+def test_loops_with_fsdp(tmp_path):
+    """A distributed checkpoint in mid-epoch, which the same loop goes on from."""
+    dataset = wids.ShardListDataset(write_images(tmp_path), transformations=lambda sample: sample["__index__"])
+    seen, limit = [], [1]
+
+    def train_step(batch):
+        seen.append(batch.tolist())
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for resume in (False, True):
+            execute(
+                only("wids/order/README.md#loops-with-fsdp-and-torchtitans"),
+                {"    train_step(batch)": "    train_step(batch)\n    if len(seen) in limit:\n        break"},
+                wids=wids,
+                torch=torch,
+                dcp=dcp,
+                dataset=dataset,
+                resume=resume,
+                train_step=train_step,
+                seen=seen,
+                limit=limit,
+            )
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [len(batch) for batch in seen] == [32, 32, 16]
+    assert sorted(index for batch in seen for index in batch) == list(range(80))
 
 
 def test_exact_evaluation(tmp_path):
