@@ -143,7 +143,7 @@ def make_loader(url: str, args: argparse.Namespace, cache_dir: str, *, is_traini
 def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
     """Train and test."""
     torch.manual_seed(args.seed)
-    train = make_loader(args.train, args, cache_dir, is_training=True)
+    train = wids.resumable(make_loader(args.train, args, cache_dir, is_training=True))
     test = make_loader(args.test, args, cache_dir, is_training=False)
     if not len(train):
         raise SystemExit(f"{len(train.dataset):,} samples are not a batch of {args.batch_size} for each rank")
@@ -156,13 +156,13 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
     if saved := load(args):
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        train.sampler.load_state_dict(saved["sampler"])
+        train.load_state_dict(saved["loader"])
         first, taken = saved["epoch"], saved["taken"]
         say(f"epoch {first}: goes on after {taken:,} samples")
         del saved
 
     for epoch in range(first, args.epochs):
-        train.sampler.set_epoch(epoch)
+        train.set_epoch(epoch)
         model.train()
         losses, hits, start = torch.zeros((), device=device), torch.zeros((), device=device), time.monotonic()
         step = 0  # for a checkpoint of an epoch's last step, where the loop has no steps
@@ -182,13 +182,12 @@ def run(args: argparse.Namespace, device: torch.device, cache_dir: str) -> None:
             log_samples(args, epoch, indices)
             is_last = steps == args.steps
             if is_last or step % args.checkpoint_steps == 0:
-                state = train.sampler.state_dict(consumed=step * args.batch_size)  # steps of this iteration
-                save(args, model, optimizer, {"epoch": epoch, "taken": taken, "sampler": state})
+                save(args, model, optimizer, {"epoch": epoch, "taken": taken, "loader": train.state_dict()})
             if is_last:
                 say(f"epoch {epoch}: ended after {steps} steps, as asked")
                 return
         taken = 0
-        save(args, model, optimizer, {"epoch": epoch + 1, "taken": 0, "sampler": train.sampler.state_dict()})
+        save(args, model, optimizer, {"epoch": epoch + 1, "taken": 0, "loader": train.state_dict()})
         right, count = evaluate(model, test, device)
         say(
             f"epoch {epoch}: loss {losses / max(step, 1):.3f}, "

@@ -219,17 +219,18 @@ def train(*, end_at=None, checkpoint=None):
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,  # functions of a notebook reach no other kind of process
     )
+    loader = wids.resumable(loader)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1024, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     first, batches, step = 0, {}, 0
     if checkpoint is not None:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        sampler.load_state_dict(checkpoint["sampler"])
+        loader.load_state_dict(checkpoint["loader"])
         first, step = checkpoint["epoch"], checkpoint["step"]
     for epoch in range(first, epochs):
-        sampler.set_epoch(epoch)
-        for n, (pixels, labels, weights, keys) in enumerate(loader, 1):
+        loader.set_epoch(epoch)
+        for pixels, labels, weights, keys in loader:
             losses = torch.nn.functional.cross_entropy(model(pixels), labels, reduction="none")
             optimizer.zero_grad()
             (losses * weights).mean().backward()
@@ -237,8 +238,8 @@ def train(*, end_at=None, checkpoint=None):
             step += 1
             batches[step] = keys
             if step == end_at:
-                state = sampler.state_dict(consumed=n * batch_size)
-                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sampler": state}
+                states = {"model": model, "optimizer": optimizer, "loader": loader}
+                states = {name: each.state_dict() for name, each in states.items()}
                 return batches, model, {**states, "epoch": epoch, "step": step}
     return batches, model, None
 
@@ -270,9 +271,9 @@ print(f"the same batches: {same_batches}; the same weights: {same_weights}")
 opted_out_keys = set(opt_out_path.read_text().split())
 trained_on = {key for keys in whole.values() for key in keys}
 print(f"trained on {len(trained_on):,} samples; {len(opted_out_keys & trained_on)} of them are on the opt-out list\n")
-print(json.dumps(checkpoint["sampler"]), "\n")
+print(json.dumps(checkpoint["loader"]), "\n")
 try:
-    wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0).load_state_dict(checkpoint["sampler"])
+    wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0).load_state_dict(checkpoint["loader"])
 except wids.WidsError as error:
     print(f"{type(error).__name__}: {error}")
 
@@ -287,7 +288,7 @@ def what_is_left(ranks):
     """The indices that are left of the epoch, in the order in which so many ranks read them."""
     samplers = [wids.DistributedChunkedSampler(view, seed=seed, num_replicas=ranks, rank=k) for k in range(ranks)]
     for sampler in samplers:
-        sampler.load_state_dict(checkpoint["sampler"])
+        sampler.load_state_dict(checkpoint["loader"])
     return [index for together in zip(*samplers, strict=True) for index in together]
 
 

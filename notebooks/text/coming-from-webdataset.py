@@ -247,7 +247,7 @@ print(len(tolerant), "samples,", len(clean), "without the one that failed")
 # | `RandomMix([a, b], probs=[0.7, 0.3])` | `wids.mix({"a": (a, 0.7), "b": (b, 0.3)})`: shares hold in every stretch ([more](mixing-datasets.ipynb)) |
 # | `RoundRobin([a, b])` | the same with equal weights; `a + b` reads each sample once |
 # | shards of rare classes listed several times | `weights=wids.balance(labels)`, or any number for each sample |
-# | no resume in mid-epoch | `sampler.state_dict(consumed=...)`, `sampler.load_state_dict(state)`, on any number of ranks |
+# | no resume in mid-epoch | `wids.resumable(loader)` has `state_dict()` and `load_state_dict(state)`, on any number of ranks |
 #
 # A mixture, classes evened out, and a run that is ended after ten batches and goes on:
 
@@ -268,7 +268,7 @@ unbroken = list(sampler)
 sampler.set_epoch(0)
 iterator = iter(sampler)
 begun = [next(iterator) for _ in range(10 * batch_size)]
-state = sampler.state_dict()  # with workers: state_dict(consumed=...), the samples that the loop has received
+state = sampler.state_dict()  # of a DataLoader: wids.resumable(loader).state_dict()
 later = wids.DistributedChunkedSampler(plain, **alone)
 later.load_state_dict(state)
 rest = list(later)

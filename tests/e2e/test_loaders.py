@@ -1,5 +1,6 @@
 """`wids.resumable` beside what trains: torch's distributed checkpoints and meshes, trainers, and loaders of others."""
 
+import copy
 import itertools
 import json
 from collections import Counter
@@ -242,3 +243,16 @@ def test_a_stateful_loader_that_is_resumable(kind):
         again.load_state_dict(json.loads(state))
         rest = [epochs[epoch][step:], *epochs[epoch + 1 :]]
         assert [list(again), list(again)] == [batches for batches in rest if batches][:2]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_of_buckets(workers):
+    """Its own state is exact, for our batch samplers have one."""
+    loader = make("buckets", loader=StatefulDataLoader, workers=workers, collate_fn=list)._loader
+    states = []
+    whole = [batch for batch in loader if states.append(copy.deepcopy(loader.state_dict())) is None]
+    for step in (1, 7, 12):
+        again = make("buckets", loader=StatefulDataLoader, workers=workers, collate_fn=list)._loader
+        again.load_state_dict(states[step - 1])
+        assert list(again) == whole[step:]
