@@ -123,6 +123,15 @@ def to_look_into(scene):
     run("index", "create", "train-{000000..000005}.tar", "-o", "train.json")
 
 
+def with_lengths(scene):
+    """Eight shards, and a column of lengths of which two make more than a batch."""
+    for shard in range(8):
+        tokens = {f"{shard}_{i}.json": b'{"tokens": %d}' % (20_000 + i) for i in range(600)}
+        write_tar(scene / f"train-{shard}.tar", tokens)
+    run("index", "create", "train-{0..7}.tar", "-o", "train.json")
+    run("columns", "create", "train.json", "--json", ".json:tokens")
+
+
 def with_columns(scene):
     """A dataset with labels, captions and JSON."""
     write_dataset(scene, (600, 400))
@@ -204,6 +213,17 @@ SCENES = {
             "batches of a rank      2,442, the same on all",
             "shards split           8 read by several ranks, 0 by several nodes",
             "mixing                 64 shards in a global batch, 4.0 in a rank's",
+        ],
+    ),
+    "wids/cli/README.md#batches-of-like-length": (
+        with_lengths,
+        0,
+        [
+            "8 ranks on 1 node, batches of at most 32,768 tokens, 1 epoch",
+            "padding                with it, batches have 1.000 x the tokens of their samples",
+            "balance of a step      the costliest batch is 1.0",
+            "epoch 0, step 120 of 600, rank 3 of 8: 1 sample",
+            "epoch 0: 600 steps on each of 8 ranks",
         ],
     ),
     "wids/cli/README.md#wids-cache": (served, 0, ["3 fetched", "3 shards", "used"]),
