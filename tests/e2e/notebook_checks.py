@@ -123,6 +123,30 @@ def equal_batches(*, epochs, lengths, count, world_sizes, seen, fixed_table):
         assert fixed_table.loc[world, "wids"]["lost in the first epoch"] == 0, "ours lost a sample"
 
 
+def lengths_and_shapes(
+    *, before, after, texts, max_tokens, table, costs, shown, sizes, shapes, read, twice, largest, states, world_size,
+    resume_world_size,
+):  # fmt: skip
+    """No batch is above the budget, steps are even, batches are of one shape, and the resumed run reads the rest."""
+    for ranks in (before, after):
+        assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(len(texts)))
+    assert len(set(map(len, after))) == 1, "every rank has as many batches"
+    assert costs(after).max() <= max_tokens
+    plain, like = table["padded / own tokens"]
+    assert plain > 2
+    assert like < 1.1
+    assert table["costliest rank of a step / mean"]["like lengths"] < 1.08
+    assert len(shown) == 6
+    for count, height, width, _ in (batch.shape for batch in shown):
+        assert count <= sizes[f"{width} x {height}"]
+    assert set(sizes) == set(shapes)
+    assert all(state == states[0] for state in states), "ranks have different states"
+    assert read.min() == 1, "a text was lost"
+    assert read.max() == (2 if twice else 1)
+    assert 0 <= twice < resume_world_size <= world_size, "at most one batch for each rank, to make them equal"
+    assert largest <= max_tokens
+
+
 def looking_at_data(*, photos, grid_stats, dataset_bytes, tables, runs, run_url):
     """A look reads only what it shows; a run fetches each shard once, ahead of its use."""
     assert grid_stats.fetches == 0, "a whole shard was fetched for a look"
