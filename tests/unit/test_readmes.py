@@ -103,6 +103,7 @@ TABLES = {
         "ShardListSampler",
         "MixtureBatchSampler",
     ],
+    "wids/order/README.md#batches-of-like-length": ["BucketBatchSampler"],
     "wids/writing/README.md#shardwriter": ["ShardWriter"],
 }
 
