@@ -138,9 +138,9 @@ def test_scale_is_told(tmp_path):
     assert len(told["targets"]) == 6
 
 
-def run_quick(program):
+def run_quick(program, *options):
     """Run a benchmark with ``--quick``: what it prints."""
-    command = [sys.executable, os.path.join(HERE, program), "--quick"]
+    command = [sys.executable, os.path.join(HERE, program), "--quick", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -163,6 +163,21 @@ def test_a_crowded_cache_is_told():
     said = run_quick("crowd.py")
     assert "1,000" in said
     assert "too small" in said
+
+
+def test_batches_are_planned_and_judged(tmp_path):
+    """`batches.py --quick` judges ours, resumes it, and finds it within its targets."""
+    figures = tmp_path / "figures.json"
+    said = run_quick("batches.py", "--only", "ours", "--json", str(figures))
+    assert "too small" in said
+    told = json.loads(figures.read_text())
+    ours = told["contenders"]["ours"]
+    assert ours["resume"] == {"same": "exact", "half": "exact"}
+    assert {world: found["largest"] <= 1 <= found["padding"] for world, found in ours["ranks"].items()} == {
+        "4": True,
+        "8": True,
+    }
+    assert [target for target, is_met in told["targets"].items() if not is_met] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="only root mounts file systems")

@@ -1,0 +1,316 @@
+"""Batches of like length: wids beside Lhotse and Hugging Face's Trainer, on the same lengths in one run.
+
+    python benchmarks/batches.py --json batches.json      twenty minutes, most of them Lhotse's
+    python benchmarks/batches.py --only ours,hf-group     two minutes
+    python benchmarks/batches.py --quick --only ours      seconds; the figures are meaningless
+
+No data are read: a contender plans batches of 10^6 lognormal lengths (median 300), which may cost 32,768 padded tokens
+each. README.md beside this file explains the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import envs
+import numpy as np
+import report
+import typer
+from children import Child
+from choices import choose
+from forks import ForkServer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+Indices = NDArray[np.int64]
+
+OURS = "ours"
+WORLDS = (4, 8)
+SHARD_SIZE = 10_000
+REPLY_SECONDS = 1200.0
+_STARTING = threading.Lock()  # a fork server is asked by one thread at a time
+
+_HERE = envs.Entry(name="here")  # torch is this interpreter's own
+_HF = ("transformers==5.24.0", "accelerate==1.15.0")
+PLANNERS = {
+    entry.name: entry
+    for entry in (
+        envs.Entry(name=OURS, worker="batch_wids", environ={"PYTHONPATH": envs.REPOSITORY}),
+        envs.Entry(name="lhotse", worker="batch_lhotse", requirements=("lhotse[orjson]==1.33.0",), base=_HERE),
+        *(
+            envs.Entry(
+                name=f"hf-{strategy}",
+                worker="batch_hf",
+                requirements=_HF,
+                base=_HERE,
+                environ={"STRATEGY": strategy, "HF_HUB_OFFLINE": "1"},
+            )
+            for strategy in ("group", "rebalance")
+        ),
+    )
+}
+
+# Figure -> its title, how it is written, what is to be reached (of ours).
+ROWS = {
+    "padding": ("padded tokens / tokens", "{:.3f}", 1.06),
+    "imbalance": ("costliest rank of a step / mean", "{:.3f}", 1.08),
+    "filled": ("mean cost of a batch / budget", "{:.2f}", -0.88),
+    "largest": ("largest cost of a batch / budget", "{:.2f}", 1.0),
+    "lost": ("samples lost in an epoch", "{:,.0f}", 0),
+    "repeated": ("repeated", "{:,.0f}", None),
+    "uneven": ("ranks differ by batches", "{:,.0f}", 0),
+    "shards": ("shards that a rank reads, of all", "{:.2f}", None),
+}
+TIMES = {
+    "first": ("first batch, s", "{:.2f}", 1),
+    "rate": ("samples of a rank planned in a second", "{:,.0f}", 1),
+    "resume": ("resume in the middle, s", "{:.3f}", 1),
+    "bytes": ("memory, MB", "{:,.0f}", 1e-6),
+    "state_bytes": ("state, bytes", "{:,.0f}", 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What all measurements need.
+
+    Attributes:
+        scratch: a directory. job: the file that tells contenders what to plan. lengths: of all samples.
+        budget: of a batch. interpreters: of the contenders. forks: of a quick run.
+    """
+
+    scratch: str
+    job: str
+    lengths: NDArray[Any]
+    budget: int
+    interpreters: dict[str, str]
+    forks: ForkServer | None
+
+    def child(self, name: str) -> Child:
+        """A new process of a contender."""
+        home = tempfile.mkdtemp(dir=self.scratch)
+        python = self.interpreters[name]
+        with _STARTING:
+            return Child(PLANNERS[name], python, self.job, home, reply_seconds=REPLY_SECONDS, forks=self.forks)
+
+    def deal(
+        self, name: str, world: int, *, rank: int | None = None, after_state: bool = False
+    ) -> tuple[list[Dealt], str]:
+        """The batches of all ranks, or of one; and why they are refused."""
+        with self.child(name) as child:
+            path = f"{self.scratch}/{name}.npz"
+            state = self.state(name) if after_state else ""
+            ranks = None if rank is None else [rank]
+            reply = child.ask("deal", world=world, ranks=ranks, state=state, path=path)
+        if "refused" in reply:
+            return [], reply["refused"]
+        with np.load(path) as saved:
+            return [Dealt(saved[f"indices{k}"], saved[f"counts{k}"]) for k in range(reply["ranks"])], ""
+
+    def state(self, name: str) -> str:
+        """The file with a contender's state of the middle."""
+        return f"{self.scratch}/{name}.state"
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The batches of a rank: the samples of all of them, and how many each has."""
+
+    indices: Indices
+    counts: Indices
+
+    def split(self, batches: int) -> tuple[Dealt, Dealt]:
+        """The first so many, and the others."""
+        at = int(self.counts[:batches].sum())
+        return Dealt(self.indices[:at], self.counts[:batches]), Dealt(self.indices[at:], self.counts[batches:])
+
+    def is_same(self, other: Dealt) -> bool:
+        """Whether these are the same batches."""
+        return np.array_equal(self.indices, other.indices) and np.array_equal(self.counts, other.counts)
+
+    def costs(self, lengths: NDArray[Any]) -> NDArray[Any]:
+        """What each batch costs, padded."""
+        starts = np.cumsum(self.counts) - self.counts
+        return np.maximum.reduceat(lengths[self.indices], starts) * self.counts
+
+
+def judge(ranks: list[Dealt], lengths: NDArray[Any], budget: int) -> dict[str, float]:
+    """The figures of an epoch."""
+    costs = [rank.costs(lengths) for rank in ranks]
+    steps = min(map(len, costs))
+    together = np.array([each[:steps] for each in costs])
+    times = np.bincount(np.concatenate([rank.indices for rank in ranks]), minlength=len(lengths))
+    shards = -(-len(lengths) // SHARD_SIZE)
+    return {
+        "padding": float(sum(each.sum() for each in costs) / sum(lengths[rank.indices].sum() for rank in ranks)),
+        "imbalance": float((together.max(axis=0) / together.mean(axis=0)).mean()),
+        "filled": float(np.concatenate(costs).mean() / budget),
+        "largest": float(max(each.max() for each in costs) / budget),
+        "lost": int((times == 0).sum()),
+        "repeated": int((times[times > 1] - 1).sum()),
+        "uneven": max(map(len, costs)) - steps,
+        "shards": float(np.mean([len(np.unique(rank.indices // SHARD_SIZE)) for rank in ranks]) / shards),
+        "steps": steps,
+    }
+
+
+def judge_resume(bench: Bench, name: str, dealt: list[Dealt]) -> dict[str, str]:
+    """Whether a run that stops in the middle goes on exactly, on as many ranks (the last is compared) and on half."""
+    world, middle = len(dealt), min(len(rank.counts) for rank in dealt) // 2
+    halves = [rank.split(middle) for rank in dealt]
+    again, refused = bench.deal(name, world, rank=world - 1, after_state=True)
+    is_exact = not refused and again[0].is_same(halves[-1][1])
+    had = np.bincount(np.concatenate([one.indices for one, _ in halves]), minlength=len(bench.lengths))
+    rest, refusal = bench.deal(name, world // 2, after_state=True)
+    return {
+        "same": "exact" if is_exact else f"refused: {refused}" if refused else "other batches",
+        "half": f"refused: {refusal}" if refusal else _count(had, rest),
+    }
+
+
+def _count(had: Indices, rest: list[Dealt]) -> str:
+    times = had + np.bincount(np.concatenate([rank.indices for rank in rest]), minlength=len(had))
+    lost, again = int((times == 0).sum()), int((times[times > 1] - 1).sum())
+    return f"{lost:,} lost, {again:,} again" if lost or again else "exact"
+
+
+def measure(bench: Bench, rounds: int) -> dict[str, dict]:
+    """Judge each contender's batches once, for they are the same in each run; time it in rounds, in turn.
+
+    What is not timed is done by two contenders at a time.
+    """
+
+    def judge_one(name: str) -> tuple[dict, list[Dealt]]:
+        with bench.child(name) as child:
+            about = child.ask("hello")
+            child.ask("prepare")
+        figures = {}
+        for world in WORLDS:
+            dealt, _ = bench.deal(name, world)
+            figures[world] = judge(dealt, bench.lengths, bench.budget)
+        return {"versions": about["versions"], "settings": about["settings"], "ranks": figures, "rounds": []}, dealt
+
+    names, world = list(bench.interpreters), WORLDS[-1]
+    print("batches ...", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        judged = dict(zip(names, pool.map(judge_one, names), strict=True))
+    found = {name: figures for name, (figures, _) in judged.items()}
+    for number in range(rounds):
+        print(f"round {number + 1} ...", file=sys.stderr, flush=True)
+        for name, each in found.items():
+            middle = each["ranks"][world]["steps"] // 2
+            with bench.child(name) as child:
+                each["rounds"].append(child.ask("time", rank=0, world=world, middle=middle, state=bench.state(name)))
+    print("resumes ...", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        resumes = list(pool.map(lambda name: judge_resume(bench, name, judged[name][1]), names))
+    for each, resume in zip(found.values(), resumes, strict=True):
+        each["times"] = {key: median(one[key] for one in each["rounds"]) for key in TIMES}
+        each["resume"] = resume
+    return found
+
+
+def verdicts(ours: dict) -> dict[str, bool]:
+    """What ours has to reach, and whether it does."""
+    found = {}
+    for world, figures in ours["ranks"].items():
+        for key, (title, _, target) in ROWS.items():
+            if target is not None:
+                sign = -1 if target < 0 else 1
+                words = f"{title}, {world} ranks, {'>=' if sign < 0 else '<='} {abs(target)}"
+                found[words] = bool(sign * figures[key] <= target + 1e-9)
+    return found | {f"resume, {key} ranks: exact": text == "exact" for key, text in ours["resume"].items()}
+
+
+def show(console: Console, found: dict[str, dict]) -> None:
+    """Print the table."""
+    table = Table(caption="medians of the rounds; batches are judged once")
+    table.add_column("row")
+    for name in found:
+        table.add_column(name, justify="right")
+    for world in WORLDS:
+        for key, (title, form, _) in ROWS.items():
+            table.add_row(
+                f"{title}, {world} ranks", *(form.format(each["ranks"][world][key]) for each in found.values())
+            )
+    for key, (title, form, scale) in TIMES.items():
+        table.add_row(
+            f"{title}, {WORLDS[-1]} ranks", *(form.format(each["times"][key] * scale) for each in found.values())
+        )
+    for key, title in (("same", "the rest, resumed on as many ranks"), ("half", "on half as many")):
+        table.add_row(title, *(each["resume"][key].partition(":")[0] for each in found.values()))
+    console.print(table)
+
+
+def main(
+    *,
+    only: Annotated[str, typer.Option(help="Contenders to run, separated by commas; all without it.")] = "",
+    samples: Annotated[int, typer.Option(min=1, help="Lengths.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of what is timed.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Few lengths, one round: tests the benchmark only.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
+    json_file: Annotated[str, typer.Option("--json", help="Write all figures to this file.")] = "",
+    environments: Annotated[
+        str, typer.Option("--envs", help="The directory for environments, kept for other runs.")
+    ] = "",
+    python: Annotated[list[str] | None, typer.Option(help="NAME=PATH: the interpreter of a contender.")] = None,
+) -> None:
+    """Plan the same lengths by each contender, judge the batches, and print the figures with the machine."""
+    names = choose(only, list(PLANNERS), "contender")
+    given = dict(pair.split("=", 1) for pair in python or [])
+    directory = environments or envs.default_directory()
+    interpreters = {name: given.get(name) or envs.interpreter(PLANNERS[name], directory) for name in names}
+    n, budget = (40_000 if quick else samples), 32_768
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(300), 1, n)).astype(np.int64).clip(1, budget)
+    about: dict = {"machine": report.machine(), "revision": report.revision(envs.REPOSITORY), "argv": sys.argv[1:]}
+    begin = time.perf_counter()
+    scratch = tempfile.mkdtemp(prefix="wids-benchmarks-")
+    try:
+        job = {"lengths": f"{scratch}/lengths.npy", "budget": budget, "shard_size": SHARD_SIZE, "formats": scratch}
+        job["batch_size"] = int(budget // lengths.mean())
+        np.save(job["lengths"], lengths)
+        Path(scratch, "job.json").write_text(json.dumps(job), encoding="utf-8")
+        with ForkServer() if quick else nullcontext() as forks:
+            bench = Bench(
+                scratch=scratch,
+                job=f"{scratch}/job.json",
+                lengths=lengths,
+                budget=budget,
+                interpreters=interpreters,
+                forks=forks,
+            )
+            found = measure(bench, 1 if quick else rounds)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    targets = verdicts(found[OURS]) if OURS in found else {}
+    about |= {"samples": n, "load_after": report.machine()["load"], "seconds": time.perf_counter() - begin}
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    report.show_machine(console, {**about, "versions": {name: each["versions"] for name, each in found.items()}})
+    for name, each in found.items():
+        console.print(f"{name}: {each['settings']}", markup=False)
+    show(console, found)
+    for words, is_met in targets.items():
+        console.print(f"{'met   ' if is_met else 'missed'} {words}")
+    if quick:
+        console.print("quick: the data are too small for these figures to mean anything")
+    if json_file:
+        with open(json_file, "w", encoding="utf-8") as stream:
+            json.dump({**about, "contenders": found, "targets": targets}, stream, indent=1)
+    if check and not all(targets.values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

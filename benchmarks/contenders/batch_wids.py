@@ -1,0 +1,46 @@
+"""wids.BucketBatchSampler, at its defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batch_worker import Planner, serve
+
+import wids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Shards:
+    """A dataset with lengths only."""
+
+    def __init__(self, n: int, size: int) -> None:
+        self.lengths = [min(size, n - first) for first in range(0, n, size)]
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+
+class WidsPlanner(Planner):
+    """Over a DistributedChunkedSampler."""
+
+    packages = ("wids", "numpy")
+    settings = "BucketBatchSampler(DistributedChunkedSampler(dataset), lengths=array, max_tokens=budget)"
+
+    def begin(self, rank: int, world: int, state: Any = None) -> Iterator[list[int]]:
+        """See `Planner.begin`."""
+        dataset = Shards(len(self.lengths), self.job["shard_size"])
+        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
+        self.batches = wids.BucketBatchSampler(sampler, lengths=self.lengths, max_tokens=self.job["budget"])
+        if state is not None:
+            self.batches.load_state_dict(state)
+        return iter(self.batches)
+
+    def state(self, consumed: int) -> Any:
+        """See `Planner.state`."""
+        return self.batches.state_dict(batches=consumed)
+
+
+if __name__ == "__main__":
+    serve(WidsPlanner)

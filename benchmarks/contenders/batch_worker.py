@@ -1,0 +1,130 @@
+"""What each contender of batches.py runs: batches of indices for one rank, timed, or saved to be judged.
+
+The seconds to import the contender's package are not part of any figure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from replies import answer_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Planner:
+    """Base of the contenders.
+
+    Attributes:
+        packages: distributions whose versions are reported.
+        settings: what it is used with, in words.
+        job: ``lengths`` (a file), ``budget``, ``shard_size``, ``batch_size``, ``formats`` (a directory for its files).
+        lengths: of all samples: (n,).
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    settings = ""
+
+    def __init__(self, job: dict) -> None:
+        self.job = job
+        self.lengths = np.load(job["lengths"])
+
+    def prepare(self) -> None:
+        """Write what it reads, once."""
+
+    def begin(self, rank: int, world: int, state: Any = None) -> Iterator[list[int]]:
+        """The batches of a rank, from the beginning or from a state."""
+        raise NotImplementedError
+
+    def state(self, consumed: int) -> Any:
+        """Of what `begin` made last, after so many batches, all that were drawn."""
+        raise NotImplementedError
+
+    def steps(self, world: int, state: Any = None) -> Iterator[tuple[list[int], ...]]:
+        """The batches of all ranks, step by step; a rank without one has an empty one."""
+        return itertools.zip_longest(*(self.begin(rank, world, state) for rank in range(world)), fillvalue=[])
+
+
+class _Service:
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+
+    def hello(self, _request: dict) -> dict:
+        versions = {"python": platform.python_version()}
+        versions |= {package: _version(package) for package in self.planner.packages}
+        return {"versions": versions, "settings": self.planner.settings, "kinds": []}
+
+    def prepare(self, _request: dict) -> dict:
+        self.planner.prepare()
+        return {}
+
+    def time(self, request: dict) -> dict:
+        """Plan the first half of a rank's epoch, keep its state, and resume there."""
+        rank, world, middle = request["rank"], request["world"], request["middle"]
+        before = _memory_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
+        begin = time.perf_counter()
+        batches = self.planner.begin(rank, world)
+        samples = len(next(batches))
+        first = time.perf_counter() - begin
+        samples += sum(len(batch) for batch in itertools.islice(batches, middle - 1))
+        seconds = time.perf_counter() - begin
+        used = _memory_bytes("VmHWM") - before
+        saved = pickle.dumps(self.planner.state(middle))
+        Path(request["state"]).write_bytes(saved)
+        del batches
+        begin = time.perf_counter()
+        next(self.planner.begin(rank, world, pickle.loads(saved)))
+        resumed = time.perf_counter() - begin
+        found = {"first": first, "rate": samples / seconds, "resume": resumed, "bytes": used}
+        return {**found, "state_bytes": len(saved)}
+
+    def deal(self, request: dict) -> dict:
+        """Save the batches of one rank or of all, from the beginning or after a state; or tell why it is refused."""
+        world, ranks = request["world"], request["ranks"]
+        state = pickle.loads(Path(request["state"]).read_bytes()) if request["state"] else None
+        try:
+            steps = zip(self.planner.begin(*ranks, world, state)) if ranks else self.planner.steps(world, state)
+        except AssertionError as failure:
+            if state is None:
+                raise
+            return {"refused": str(failure)[:200]}
+        found: list[list[list[int]]] = [[] for _ in ranks or range(world)]
+        for step in steps:
+            for batches, batch in zip(found, step, strict=True):
+                if batch:
+                    batches.append(batch)
+        arrays = {}
+        for number, batches in enumerate(found):
+            arrays[f"indices{number}"] = np.fromiter(itertools.chain.from_iterable(batches), np.int64)
+            arrays[f"counts{number}"] = np.fromiter(map(len, batches), np.int64)
+        np.savez(request["path"], **arrays)
+        return {"ranks": len(found)}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of this checkout"
+
+
+def _memory_bytes(field: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if field in line]
+    return int(line.split()[1]) * 1024
+
+
+def serve(make: type[Planner]) -> None:
+    """Answer requests until stdin ends; argv[1] is the job's file."""
+    service = _Service(make(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    answer_requests(lambda request: getattr(service, request["op"])(request))
