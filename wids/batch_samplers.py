@@ -18,6 +18,7 @@ from wids.order import cursor
 from wids.order.batch_epochs import BatchConfig, BatchPlace, BatchRun
 from wids.order.batching import make_rule
 from wids.order.iteration import Iteration, state_of
+from wids.order.layout import read_column
 from wids.order.mixture import mixed_parts
 from wids.order.state import MAX_POSITION, EpochPosition, check_order, nested_state
 from wids.order.validation import parse_int, suggest_names
@@ -281,7 +282,9 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _values(self, name: str, given: Any) -> Any:
         """One value for each sample: (n,)."""
-        return _read_column(self.sampler.dataset, name, given) if isinstance(given, str) else _read_values(name, given)
+        if isinstance(given, str):
+            return read_column(self.sampler.dataset, given, of=name)
+        return _read_values(name, given)
 
 
 def _read_values(name: str, given: Any) -> Any:
@@ -295,18 +298,6 @@ def _read_values(name: str, given: Any) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} are {shown(given)}, of which there is no array ({error}); give an array") from error
     return found
-
-
-def _read_column(dataset: Any, name: str, column: str) -> Any:
-    """The values of a column of a dataset, or of all parts of a join or a mixture."""
-    read = getattr(type(dataset), "read_column", None)
-    if read is not None:
-        return np.asarray(read(dataset, column))
-    if hasattr(dataset, "datasets"):
-        return np.concatenate([_read_column(part, name, column) for part in dataset.datasets])
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        return _read_column(dataset.dataset, name, column)[np.asarray(dataset.indices)]
-    raise InputError(f"{name} is {column!r}, and a {type(dataset).__name__} has no columns; give an array")
 
 
 def _read_count(state: Mapping[str, Any], name: str) -> int:

@@ -29,7 +29,7 @@ from wids.order import cursor
 from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.iteration import Iteration, Run, state_of
-from wids.order.layout import contents, fingerprint, layout, takes_marks
+from wids.order.layout import contents, fingerprint, layout, read_column, takes_marks
 from wids.order.mixture import REWEIGHT_ADVICE, MixtureWeights, global_batch, mixed_parts, nominal_size
 from wids.order.state import (
     CONTENTS,
@@ -706,10 +706,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         if self._mixing is not None:
             raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
         if isinstance(weights, str):
-            read = getattr(type(self.dataset), "read_column", None)
-            if read is None:
-                raise ValueError(f"weights is {weights!r}, and a {type(self.dataset).__name__} has no columns")
-            weights = read(self.dataset, weights)
+            weights = read_column(self.dataset, weights, of="weights")
         found = parse_weights(weights, len(self.dataset))
         if not found[self._lo : self._hi].any():
             raise ValueError(f"no weight of the range {self._lo} .. {self._hi} is above 0")

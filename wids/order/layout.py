@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wids.errors import InputError
 from wids.order.validation import shard_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from wids.order.mixture import SourceSpan
     from wids.order.permutation import Indices
@@ -375,6 +378,27 @@ def takes_marks(dataset: Any) -> bool:
         return dataset.__wids__().takes_marks if stated is None else stated is True
     except Exception:  # noqa: BLE001 - as in `layout`
         return False
+
+
+def read_column(dataset: Any, column: str, *, of: str) -> NDArray[Any]:
+    """A column's value for each sample, also through joins and subsets: (n,).
+
+    Args:
+        dataset: that has a ``read_column``, or is made of such.
+        column: its name.
+        of: the parameter that it was given for.
+
+    Raises:
+        InputError: a dataset has no columns.
+    """
+    read = getattr(type(dataset), "read_column", None)
+    if read is not None:
+        return np.asarray(read(dataset, column))
+    if (joined := parts_of(dataset)) is not None:
+        return np.concatenate([read_column(part, column, of=of) for part in joined])
+    if (part := part_of(dataset)) is not None:
+        return read_column(part[0], column, of=of)[to_array(part[1])]
+    raise InputError(f"{of} is {column!r}, and a {type(dataset).__name__} has no columns; give an array")
 
 
 def digest(*parts: bytes) -> str:

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 
 import wids
 from tests.support.examples import some
@@ -115,13 +116,11 @@ def test_a_resume_goes_on_exactly_on_any_number_of_ranks():
 
 def test_a_range_and_an_unsorted_subset_have_their_own_weights():
     """A range and an unsorted subset have their own weights."""
-    import torch.utils.data
-
     dataset, weights = ShardCounts([10] * 10), np.arange(100.0)
     sampler = DistributedChunkedSampler(dataset, weights=weights, num_samples=(20, 40))
     assert set(sampler) <= set(range(20, 40))
     assert np.bincount(list(sampler), minlength=40)[30:].sum() > 10
-    subset = torch.utils.data.Subset(dataset, random.Random(0).sample(range(100), 50))
+    subset = Subset(dataset, random.Random(0).sample(range(100), 50))
     heavy = np.array([50.0 if i >= 90 else 0.0 for i in subset.indices])
     assert {subset.indices[i] // 10 for i in DistributedChunkedSampler(subset, weights=heavy)} == {9}
 
@@ -177,6 +176,28 @@ def test_bad_weights_are_refused():
         DistributedChunkedSampler(dataset, weights=[1] * 7).ranges  # noqa: B018
     with pytest.raises(ValueError, match=r"range 0 \.\. 3"):
         DistributedChunkedSampler(dataset, weights=[0, 0, 0, 1, 1, 1, 1], num_samples=3)
+
+
+class Columns(ShardCounts):
+    """A dataset with a column."""
+
+    def read_column(self, name):
+        """How often each sample comes."""
+        assert name == "often"
+        return np.arange(len(self)) % 2 * 2
+
+
+def test_a_column_is_read_through_joins_and_subsets():
+    """As the lengths of `wids.BucketBatchSampler` are."""
+    whole = Columns([3, 4])
+    join = ConcatDataset([whole, Subset(whole, [6, 5, 1])])
+    often = np.bincount(list(DistributedChunkedSampler(join, weights="often")), minlength=10)
+    assert often.tolist() == [0, 2, 0, 2, 0, 2, 0, 0, 2, 2]
+    batches = wids.BucketBatchSampler(DistributedChunkedSampler(join), buckets="often", batch_size=2)
+    values = [0, 2, 0, 2, 0, 2, 0, 0, 2, 2]
+    assert all(len({values[i] for i in batch}) == 1 for batch in batches)
+    with pytest.raises(ValueError, match="weights is 'often', and a ShardCounts has no columns"):
+        DistributedChunkedSampler(ConcatDataset([whole, ShardCounts([2])]), weights="often")
 
 
 def test_balance_evens_out_classes():
