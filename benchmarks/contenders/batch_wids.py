@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from batch_worker import Planner, serve
 
-import wids
+from wids import BucketBatchSampler, DistributedChunkedSampler  # which imports torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ class WidsPlanner(Planner):
     def begin(self, rank: int, world: int, state: Any = None) -> Iterator[list[int]]:
         """See `Planner.begin`."""
         dataset = Shards(len(self.lengths), self.job["shard_size"])
-        sampler = wids.DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
-        self.batches = wids.BucketBatchSampler(sampler, lengths=self.lengths, max_tokens=self.job["budget"])
+        sampler = DistributedChunkedSampler(dataset, num_replicas=world, rank=rank)
+        self.batches = BucketBatchSampler(sampler, lengths=self.lengths, max_tokens=self.job["budget"])
         if state is not None:
             self.batches.load_state_dict(state)
         return iter(self.batches)
