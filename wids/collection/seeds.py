@@ -92,6 +92,10 @@ class _Seeded(Generic[T]):
                 if tensors is not None:
                     tensors.set_state(tensor)
 
+    def __get__(self, instance: object, owner: type | None = None) -> _Seeded[T]:
+        """Of a method, the one of an object: also a decorator in a class."""
+        return self if instance is None else _Seeded(self._transform.__get__(instance, owner))
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         name = getattr(self, "__qualname__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:  # a decorator's, which hides the function

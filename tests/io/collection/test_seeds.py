@@ -217,6 +217,27 @@ def test_a_generator_function():
             wids.seeded(function)
 
 
+class Noise:
+    """Augmentation with a setting."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    @wids.seeded
+    def add(self, sample):
+        """A number of the sample's own."""
+        return random.random() * self.scale
+
+
+def test_a_method():
+    """A decorator in a class; also in another process."""
+    sample = {"__seed__": 5}
+    one, ten = Noise(1), Noise(10)
+    assert ten.add(sample) == one.add(sample) * 10
+    assert pickle.loads(pickle.dumps(ten.add))(sample) == ten.add(sample)
+    assert Noise.add is Noise.__dict__["add"]
+
+
 def test_generators_are_put_back():
     """After a call, a failed one, and one within another, the program's own numbers go on as if there were none."""
     random.gauss(0, 1)  # which keeps a second number for the next call
