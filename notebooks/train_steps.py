@@ -207,16 +207,16 @@ def make_model(args: argparse.Namespace) -> nn.Module:
 
 def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
     """Train until ``--steps`` or a signal; test and save on the way."""
-    train, test = make_loader(args, is_training=True), make_loader(args, is_training=False)
+    train, test = wids.resumable(make_loader(args, is_training=True)), make_loader(args, is_training=False)
     model = DistributedDataParallel(make_model(args).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
     done = 0
-    if args.resume and (done := load(args, model, optimizer, train.sampler)):
+    if args.resume and (done := load(args, model, optimizer, train)):
         say(args, f"goes on after step {done:,}", resumed=done)
     torch.manual_seed(args.seed + done * dist.get_world_size() + dist.get_rank())  # crops differ between ranks
     losses, since = [], time.monotonic()
 
-    for step, (consumed, images, labels, indices) in zip(range(done + 1, args.steps + 1), batches(train), strict=False):
+    for step, (images, labels, _, indices) in zip(range(done + 1, args.steps + 1), batches(train), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * rate(args, step)
         loss = cross_entropy(model(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True))
@@ -224,7 +224,7 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-        place = train.sampler.state_dict(consumed=consumed)  # small, and the same on all ranks
+        place = train.state_dict()  # small, and the same on all ranks
         log_samples(args, step, indices)
 
         is_last, is_stopped = step == args.steps, False
@@ -246,13 +246,10 @@ def run(args: argparse.Namespace, device: torch.device, stop: Stop) -> None:
             return
 
 
-def batches(loader: DataLoader) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield endlessly (samples that this rank received in the loader's iteration, images, labels, indices)."""
-    while True:  # with --epoch-size, each iteration continues where the previous one ended
-        consumed = 0
-        for images, labels, _, indices in loader:
-            consumed += len(labels)
-            yield consumed, images, labels, indices
+def batches(loader: Any) -> Iterator[Any]:
+    """Yield batches endlessly: with --epoch-size, each iteration continues where the previous one ended."""
+    while True:
+        yield from loader
 
 
 def rate(args: argparse.Namespace, step: int) -> float:
@@ -291,11 +288,11 @@ def save(args: argparse.Namespace, step: int, model: Any, optimizer: Any, place:
     if args.checkpoint and dist.get_rank() == 0:
         saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         part = f"{args.checkpoint}.part"
-        torch.save({"step": step, "sampler": place, **saved}, part)
+        torch.save({"step": step, "loader": place, **saved}, part)
         os.replace(part, args.checkpoint)  # atomically: the file is the new checkpoint or the previous one
 
 
-def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any) -> int:
+def load(args: argparse.Namespace, model: Any, optimizer: Any, loader: Any) -> int:
     """Load the checkpoint that rank 0 finds (other ranks may have other disks); returns the number of steps done."""
     found: list[Any] = [None]
     if dist.get_rank() == 0 and os.path.exists(args.checkpoint):
@@ -306,7 +303,7 @@ def load(args: argparse.Namespace, model: Any, optimizer: Any, sampler: Any) -> 
         return 0
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    sampler.load_state_dict(saved["sampler"])
+    loader.load_state_dict(saved["loader"])
     return saved["step"]
 
 

@@ -61,7 +61,7 @@ print(f"{steps} steps of {batch_size} samples are {steps * batch_size / count:.2
 # | `.repeat(3)` | `epochs=3` |
 # | `.with_epoch(n)`, `n` batches of a rank | `epoch_size=n * batch_size * world_size`, counted in samples of all ranks |
 # | `.with_length(n)` | `len(sampler)`, `len(loader)`, the same on every rank |
-# | a restart begins with other samples | `sampler.state_dict(consumed=...)` in the checkpoint, `sampler.load_state_dict(...)` |
+# | a restart begins with other samples | `wids.resumable(loader)`: its `state_dict()` in the checkpoint, and `load_state_dict(...)` |
 #
 # Nominal epochs (`epoch_size`) are consecutive pieces of the same endless sequence: each begins where the one before it ended.
 
@@ -80,7 +80,7 @@ print(*(f"{many:,} samples came {often} times" for often, many in sorted(times.i
 #
 # There is one loop, over steps. The learning rate rises, stays level, and falls in the last steps before `--steps`; so a run can
 # be made longer. One `all_reduce` every `--log-every` steps averages the losses, and tells all ranks whether one of them got a
-# signal: all ranks then end after the same step. `consumed` counts the samples that the loop received, without those that
+# signal: all ranks then end after the same step. `wids.resumable` counts the batches that the loop received, without those that
 # DataLoader workers have drawn ahead.
 
 # %%
