@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,33 +34,50 @@ if TYPE_CHECKING:
     from wids.readers.base import Sample
     from wids.tables.table import MemberTable
 
-# A sample whose members lie within this many bytes is read in one go; others member by member.
-SPAN_BYTES = 16 << 10
-BLOCK_SHIFT = 19
-BLOCK_BYTES = 1 << BLOCK_SHIFT
-# A block costs as much to read as some 60 samples. It is read once it had this many; a block of small samples has
-# hundreds more, and one that does not get there within _MEMORY_READS reads was not worth it.
-_WORTH_READS, _MEMORY_READS = 8, 512
-# Of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on its way stays; one is
-# given up once so many reads found no block, and none that block. With more in use than fit, reads of the others are
-# small ones, where blocks that replace each other would cost more than they save.
-_MAX_BLOCKS, _MAX_AGE = 128, 100
 _TAG_SHIFT = 44
 
 _tags = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """How large blocks are, and which are worth reading; the default is in force, and tests put another in its place.
+
+    Attributes:
+        span_bytes: a sample whose members lie within so many is read in one go; others member by member.
+        shift: a block has two to this power bytes.
+        worth_reads, memory_reads: a block costs as much to read as some 60 samples. It is read once it had the first
+            number of reads; a block of small samples has hundreds more, and one that does not get there within the
+            second number was not worth it.
+        max_blocks, max_age: of the blocks in memory, a quarter is on the way out: the oldest. One that is read from on
+            its way stays; one is given up once so many reads found no block, and none that block. With more in use than
+            fit, reads of the others are small: blocks that replace each other would cost more than they save.
+    """
+
+    span_bytes: int = 16 << 10
+    shift: int = 19
+    worth_reads: int = 8
+    memory_reads: int = 512
+    max_blocks: int = 128
+    max_age: int = 100
+
+
+LIMITS = BlockLimits()
 
 
 class Blocks:
     """Blocks of shards read ahead, at most 128 of 512 KiB (64 MiB); shared by the readers of one process.
 
     Attributes:
-        kept: reader tag + block number -> the block's bytes and `SPAN_BYTES` more, so that each small sample that
+        limits: those in force when this was made; its readers go by them.
+        kept: reader tag + block number -> the block's bytes and ``span_bytes`` more, so that each small sample that
             begins in it is whole. Oldest first.
     """
 
-    __slots__ = ("_counts", "_leaving", "_reads", "kept")
+    __slots__ = ("_counts", "_leaving", "_reads", "kept", "limits")
 
     def __init__(self) -> None:
+        self.limits = LIMITS
         self.kept: dict[int, bytes] = {}
         self._leaving: dict[int, tuple[bytes, int]] = {}  # each with `_reads` when it began to leave
         self._counts: dict[int, int] = {}
@@ -67,20 +85,22 @@ class Blocks:
 
     def read(self, reader: LocalReader, lo: int, hi: int) -> tuple[bytes, int]:
         """Bytes that hold ``lo .. hi`` of a shard, and the offset at which they begin: just those, or their block."""
-        number, base = reader.tag + (lo >> BLOCK_SHIFT), lo & -BLOCK_BYTES
+        limits = self.limits
+        number, base = reader.tag + (lo >> limits.shift), lo & -1 << limits.shift
         leaving = self._leaving.pop(number, None)
         if leaving is not None:
             self._keep(number, leaving[0])
             return leaving[0], base
         counts = self._counts
         self._reads += 1
-        if self._reads % _MEMORY_READS == 0:
+        if self._reads % limits.memory_reads == 0:
             counts.clear()
         counts[number] = count = counts.get(number, 0) + 1
-        if count < _WORTH_READS or not self._make_room():
+        if count < limits.worth_reads or not self._make_room():
             return reader.pread(lo, hi - lo), lo
         counts.pop(number, None)
-        block = reader.read_ahead(base, min(BLOCK_BYTES + SPAN_BYTES, reader.table.identity.size - base))
+        size = (1 << limits.shift) + limits.span_bytes
+        block = reader.read_ahead(base, min(size, reader.table.identity.size - base))
         if block is None:
             return reader.pread(lo, hi - lo), lo
         self._keep(number, block)
@@ -88,17 +108,18 @@ class Blocks:
 
     def _keep(self, number: int, block: bytes) -> None:
         self.kept[number] = block
+        most = self.limits.max_blocks - max(self.limits.max_blocks // 4, 1)
         with suppress(KeyError, StopIteration, RuntimeError):  # another thread does this too
-            while len(self.kept) > _MAX_BLOCKS - max(_MAX_BLOCKS // 4, 1):
+            while len(self.kept) > most:
                 oldest = next(iter(self.kept))
                 self._leaving[oldest] = self.kept.pop(oldest), self._reads
 
     def _make_room(self) -> bool:
         """Give a block up if need be, before another is read: its pages are then used again, already faulted in."""
         with suppress(KeyError, StopIteration, RuntimeError):  # as above
-            while len(self.kept) + len(self._leaving) >= _MAX_BLOCKS:
+            while len(self.kept) + len(self._leaving) >= self.limits.max_blocks:
                 oldest = next(iter(self._leaving))
-                if self._reads - self._leaving[oldest][1] < _MAX_AGE:
+                if self._reads - self._leaving[oldest][1] < self.limits.max_age:
                     return False
                 del self._leaving[oldest]
         return True
@@ -145,7 +166,7 @@ class LocalReader(Reader):
         self._mtime_ns = os.fstat(file.fd).st_mtime_ns if known is None else known
         self.tag = next(_tags) << _TAG_SHIFT
         self._blocks = Blocks() if blocks is None else blocks
-        # One attribute look-up a sample instead of nine.
+        # One attribute look-up a sample instead of twelve.
         self._hot = (
             self._blocks.kept,
             self.tag,
@@ -156,6 +177,9 @@ class LocalReader(Reader):
             table.extensions,
             table.key_ends,
             table.key_text,
+            self._blocks.limits.span_bytes,
+            self._blocks.limits.shift,
+            -1 << self._blocks.limits.shift,
         )
         if use_mmap:
             with file.closing_on_error():
@@ -187,17 +211,17 @@ class LocalReader(Reader):
 
     def read(self, row: int, fields: Collection[str] | None = None) -> Sample:
         """See `Reader.read`."""
-        kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
+        kept, tag, starts, offsets, sizes, ids, names, ends, text, span, shift, mask = self._hot
         first, end = starts[row], starts[row + 1]
         lo = offsets[first]
         hi = offsets[end - 1] + sizes[end - 1]
-        if fields is not None or hi - lo > SPAN_BYTES:
+        if fields is not None or hi - lo > span:
             return self._read_apart(row, fields)
-        data = kept.get(tag + (lo >> BLOCK_SHIFT))
+        data = kept.get(tag + (lo >> shift))
         if data is None:
             data, base = self._blocks.read(self, lo, hi)
         else:
-            base = lo & -BLOCK_BYTES
+            base = lo & mask
         sample: Sample = {}
         for m in range(first, end):
             at = offsets[m] - base
@@ -216,7 +240,7 @@ class LocalReader(Reader):
             return [self._read_apart(row, fields) for row in rows]
         if self.table.links:  # data of a sample may lie anywhere before it
             return [self.read(row) for row in rows]
-        kept, tag, starts, offsets, sizes, ids, names, ends, text = self._hot
+        kept, tag, starts, offsets, sizes, ids, names, ends, text, span, shift, mask = self._hot
         is_text = isinstance(text, str)
         top = 0  # the block in ``data`` holds the small samples that begin below this offset
         samples = []
@@ -224,16 +248,16 @@ class LocalReader(Reader):
             first, end = starts[row], starts[row + 1]
             lo = offsets[first]
             hi = offsets[end - 1] + sizes[end - 1]
-            if hi - lo > SPAN_BYTES:
+            if hi - lo > span:
                 samples.append(self._read_apart(row, None))
                 continue
             if lo >= top:
-                block = kept.get(tag + (lo >> BLOCK_SHIFT))
+                block = kept.get(tag + (lo >> shift))
                 if block is None:
                     data, base = self._blocks.read(self, lo, hi)
                 else:
-                    data, base = block, lo & -BLOCK_BYTES
-                    top = base + BLOCK_BYTES
+                    data, base = block, lo & mask
+                    top = base - mask
             sample: Sample = {}
             for m in range(first, end):
                 at = offsets[m] - base
@@ -297,7 +321,7 @@ class LocalReader(Reader):
 
     def _read_apart(self, row: int, fields: Collection[str] | None) -> Sample:
         """A sample member by member."""
-        _, _, starts, offsets, sizes, ids, names, _, _ = self._hot
+        _, _, starts, offsets, sizes, ids, names, _, _, _, _, _ = self._hot
         first, end = starts[row], starts[row + 1]
         sample: Sample = {}
         if fields is None and end - first == 1:  # lists of one member take 2 % of the time of 80 kB

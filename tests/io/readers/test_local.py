@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wids
-from tests.support import cache_shards
+from tests.support import cache_shards, clocks
 from tests.support import cache_shards as shards
 from tests.support.children import PATIENCE_SECONDS, call_in_child
 from tests.support.examples import examples
@@ -21,7 +21,7 @@ from wids.errors import ChangedShardError, ShardError, ShardReadError, Truncated
 from wids.files import atomic, forks, open_file, system
 from wids.files.open_file import OpenFile
 from wids.readers import local
-from wids.readers.local import SPAN_BYTES, Blocks, LocalReader
+from wids.readers.local import LIMITS, Blocks, LocalReader
 from wids.tables import member_tables
 from wids.tables.table import build_table
 
@@ -45,21 +45,15 @@ def read_rows(shard, rows):
     return [found[place] for place in range(len(rows))]
 
 
-def make_small(patch):
-    """Blocks of 1 KiB that are read at the second sample, four in memory; samples of more than 256 bytes apart."""
-    patch.setattr(local, "BLOCK_SHIFT", 10)
-    patch.setattr(local, "BLOCK_BYTES", 1 << 10)
-    patch.setattr(local, "SPAN_BYTES", 256)
-    patch.setattr(local, "_WORTH_READS", 2)
-    patch.setattr(local, "_MEMORY_READS", 20)
-    patch.setattr(local, "_MAX_BLOCKS", 4)
-    patch.setattr(local, "_MAX_AGE", 2)
+# Blocks of 1 KiB that are read at the second sample, four in memory; samples of more than 256 bytes apart.
+SMALL = {"shift": 10, "span_bytes": 256, "worth_reads": 2, "memory_reads": 20, "max_blocks": 4, "max_age": 2}
+SPAN = LIMITS.span_bytes
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    """See `make_small`."""
-    make_small(monkeypatch)
+def small_blocks(set_limits):
+    """See `SMALL`."""
+    set_limits(local, **SMALL)
 
 
 @pytest.fixture
@@ -420,13 +414,13 @@ def test_close_reads_become_one(tmp_path, preads):
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     preads.clear()
     check_all(shard, expected(members), list(range(1000)))
-    assert len(preads) == 2 * local._WORTH_READS  # of two blocks
-    assert max(size for size, _ in preads) <= local.BLOCK_BYTES + SPAN_BYTES
+    assert len(preads) == 2 * LIMITS.worth_reads  # of two blocks
+    assert max(size for size, _ in preads) <= (1 << LIMITS.shift) + LIMITS.span_bytes
 
 
-def test_scattered_reads_stay_small(tmp_path, monkeypatch, preads):
+def test_scattered_reads_stay_small(tmp_path, set_limits, preads):
     """Blocks that are read from now and then only are never read ahead: their counts are forgotten in time."""
-    monkeypatch.setattr(local, "_MEMORY_READS", 4)
+    set_limits(local, memory_reads=4)
     members = sized([200] * 100)
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     preads.clear()
@@ -434,13 +428,13 @@ def test_scattered_reads_stay_small(tmp_path, monkeypatch, preads):
     assert max(size for size, _ in preads) == 200
 
 
-@pytest.mark.parametrize("size", [SPAN_BYTES - 1, SPAN_BYTES, SPAN_BYTES + 1])
+@pytest.mark.parametrize("size", [SPAN - 1, SPAN, SPAN + 1])
 def test_samples_about_as_long_as_a_span(tmp_path, size):
     """Samples of one byte less or more than a span are whole, wherever in a block they begin and end."""
     members = sized([size, *[77] * 30] * 40)
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)))
     wanted = expected(members)
-    assert max(shard.table.offsets) > local.BLOCK_BYTES
+    assert max(shard.table.offsets) > 1 << LIMITS.shift
     check_all(shard, wanted, list(range(len(wanted))))
     check_all(shard, wanted, random.Random(0).sample(range(len(wanted)), len(wanted)))
 
@@ -494,13 +488,13 @@ def test_old_blocks_make_room(tmp_path, small_blocks):
             shard.read(row)
         assert len(blocks.kept) + len(blocks._leaving) <= 4
     newest = max(blocks.kept)
-    assert newest == shard.tag + (shard.table.offsets[-1] >> local.BLOCK_SHIFT)
+    assert newest == shard.tag + (shard.table.offsets[-1] >> local.LIMITS.shift)
     check_all(shard, expected(members), [0, 99, 50, 0, 99, 50] * 4)
 
 
-def test_more_blocks_in_use_than_fit(tmp_path, small_blocks, monkeypatch, preads):
+def test_more_blocks_in_use_than_fit(tmp_path, small_blocks, set_limits, preads):
     """Blocks that are all read from do not replace each other; once the order moves on, those it reads from now do."""
-    monkeypatch.setattr(local, "_MAX_AGE", 30)
+    set_limits(local, max_age=30)
     members = sized([200] * 100)
     blocks, chance = Blocks(), random.Random(0)
     shard = open_shard(shards.write(tmp_path / "a.tar", shards.pack(members)), blocks=blocks)
@@ -510,7 +504,7 @@ def test_more_blocks_in_use_than_fit(tmp_path, small_blocks, monkeypatch, preads
     assert sum(size > 200 for size, _ in preads) <= 6
     for row in [90, 91, 92] * 200:
         shard.read(row)
-    assert {shard.tag + (shard.table.offsets[row] >> local.BLOCK_SHIFT) for row in (90, 91, 92)} <= {
+    assert {shard.tag + (shard.table.offsets[row] >> local.LIMITS.shift) for row in (90, 91, 92)} <= {
         *blocks.kept,
         *blocks._leaving,
     }
@@ -530,7 +524,7 @@ def test_readers_that_share_blocks_are_told_apart(tmp_path, small_blocks):
 def test_any_layout_in_any_order(data, tmp_path_factory):
     """Whatever the sizes, grouping and order of reads, the bytes are those that were packed (oracle: a dict)."""
     with pytest.MonkeyPatch.context() as patch:
-        make_small(patch)
+        clocks.set_limits(local, patch=patch.setattr, **SMALL)
         sizes = data.draw(
             st.lists(st.sampled_from([0, 1, 50, 100, 128, 200, 255, 256, 257, 600]), min_size=1, max_size=25)
         )
