@@ -1,6 +1,6 @@
 """Batches of like length: wids beside Lhotse and Hugging Face's Trainer, on the same lengths in one run.
 
-    python benchmarks/batches.py --json batches.json      twenty minutes, most of them Lhotse's
+    python benchmarks/batches.py --json batches.json      a quarter of an hour
     python benchmarks/batches.py --only ours,hf-group     two minutes
     python benchmarks/batches.py --quick --only ours      seconds; the figures are meaningless
 
