@@ -116,6 +116,10 @@ class Digests(Column[str]):
         digests = self._data.hex(" ", self._width).split() if self._length else []
         return (digest if known & self._flag else "" for digest, known in zip(digests, self._flags, strict=True))
 
+    def known(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Of which shards a digest is known, (n,) booleans."""
+        return (np.frombuffer(self._flags, np.uint8) & self._flag) > 0
+
     def _item(self, k: int) -> str:
         known = self._flags[k] & self._flag
         return self._data[self._width * k : self._width * (k + 1)].hex() if known else ""

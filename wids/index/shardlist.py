@@ -204,7 +204,7 @@ class ShardList:
         shards, which has no sub-datasets, may name them shard by shard.
         """
         found: list[tuple[str | None, int, int, float | None]] = []
-        for first, last, keys in self._components() if self.starts else self._own_components():
+        for first, last, keys in self.components() if self.starts else self._own_components():
             name, weight = keys.get("dataset"), keys.get("weight")
             if first == last:
                 continue
@@ -214,7 +214,7 @@ class ShardList:
                 found.append((name, first, last, weight))
         return found if len(found) > 1 and any(weight is not None for *_, weight in found) else []
 
-    def _components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def components(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(first shard, last shard + 1, the keys that all have) of each component."""
         return zip(self.starts, [*self.starts[1:], len(self)], self.defaults, strict=True)
 

@@ -9,6 +9,7 @@ from wids.errors import without_secrets
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
 
 class Served:
@@ -22,7 +23,8 @@ class Served:
 
     Attributes:
         name: the index as people may see it, without passwords. dataset: its samples, undecoded.
-        cache_dir: the directory of its cache.
+        cache_dir: the directory of its cache. collection: its samples and shards.
+        closing: called by `close`, for what a page has begun.
     """
 
     def __init__(
@@ -37,7 +39,11 @@ class Served:
             index, cache_dir=cache_dir, storage_options=storage_options, transformations=[], access="range"
         )
         self.cache_dir = self.dataset.cache_dir
+        self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
+        self.closing: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """Close the shards."""
+        for end in self.closing:
+            end()
         self.dataset.close()

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import os
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from wids.cli.format import count_of, format_size, print_error, print_json, print_table, printable, shown_url
 from wids.cli.look.listed import Listed
+from wids.collection import facts
 from wids.errors import JobError, ShardError, SpecError, WidsError
-from wids.tables.table import SUFFIX as TABLE_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wids.cli.options import ReadFlags
-    from wids.index.shardlist import ShardList
 
 _MAX_DATASETS = 20
-# Labels that are looked at: of so many shards, so many in all, in runs of so many samples that follow each other.
-_LABELLED_SHARDS, _LABELS, _RUN = 8, 4096, 16
-_FEWEST_LABELS = 20  # below, nothing is said of their order
 
 
 def show(indexes: list[str], flags: ReadFlags, *, is_json: bool) -> None:
@@ -62,88 +53,17 @@ def _describe(listed: Listed, *, may_fetch: bool) -> dict[str, Any]:
     """Return the summary of a dataset, as ``--json`` prints it."""
     with contextlib.suppress(SpecError):  # remote ones
         listed.count(may_fetch=False)
-    shards = listed.shards
-    numbers = [k for k, length in enumerate(shards.lengths) if length or shards.selection is None]
-    samples, uncounted = _sum(shards.lengths)
-    first = None if uncounted else _first_sample(listed, may_fetch=may_fetch)
-    size, unsized = _sum([shards.filesizes[k] for k in numbers])
-    count = len(numbers)
-    held, _ = _sum([shards.nsamples[k] for k in numbers])  # in the shards, of which a view has a part
+    found = facts.describe_index(listed.shards)
+    is_counted = found["samples"] is not None
+    first = _first_sample(listed, may_fetch=may_fetch) if is_counted else None
     return {
         "index": listed.name,
-        "name": shards.header.get("name"),
-        "info": shards.header.get("info"),
-        "base": shards.header.get("base") or shards.header.get("base_path"),
-        **_view_of(shards),
-        "shards": count,
-        "samples": samples if not uncounted else None,
-        "bytes": size if not unsized else None,
-        "samples_per_shard": samples / count if count and not uncounted else None,
-        "bytes_per_shard": size / count if count and not unsized else None,
-        "bytes_per_sample": size / held if held and not (unsized or uncounted) else None,
-        "first_shard": shards.urls[numbers[0]] if count else None,
-        "last_shard": shards.urls[numbers[-1]] if count else None,
-        "datasets": _datasets(listed),
-        "mixture": _mixture(listed) if not uncounted else None,
-        "counted": count - uncounted,
-        "with_filesize": count - unsized,
-        "with_md5sum": sum(bool(shards.md5sums[k]) for k in numbers),
-        "with_crc32": sum(bool(shards.crc32s[k]) for k in numbers),
+        **found,
+        "datasets": facts.describe_datasets(listed.shards),
+        "mixture": facts.describe_mixture(listed.mixed_parts()) if is_counted else None,
         "first_sample": first,
-        "classes": _classes(listed, numbers) if ".cls" in (first or {}).get("fields", ()) else None,
+        "classes": _classes(listed) if ".cls" in (first or {}).get("fields", ()) else None,
     }
-
-
-def _view_of(shards: ShardList) -> dict[str, Any]:
-    """Return what a view is of, and how it was made; nothing for any other index."""
-    if shards.selection is None:
-        return {}
-    header = shards.header
-    return {
-        "view_of": header.get("view_of"),
-        "of_shards": len(shards),
-        "of_samples": sum(shards.nsamples),
-        "made_by": header.get("made_by", []),
-    }
-
-
-def _sum(column: Iterable[int]) -> tuple[int, int]:
-    """Return (the sum of the known numbers, the count of unknown ones, which are -1)."""
-    known = [number for number in column if number >= 0]
-    return sum(known), sum(number < 0 for number in column)
-
-
-def _datasets(listed: Listed) -> list[dict[str, Any]]:
-    """Return the sub-datasets in order; an empty list if the index has none."""
-    parts: dict[Any, dict[str, Any]] = {}
-    shards = listed.shards
-    for k, length in enumerate(shards.lengths):
-        if shards.selection is not None and not length:
-            continue
-        name = shards.dataset_of(k)
-        if not (name is None or isinstance(name, str)):  # a shard entry's own value, of any JSON type
-            name = json.dumps(name)
-        part = parts.get(name)
-        if part is None:
-            described = shards.describe(k)
-            part = parts[name] = {"name": name, "shards": 0, "samples": 0, "bytes": 0}
-            part |= {key: described[key] for key in ("weight", "source_url") if key in described}
-        part["shards"] += 1
-        for key, number in (("samples", shards.lengths[k]), ("bytes", shards.filesizes[k])):
-            part[key] = None if number < 0 or part[key] is None else part[key] + number
-    return [] if list(parts) in ([], [None]) else list(parts.values())
-
-
-def _mixture(listed: Listed) -> list[dict[str, Any]] | None:
-    """Return the sources of a mixture with their shares; None: the index has no weights for its sub-datasets."""
-    parts = listed.mixed_parts()
-    if parts is None:
-        return None
-    total = sum(part.weight for part in parts)
-    return [
-        {"name": part.name, "samples": part.last - part.first, "weight": part.weight, "share": part.weight / total}
-        for part in parts
-    ]
 
 
 def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
@@ -160,44 +80,12 @@ def _first_sample(listed: Listed, *, may_fetch: bool) -> dict[str, Any] | None:
     return {"key": table.key(row), "fields": {name: size for name, _, size in table.members(row)}}
 
 
-def _classes(listed: Listed, numbers: list[int]) -> dict[str, Any] | None:
+def _classes(listed: Listed) -> dict[str, Any] | None:
     """Return how classes are spread over the shards, by some of the labels (``.cls``); None: too few are here."""
-    has_tables = os.path.exists(listed.shards.urls[numbers[0]] + TABLE_SUFFIX)
-    most = min(_LABELLED_SHARDS if has_tables else 2, len(numbers))  # the headers of whole shards are read otherwise
-    chosen = [numbers[k * (len(numbers) - 1) // max(most - 1, 1)] for k in range(most)]
-    runs: list[list[list[bytes]]] = []  # of each shard
-    with contextlib.suppress(WidsError):
-        runs.extend(_labels(listed, k, _LABELS // most) for k in chosen if not listed.is_absent(k))
-    found = [Counter(itertools.chain.from_iterable(own)) for own in runs]
-    total = sum(found, Counter[bytes]())
-    looked = total.total()
-    if looked < _FEWEST_LABELS:
+    found = facts.find_classes(listed.collection, lambda k: None if listed.is_absent(k) else listed.open(k))
+    if found is None:
         return None
-    pairs = [a == b for own in runs for run in own for a, b in itertools.pairwise(run)]
-    by_chance = sum((count / looked) ** 2 for count in total.values())
-    expected = sum(1 - (1 - count / looked) ** own.total() for own in found for count in total.values())
-    has_long_runs = sum(pairs) > (1 + by_chance) / 2 * len(pairs)
-    return {
-        "count": max(len(total), len(listed.shards.class_names)),
-        "per_shard": sum(map(len, found)) / len(found),
-        "shards": len(found),
-        "samples": looked,
-        "is_sorted": len(total) > 1 and (has_long_runs or sum(map(len, found)) < expected / 2),
-        "is_whole": looked == sum(listed.shards.lengths[k] for k in chosen),
-    }
-
-
-def _labels(listed: Listed, k: int, most: int) -> list[list[bytes]]:
-    """Return labels of a shard, of all its samples or in runs that are spread over it."""
-    rows = [int(row) for row in listed.collection.rows_of(k)]
-    count = len(rows)
-    starts = [0]
-    if count > most:
-        starts = [j * (count - _RUN) // (most // _RUN - 1) for j in range(most // _RUN)]
-    runs = [rows[start : start + (_RUN if count > most else count)] for start in starts]
-    with contextlib.closing(listed.open(k)) as reader:
-        read = [reader.read_rows(run, (".cls",)) for run in runs]
-    return [[sample[".cls"].getvalue().strip() for sample in run if ".cls" in sample] for run in read]
+    return {name: value for name, value in vars(found).items() if name != "labels"}
 
 
 def _spread(found: dict[str, Any]) -> str:
