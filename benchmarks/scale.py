@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,7 +36,7 @@ from rich.table import Table
 
 from wids import ShardListDataset
 from wids.files import atomic
-from wids.index import loading
+from wids.index import compiled_files
 from wids.jobs.index_edit import convert_index
 from wids.samplers import DistributedChunkedSampler
 from wids.tables import pack_format
@@ -138,7 +139,8 @@ def write_indexes(directory: Path, n: int) -> None:
 
 def run_index_case(kind: str, directory: str, n: int, *, is_compiled: bool) -> dict:
     """Measure seconds and memory to open an index, bytes and seconds to hand the dataset to a worker."""
-    loading.MIN_SHARDS = min(n, loading.MIN_SHARDS) if is_compiled else sys.maxsize
+    least = min(n, compiled_files.LIMITS.min_shards) if is_compiled else sys.maxsize
+    compiled_files.LIMITS = replace(compiled_files.LIMITS, min_shards=least)
     before = memory_bytes("RssAnon")
     begin = time.perf_counter()
     dataset = ShardListDataset(f"{directory}/index.{kind}", cache_dir=f"{directory}/cache", prefetch=False)

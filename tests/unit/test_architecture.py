@@ -384,3 +384,11 @@ def test_tests_follow_their_modules(path):
 def test_behaviours_without_a_module_have_tests():
     """The list of them names none that is gone."""
     assert not [name for name in WHOLE if not [*TESTS.rglob(f"test_{name}.py")]]
+
+
+def test_clocks_are_put_in_place_as_values():
+    """No test replaces a time in a module of ours by its name: `set_limits` puts a whole value in its place."""
+    named = re.compile(
+        r"""setattr\([\w.]+, ["']\w*(SECONDS|_NS)["']|^ *[\w.]+\.\w*(SECONDS|_NS)\b.* = """, re.MULTILINE
+    )
+    assert [str(path) for path in TESTS.rglob("*.py") if named.search(path.read_text("utf-8"))] == []

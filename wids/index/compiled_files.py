@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,8 +27,26 @@ if TYPE_CHECKING:
     from wids.files.shared_files import SharedFile
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# A file that changes again within the tick of a clock may keep its times.
-_SETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLimits:
+    """Which indexes are compiled, and what is compared; the default is in force, tests put another one in its place.
+
+    Attributes:
+        min_shards: indexes of fewer are parsed in a tenth of a second, and pickled in a few MB.
+        min_row_bytes: a shard takes more than that in an index.
+        checked_bytes: the checksum of a compiled index of fewer is compared at each opening, in half a millisecond.
+        settled_ns: a file that changes again within the tick of a clock may keep its times.
+    """
+
+    min_shards: int = 20_000
+    min_row_bytes: int = 25
+    checked_bytes: int = 1 << 20
+    settled_ns: int = 2_000_000_000
+
+
+LIMITS = CompiledLimits()
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +74,7 @@ def look_at(path: str) -> FileStatus | None:
 
 
 def _is_settled(status: os.stat_result) -> bool:
-    return max(status.st_mtime_ns, status.st_ctime_ns) <= time.time_ns() - _SETTLED_NS
+    return max(status.st_mtime_ns, status.st_ctime_ns) <= time.time_ns() - LIMITS.settled_ns
 
 
 def status_of(status: os.stat_result) -> FileStatus:

@@ -26,7 +26,7 @@ from wids.errors import FetchError, ShardNotFoundError, SpecError
 from wids.events import logger
 from wids.files import atomic, system
 from wids.files.own_folder import default_cache_dir
-from wids.index import checks, compiled, energon, view_file
+from wids.index import checks, compiled, compiled_files, energon, view_file
 from wids.index.compiled_files import CompiledIndexes, look_at
 from wids.index.fingerprint import contents, fingerprint, have_changed
 from wids.index.spec import PACKS, forbid_local, own_keys, own_packs, parse_index, parse_json
@@ -45,12 +45,6 @@ if TYPE_CHECKING:
     from wids.index.view_rows import SharedSelection
     from wids.transport.source import Stat
 
-# The checksum of a compiled index of fewer bytes is compared at each opening, in half a millisecond.
-_CHECKED_BYTES = 1 << 20
-# Indexes of fewer shards are parsed in a tenth of a second, and pickled in a few MB.
-MIN_SHARDS = 20_000
-# A shard takes more bytes than that in an index.
-_MIN_ROW_BYTES = 25
 # Changed when the format is another one, or an index is parsed to something else: it is then compiled again.
 _MADE_BY = compiled.VERSION, "member_tables"
 _ROW_MARK, _PARTS_MARK = b'"nsamples"', b'"datasets"'
@@ -208,7 +202,7 @@ class _JsonIndex:
             data = energon.convert_info(data, place=self._place)
         if view_file.MARK in data:
             return _load_view(request, data)
-        if indexes is None or not (data.count(_ROW_MARK) >= MIN_SHARDS or _PARTS_MARK in data):
+        if indexes is None or not (data.count(_ROW_MARK) >= compiled_files.LIMITS.min_shards or _PARTS_MARK in data):
             return _parse(data, request, named=None if request.storage_options is None else set())[0]
         digest = _digest(self._key.encode(), data)
         found = self._compile(indexes, digest, data)
@@ -221,7 +215,11 @@ class _JsonIndex:
         if not urls.is_local(self._place):
             return None
         status = look_at(os.path.expanduser(urls.local_path(self._place)))
-        return None if status is None or status.size < MIN_SHARDS * _MIN_ROW_BYTES else status
+        return (
+            None
+            if status is None or status.size < compiled_files.LIMITS.min_shards * compiled_files.LIMITS.min_row_bytes
+            else status
+        )
 
     def _take(self, file: SharedFile) -> LoadedIndex | None:
         """The shards of a compiled index, if its sub-datasets are what they were.
@@ -247,7 +245,7 @@ class _JsonIndex:
 
         def make(_: str, fd: int) -> bool:
             texts, named = parsed or parse()
-            if len(made[0].shards) < MIN_SHARDS:
+            if len(made[0].shards) < compiled_files.LIMITS.min_shards:
                 return False
             parts = tuple((url, _digest(text)) for url, text in texts.found.items())
             source = compiled.CompiledFrom(parts, tuple(sorted(named)))
@@ -260,11 +258,13 @@ class _JsonIndex:
             return True
 
         parsed = None
-        if data.count(_ROW_MARK) < MIN_SHARDS:  # of a small text with large sub-datasets it is not known yet
+        if (
+            data.count(_ROW_MARK) < compiled_files.LIMITS.min_shards
+        ):  # of a small text with large sub-datasets it is not known yet
             if (found := indexes.find(digest, self._take)) is not None:
                 return found
             parsed = parse()
-            if len(made[0].shards) < MIN_SHARDS:
+            if len(made[0].shards) < compiled_files.LIMITS.min_shards:
                 return made[0]
         found = indexes.get(digest, make, self._take)
         if found is None and not made:
@@ -502,7 +502,7 @@ def _open(
     Raises:
         SpecError: it is none, or damaged, or the options cannot be.
     """
-    if len(data) < _CHECKED_BYTES:
+    if len(data) < compiled_files.LIMITS.checked_bytes:
         return _unpack(data, request, place=place, is_whole=False)
     indexes = None if request.cache_dir is None else CompiledIndexes(request.cache_dir)
     is_whole = indexes is not None and indexes.is_checked(path, status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,23 @@ _MIN_TABLE_BYTES, _TABLE_RATIO = 64 << 10, 16
 _MAX_PUBLISHED_BYTES, _UNKNOWN_BYTES = 512 << 20, 32 << 20
 # That there is no table. A bucket that cannot be listed says 403 for an object that does not exist.
 NOT_PUBLISHED = (ShardNotFoundError, FetchDeniedError)
-# Headers that tell how long one takes, how long is long, and how many are then read at a time.
-_FEW_HEADERS, _SLOW_SECONDS, _HEADERS_AT_A_TIME = 16, 200e-6, 16
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderLimits:
+    """How headers are read one by one; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        few: so many tell how long one takes.
+        slow_seconds, at_a_time: where one takes the first, so many are read at a time.
+    """
+
+    few: int = 16
+    slow_seconds: float = 200e-6
+    at_a_time: int = 16
+
+
+LIMITS = HeaderLimits()
 
 
 def scan_members(fd: int, url: str, size: int, *, split: Split = keys.first_dot) -> Members:
@@ -93,12 +109,12 @@ def load_foreign(fd: int, path: str, url: str, identity: Identity) -> MemberTabl
             data = file.read()
         members = foreign.list_members(foreign.parse_dali(data, shard=url), identity.size, shard=url)
         read, start = reader_of(fd, url), time.perf_counter()
-        few = members[:: max(len(members) // _FEW_HEADERS, 1)]
+        few = members[:: max(len(members) // LIMITS.few, 1)]
         for _, header, _, _ in few:
             read(header, tar.BLOCK)
-        if time.perf_counter() - start < _SLOW_SECONDS * len(few):
+        if time.perf_counter() - start < LIMITS.slow_seconds * len(few):
             return None
-        with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as pool:
+        with ThreadPoolExecutor(LIMITS.at_a_time) as pool:
             doubt = foreign.find_doubt(members, read, identity.size, shard=url, each=partial(pool.map, chunksize=64))
         if not doubt:
             return tables.build_table(members, identity=identity, shard=url)

@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -43,11 +44,25 @@ if TYPE_CHECKING:
     from wids.tables.pack_format import Directory
     from wids.tables.table import MemberTable
 
-# The first request for a pack: as much as the directory of 5,000 shards.
-_FIRST_BYTES = 128 << 10
-# A directory that takes longer is done without; a pack that failed is tried again after so long, and so many times as
-# long as that took: readers do not spend their time on a server that hangs.
-_DIRECTORY_SECONDS, _AGAIN_SECONDS, _AGAIN_RATIO = 20.0, 60.0, 30.0
+
+@dataclass(frozen=True, slots=True)
+class PackLimits:
+    """How packs are asked for; the default is in force, and tests put another one in its place.
+
+    Attributes:
+        first_bytes: the first request for a pack: as much as the directory of 5,000 shards.
+        directory_seconds: a directory that takes longer is done without.
+        again_seconds, again_ratio: a pack that failed is tried again after so long, and so many times as long as that
+            took: readers do not spend their time on a server that hangs.
+    """
+
+    first_bytes: int = 128 << 10
+    directory_seconds: float = 20.0
+    again_seconds: float = 60.0
+    again_ratio: float = 30.0
+
+
+LIMITS = PackLimits()
 
 
 class OpenPack(NamedTuple):
@@ -243,7 +258,7 @@ class TablePacks:
         if urls.is_local(url):
             return _read_local(url), None
         # From before the lock: of many processes, each would else wait for the server in its turn.
-        ends = time.monotonic() + _DIRECTORY_SECONDS
+        ends = time.monotonic() + LIMITS.directory_seconds
         fetched: list[tuple[OpenPack, ShardBytes]] = []
 
         def make(_: str, fd: int) -> None:
@@ -285,7 +300,7 @@ class TablePacks:
             is_cancelled=lambda: time.monotonic() > ends,
             needs_version=True,
         )
-        first = source.read_first(_FIRST_BYTES)
+        first = source.read_first(LIMITS.first_bytes)
         data, end = pack_format.read_head(source.read, place=url, size=source.size, data=first)
         return data[:end], _Note(url=url, size=source.size, version=source.version), source
 
@@ -302,7 +317,7 @@ class TablePacks:
             if self._open.get(pack.url) is not pack:  # by another thread
                 return
             now = time.monotonic()
-            if now - self._replaced_at.get(pack.url, -math.inf) < _AGAIN_SECONDS:
+            if now - self._replaced_at.get(pack.url, -math.inf) < LIMITS.again_seconds:
                 self._give_up(pack.url, error)
                 return
             del self._open[pack.url]
@@ -312,11 +327,13 @@ class TablePacks:
     def _give_up(self, url: str, error: BaseException, *, took: float = 0.0) -> None:
         """Use a pack no more; for some time only where it may have been the network, or is being replaced."""
         self._open.pop(url, None)
-        pause = max(_AGAIN_SECONDS, _AGAIN_RATIO * took)
+        pause = max(LIMITS.again_seconds, LIMITS.again_ratio * took)
         self._retry_at[url] = math.inf if _is_final(error) else time.monotonic() + pause
         what = error
         if isinstance(error, CancelledTransferError):
-            what = TableError(f"{url}: the directory of this pack did not come in {_DIRECTORY_SECONDS:.0f} s", url=url)
+            what = TableError(
+                f"{url}: the directory of this pack did not come in {LIMITS.directory_seconds:.0f} s", url=url
+            )
         self._warn(url, what)
 
     def _warn(self, url: str, what: BaseException | str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.support import clocks
 from tests.support.children import call_in_child, child, kill
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import serve, write_index, write_json
@@ -31,10 +32,9 @@ COUNTS = (3, 4, 2, 5)
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch):
+def few(set_limits):
     """Two shards are many, and a file that was just written is taken for settled."""
-    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
-    monkeypatch.setattr(compiled_files, "_SETTLED_NS", -PATIENCE_SECONDS * 10**9)
+    set_limits(compiled_files, min_shards=2, settled_ns=-PATIENCE_SECONDS * 10**9)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def is_mapped(dataset):
 def parsed(monkeypatch, *args, **options):
     """The same dataset, its shards parsed."""
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "MIN_SHARDS", 1 << 30)
+        clocks.set_limits(compiled_files, patch=patch.setattr, min_shards=1 << 30)
         return ShardListDataset(*args, **options)
 
 
@@ -123,9 +123,9 @@ def test_a_changed_index_is_compiled_again(index, cache, reads):
     assert pickle.loads(pickle.dumps(old)).lengths == old.lengths
 
 
-def test_a_file_that_was_just_written_is_not_remembered(index, cache, monkeypatch):
+def test_a_file_that_was_just_written_is_not_remembered(index, cache, set_limits):
     """It may change again without its times showing it."""
-    monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+    set_limits(compiled_files, settled_ns=PATIENCE_SECONDS * 10**9)
     assert is_mapped(ShardListDataset(index, cache_dir=cache))
     assert files(cache, ".source") == []
 
@@ -297,7 +297,7 @@ def die_while_writing(connection, index, cache):
         connection.send("half")
         connection.recv()
 
-    loading.MIN_SHARDS = 2
+    clocks.set_limits(compiled_files, min_shards=2)
     system.write_parts = half
     ShardListDataset(index, cache_dir=cache)
 
@@ -318,7 +318,7 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(index, cache):
 
 def open_and_tell(index, cache):
     """What another process finds."""
-    loading.MIN_SHARDS = 2
+    clocks.set_limits(compiled_files, min_shards=2)
     dataset = ShardListDataset(index, cache_dir=cache)
     return is_mapped(dataset), dataset.fingerprint
 
@@ -363,7 +363,7 @@ def test_unused_ones_are_deleted(index, cache):
     assert stranger.exists()
 
 
-def test_options_go_to_the_same_servers(tmp_path, cache, monkeypatch):
+def test_options_go_to_the_same_servers(tmp_path, cache, set_limits):
     """Those that the index named when it was compiled; a remote index names none."""
     os.mkdir(tmp_path / "d")
     write_index(tmp_path / "d", (1, 1), name="part.json")
@@ -375,7 +375,7 @@ def test_options_go_to_the_same_servers(tmp_path, cache, monkeypatch):
         given = {"headers": {"X": "1"}}
         found = [load_shards(place, storage_options=given, cache_dir=cache) for _ in range(2)]
         assert [shards.origin is not None for _, shards, _ in found] == [True, True]
-        monkeypatch.setattr(loading, "MIN_SHARDS", 1 << 30)
+        set_limits(compiled_files, min_shards=1 << 30)
         _, _, expected = load_shards(place, storage_options=given, cache_dir=cache)
         assert [options for _, _, options in found] == [expected] * 2
         assert "https://mine.invalid" in expected
@@ -463,9 +463,9 @@ def test_no_damage_is_taken_for_an_index(converted, tmp_path, index, cache):
 
 
 @pytest.mark.parametrize("kind", ["its own", "compiled here", "downloaded"])
-def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypatch, kind):
+def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypatch, set_limits, kind):
     """Each machine does so at the first opening, and when the file is another one; pickles too go by that."""
-    monkeypatch.setattr(loading, "_CHECKED_BYTES", 0)
+    set_limits(compiled_files, checked_bytes=0)
     summed = []
     monkeypatch.setattr(container, "crc32", lambda data, *rest: summed.append(len(data)) or crc32(data, *rest))
     with serve(tmp_path / "d") as server:
@@ -487,7 +487,7 @@ def test_a_checksum_is_compared_once(converted, index, tmp_path, cache, monkeypa
         os.utime(path)
         assert open_it()[0]
         assert not open_it()[0]
-        monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+        set_limits(compiled_files, settled_ns=PATIENCE_SECONDS * 10**9)
         os.utime(path)
         assert open_it()[0]
         assert open_it()[0]  # written just now, it may change without its times showing it
@@ -578,9 +578,9 @@ def test_other_commands_on_indexes(converted, index, tmp_path):
         merge_indexes([index], str(tmp_path / "x.widsx"))
 
 
-def test_who_writes_one_has_its_checksum(index, cache, monkeypatch):
+def test_who_writes_one_has_its_checksum(index, cache, set_limits):
     """The next opening does not compare it again, though the file was written just now."""
-    monkeypatch.setattr(compiled_files, "_SETTLED_NS", PATIENCE_SECONDS * 10**9)
+    set_limits(compiled_files, settled_ns=PATIENCE_SECONDS * 10**9)
     load_shards(index, cache_dir=cache)
     (name,) = files(cache)
     path = os.path.join(cache, ".wids", "indexes", name)

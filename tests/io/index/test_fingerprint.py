@@ -13,7 +13,7 @@ from tests.support import columns as made
 from tests.support.numbers import alone
 from tests.support.shards import write_shards
 from wids.errors import ColumnsError, SpecError, StateError
-from wids.index import loading
+from wids.index import compiled_files
 from wids.jobs.index_create import IndexSettings, create_index
 from wids.jobs.index_edit import convert_index
 
@@ -156,10 +156,9 @@ def test_a_saved_view(tmp_path, before, now, is_noticed):
         assert len(open_it(view)) == 2
 
 
-def test_a_pickle_whose_compiled_index_is_gone(tmp_path, monkeypatch):
+def test_a_pickle_whose_compiled_index_is_gone(tmp_path, set_limits):
     """It is compiled again, and refused if the shards were written anew meanwhile."""
-    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
-    monkeypatch.setattr(loading, "_MIN_ROW_BYTES", 1)
+    set_limits(compiled_files, min_shards=2, min_row_bytes=1)
     index = pack(tmp_path / "d")
     data = pickle.dumps(open_it(index, cache_dir=tmp_path / "cache"))
     shutil.rmtree(tmp_path / "cache")

@@ -20,7 +20,7 @@ from tests.support.servers import instead, status
 from tests.support.tars import lying_table, pack_of, publish, publish_pack, table_of
 from wids.cache.cleanup import keep_most_recent_files
 from wids.events import TableRead
-from wids.index import loading
+from wids.index import compiled_files
 from wids.jobs.index_edit import convert_index
 from wids.tables import pack_format, table_packs
 
@@ -175,18 +175,18 @@ def test_without_a_cache_directory(web, load, tmp_path):
     assert beside(web) == 0
 
 
-def test_a_large_directory(web, load, monkeypatch):
+def test_a_large_directory(web, load, set_limits):
     """What the first request does not bring, others do."""
-    monkeypatch.setattr(table_packs, "_FIRST_BYTES", 64)
+    set_limits(table_packs, first_bytes=64)
     dataset = load()
     check_samples(dataset)
     assert asked(web) == 3 + len(TAGS)  # the beginning, the rest of the header, the rest of the directory
     assert dataset.stats().table_requests == 3 + len(TAGS)
 
 
-def test_a_compiled_index(web, load, tmp_path, monkeypatch):
+def test_a_compiled_index(web, load, tmp_path, set_limits):
     """It names the pack too: compiled in the cache, or written by `convert` and published."""
-    monkeypatch.setattr(loading, "MIN_SHARDS", 2)
+    set_limits(compiled_files, min_shards=2)
     dataset = load()
     assert dataset._collection.shards.origin is not None
     check_samples(dataset)
@@ -368,22 +368,21 @@ def test_after_an_outage_the_pack_is_used_again(web, load, monkeypatch, no_waits
     assert asked(web) == failed
     web.faults[PACK] = []
     real = time.monotonic
-    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + table_packs._AGAIN_SECONDS)
+    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + table_packs.LIMITS.again_seconds)
     assert dataset[2 * ROWS][".txt"] == b"c0"
     assert asked(web) == failed + 2
 
 
-def test_a_server_that_hangs(web, load, monkeypatch, caplog):
+def test_a_server_that_hangs(web, load, monkeypatch, set_limits, caplog):
     """The directory is waited for once, and not again every minute."""
-    monkeypatch.setattr(table_packs, "_DIRECTORY_SECONDS", 0.2)
-    monkeypatch.setattr(table_packs, "_AGAIN_RATIO", 1e6)
+    set_limits(table_packs, directory_seconds=0.2, again_ratio=1e6)
     gate = web.gate()
     web.faults[PACK] = [gate]
     dataset = load()
     assert dataset[0][".txt"] == b"a0"
     gate.go.set()
     real = time.monotonic
-    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + 10 * table_packs._AGAIN_SECONDS)
+    monkeypatch.setattr(table_packs.time, "monotonic", lambda: real() + 10 * table_packs.LIMITS.again_seconds)
     check_samples(dataset)
     assert asked(web) == 1
     (record,) = caplog.records
@@ -397,12 +396,12 @@ def test_processes_wait_at_the_same_time(web, load, monkeypatch):
 
     @contextlib.contextmanager
     def alone(*_):
-        passed.append(table_packs._DIRECTORY_SECONDS)
+        passed.append(table_packs.LIMITS.directory_seconds)
         yield
 
     monkeypatch.setattr(table_packs.SharedFiles, "alone", alone)
     assert load()[0][".txt"] == b"a0"
-    assert (passed, asked(web)) == ([table_packs._DIRECTORY_SECONDS], 0)
+    assert (passed, asked(web)) == ([table_packs.LIMITS.directory_seconds], 0)
 
 
 def test_what_the_cache_has_is_checked(web, load, tmp_path):

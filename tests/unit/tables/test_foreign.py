@@ -104,9 +104,9 @@ def here(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def slow_storage(monkeypatch):
+def slow_storage(set_limits):
     """Reading a header takes long, wherever the shard is."""
-    monkeypatch.setattr(member_tables, "_SLOW_SECONDS", -1.0)
+    set_limits(member_tables, slow_seconds=-1.0)
 
 
 # --- DALI
@@ -211,9 +211,9 @@ def test_dali_index_without_names(here):
     assert here.load() is None
 
 
-def test_headers_that_come_at_once_are_scanned(here, monkeypatch):
+def test_headers_that_come_at_once_are_scanned(here, set_limits):
     """From memory, the shard's own headers are read as quickly as an index."""
-    monkeypatch.setattr(member_tables, "_SLOW_SECONDS", 60.0)
+    set_limits(member_tables, slow_seconds=60.0)
     here.put(dali(here.data))
     assert here.load() is None
 
