@@ -70,7 +70,7 @@ def _import_for(name: str, options: Options) -> None:
             with contextlib.suppress(ImportError):  # the decoder says so where shard and key are known
                 importlib.import_module(module)
                 if module == "PIL.Image":
-                    _image_formats()  # imports Pillow's plugins
+                    image_formats()  # imports Pillow's plugins
 
 
 def decode_gzipped(inner: Decoder, options: Options, data: bytes) -> Any:
@@ -184,7 +184,7 @@ def _decode_safetensors(data: bytes) -> Any:
 
 
 @functools.cache
-def _image_formats() -> tuple[str, ...]:
+def image_formats() -> tuple[str, ...]:
     """Return those of our image formats that this Pillow has; it raises KeyError for a name it lacks."""
     from PIL import Image
 
@@ -196,13 +196,13 @@ def _decode_image(options: Options, data: bytes) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(data), formats=_image_formats())
+        image = Image.open(io.BytesIO(data), formats=image_formats())
     except UnidentifiedImageError as error:  # its own message is the address of a BytesIO
         if not data:
             raise DecodeError("it is empty, which no image is; pack the sample again, or leave it out") from error
         raise DecodeError(
             f"its {len(data):,} bytes are not a JPEG, PNG or other known image, or its header is damaged; repair it, "
-            f"or register a decoder with wids.register_decoder (known are {', '.join(_image_formats())})"
+            f"or register a decoder with wids.register_decoder (known are {', '.join(image_formats())})"
         ) from error
     except Image.DecompressionBombError as error:
         raise DecodeError(f"{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust it") from error

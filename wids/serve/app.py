@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import overview
+from wids.serve import fields, overview
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     templates = Jinja2Templates(env=environment)
     routes: list[Route | Mount] = [
         *overview.routes(served, templates),
+        *fields.routes(served),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
 

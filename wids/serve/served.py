@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wids.dataset import ShardListDataset
 from wids.errors import without_secrets
+from wids.serve.previews import Previews
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ class Served:
     Attributes:
         name: the index as people may see it, without passwords. dataset: its samples, undecoded.
         cache_dir: the directory of its cache. collection: its samples and shards.
-        closing: called by `close`, for what a page has begun.
+        previews: small pictures of its fields. closing: called by `close`, for what a page has begun.
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class Served:
         )
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
-        self.closing: list[Callable[[], None]] = []
+        self.previews = Previews(self.dataset)
+        self.closing: list[Callable[[], None]] = [self.previews.close]
 
     def close(self) -> None:
         """Close the shards."""
