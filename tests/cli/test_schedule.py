@@ -26,7 +26,7 @@ from wids.order.config import EpochConfig
 from wids.order.epoch import Plan
 from wids.order.layout import ShardCounts
 from wids.order.mixture import SourceSpan, plan_order
-from wids.order.schedule import BatchTimetable, Reading, Timetable
+from wids.order.schedule import BatchTimetable, Reading, Timetable, make_timetable
 
 
 class Numbers(Dataset):
@@ -145,6 +145,38 @@ def test_a_billion_samples_are_not_iterated():
     assert [many.batch(rank, step)[0][place] for rank, step, place, _ in found] == [123_456_789]
 
 
+def test_a_sample_of_a_billion_is_found_without_going_through_a_lane():
+    """One rank has one lane of 1e9 samples, which takes half a minute to read; a sample's windows take none."""
+    table = timetable([10_000] * 100_000, world=1, batch_size=32, epoch=3)
+    found = table.find([123_456_789, 5])
+    for index, [(rank, step, place, _)] in found.items():
+        assert table.batch(rank, step)[0][place] == index
+
+
+@settings(max_examples=examples(40))
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(sum), options=ORDERS, data=st.data())
+def test_samples_by_weights(lengths, options, data):
+    """Batches are those of a sampler with weights, and samples are found at all places where the batches have them."""
+    options["epoch_size"] = data.draw(st.none() | st.integers(8, 70))
+    n, world, epoch, batch_size = sum(lengths), *map(options.pop, ("world", "epoch", "batch_size"))
+    weights = data.draw(st.lists(st.sampled_from([0, 0.3, 1, 2.5]), min_size=n, max_size=n).filter(any))
+    counts, order = ShardCounts(lengths), dict(options)
+    order |= {"is_shuffled": order.pop("shuffle"), "is_dealt": order.pop("reshuffle") == "epoch"}
+    table = make_timetable(counts, None, epoch=epoch, world=world, batch_size=batch_size, weights=weights, **order)
+    expected = {index: [] for index in range(n)}
+    for rank in range(world):
+        sampler = DistributedChunkedSampler(Numbers(lengths), num_replicas=world, rank=rank, weights=weights, **options)
+        sampler.set_epoch(epoch)
+        read = list(sampler)
+        assert table.samples == len(read)
+        for step in range(table.steps):
+            indices, marks = table.batch(rank, step)
+            assert indices.tolist() == read[step * batch_size : (step + 1) * batch_size]
+            for place, (index, is_repeated) in enumerate(zip(indices.tolist(), marks, strict=True)):
+                expected[index].append(Reading(rank, step, place, is_repeated))
+    assert {k: sorted(v) for k, v in table.find(range(n)).items()} == {k: sorted(v) for k, v in expected.items()}
+
+
 def test_an_empty_epoch():
     """Nothing is read of no samples."""
     table = timetable([0, 0], world=2)
@@ -203,6 +235,29 @@ def test_batches_of_like_length_are_the_samplers(tail, world, lanes, rule):
         index: sorted(readings) for index, readings in expected.items()
     }
     assert table.find([40]) == {40: together[40]}
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_an_epoch_that_is_not_cut_to_its_end(tail):
+    """What is known of it is as in the whole one, and going on makes it whole."""
+    rule = make_rule(152, lengths=np.random.default_rng(1).integers(1, 100, 152), max_tokens=160)
+    options = {"world": 3, "tail": tail, "block": 9, "chunksize": 10, "window": 2}
+    whole = batch_timetable([30, 0, 41, 22, 9, 50], rule, **options)
+    seen = []
+    part = BatchTimetable(whole.config, epoch=0, on_block=lambda at: seen.append(at) or len(seen) == 2)
+    assert whole.is_whole
+    assert not part.is_whole
+    assert 0 < part.done < whole.done
+    assert 0 < part.steps < whole.steps
+    for rank, step in itertools.product(range(3), range(part.steps)):
+        assert part.batch(rank, step)[0].tolist() == whole.batch(rank, step)[0].tolist()
+    known = part.find(range(152))
+    assert known != whole.find(range(152))
+    for index, readings in known.items():
+        assert readings == [one for one in whole.find([index])[index] if one.step < part.steps]
+    part.go_on()
+    assert (part.is_whole, part.done, part.steps) == (True, whole.done, whole.steps)
+    assert part.find(range(152)) == whole.find(range(152))
 
 
 # --- the commands

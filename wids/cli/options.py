@@ -247,20 +247,13 @@ def parse_batch_size(text: str) -> int | dict[str, int]:
     Raises:
         typer.BadParameter: it is neither, or a number below 1 or too large.
     """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, is_named, count = part.rpartition("=")
-        if not count.strip().isdecimal() or not 1 <= int(count) <= _MAX or (not is_named and text != part):
-            raise typer.BadParameter(
-                f"{text!r:.200} is neither a number of samples from 1 to {_MAX:,} nor BUCKET=N,BUCKET=N with one for "
-                "each bucket"
-            )
-        if not is_named:
-            return int(count)
-        if name in sizes:
-            raise typer.BadParameter(f"{text!r:.200} has bucket {name!r:.80} twice")
-        sizes[name] = int(count)
-    return sizes
+    from wids.errors import InputError
+    from wids.order.batching import parse_sizes
+
+    try:
+        return parse_sizes(text, most=_MAX)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def batch_size_option(default: int, *, panel: str | None = None) -> Any:
@@ -347,7 +340,7 @@ class BatchOptions:
         Raises:
             typer.BadParameter: options that do not go together. InputError: see `wids.BucketBatchSampler`.
         """
-        from wids.order.batching import make_rule
+        from wids.order.batching import make_rule, name_sizes
 
         if self.lengths is None and self.max_tokens is None and self.buckets is None:
             given = [
@@ -372,17 +365,13 @@ class BatchOptions:
             raise typer.BadParameter("--batch-size BUCKET=N goes with --buckets")
         lengths = None if self.lengths is None else _read_values("--lengths", self.lengths, read)
         buckets = None if self.buckets is None else _read_values("--buckets", self.buckets, read)
-        sizes: Any = batch_size
-        if isinstance(sizes, dict) and buckets is not None:
-            found = {str(name): name for name in set(buckets.tolist())}
-            sizes = {found.get(name, name): size for name, size in sizes.items()}
         return make_rule(
             samples,
             lengths=lengths,
             max_tokens=self.max_tokens,
             cost=self.cost,
             buckets=buckets,
-            batch_size=sizes,
+            batch_size=name_sizes(batch_size, buckets),
             too_long=self.too_long,
         )
 

@@ -80,6 +80,10 @@ class BatchRule:
         found = math.inf if self.max_cost is None else max(self.max_cost / self.mean, 1.0)
         return min(found, sum(self.sizes) / len(self.sizes)) if self.sizes else found
 
+    def cost_of(self, longest: Numbers, sums: Numbers, counts: Indices) -> Numbers:
+        """What batches cost: (n,), of their longest sample, the sum of their lengths, and their count: (n,) each."""
+        return longest * counts if self.is_padded else sums
+
     @property
     def rows(self) -> int:
         """Rows of a block that has enough to choose from."""
@@ -151,6 +155,36 @@ def make_rule(
             "too_long": too_long,
         },
     )
+
+
+def parse_sizes(text: str, *, most: int = 10**12) -> int | dict[str, int]:
+    """Parse ``32``, or ``BUCKET=32,BUCKET=16``.
+
+    Raises:
+        InputError: it is neither, or a number below 1 or above ``most``.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, is_named, count = part.rpartition("=")
+        if not count.strip().isdecimal() or not 1 <= int(count) <= most or (not is_named and text != part):
+            raise InputError(
+                f"{text!r:.200} is neither a number of samples from 1 to {most:,} nor BUCKET=N,BUCKET=N with one for "
+                "each bucket"
+            )
+        if not is_named:
+            return int(count)
+        if name in sizes:
+            raise InputError(f"{text!r:.200} has bucket {name!r:.80} twice")
+        sizes[name] = int(count)
+    return sizes
+
+
+def name_sizes(sizes: int | dict[str, int] | None, buckets: Numbers | None) -> int | dict[Any, int] | None:
+    """What `parse_sizes` has read, with the values of buckets for their names."""
+    if not isinstance(sizes, dict) or buckets is None:
+        return sizes
+    found = {str(name): name for name in set(buckets.tolist())}
+    return {found.get(name, name): size for name, size in sizes.items()}
 
 
 def _check_count(name: str, values: Any, samples: int) -> None:

@@ -210,6 +210,10 @@ class EpochOrder:
         del places, samples
         return 0
 
+    def places_of(self, samples: Indices) -> Indices:
+        """All places of the range with some samples: (n,), ascending, each once -> (m,), likewise."""
+        return samples
+
     def _source(self, t: int) -> tuple[int, int]:
         """The position below n that ``t`` repeats (or is), and up to where positions go on like that."""
         if t < self._n:
@@ -240,6 +244,10 @@ class EpochOrder:
 
     def take(self, positions: Indices) -> Indices:
         """G at ascending positions below n: (count,) -> (count,)."""
+        return self.samples(self.places_at(positions))
+
+    def places_at(self, positions: Indices) -> Indices:
+        """As `take`, places of the range; see `samples`."""
         rows, lanes = np.divmod(positions, self.plan.lanes)
         lanes = (lanes + self.shift) % self.plan.lanes
         if not len(lanes) or (lanes == lanes[0]).all():
@@ -298,9 +306,9 @@ class _WeightedOrder(EpochOrder):
         """See `EpochOrder.copies`."""
         return self._draw.copies(places, samples)
 
-    def take(self, positions: Indices) -> Indices:
-        """See `EpochOrder.take`."""
-        return self._draw.samples(super().take(positions))
+    def places_of(self, samples: Indices) -> Indices:
+        """See `EpochOrder.places_of`."""
+        return self._draw.places_of(samples)
 
 
 class Stream:

@@ -18,6 +18,8 @@ import numpy as np
 from wids.order.permutation import PARTS, ROUNDING, SAMPLES, permutation, random_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from wids.order.permutation import Indices
@@ -77,6 +79,15 @@ def expand(chunks: Indices) -> Indices:
     return samples
 
 
+def matches(block: Indices, wanted: Indices) -> list[int]:
+    """Where in a block one of the wanted samples is, which ascend, each once: (n,), (nwanted,) -> at most n."""
+    if len(wanted) == 1:
+        return np.flatnonzero(block == wanted[0]).tolist()
+    at = np.searchsorted(wanted, block)
+    at[at == len(wanted)] = 0
+    return np.flatnonzero(wanted[at] == block).tolist()
+
+
 class Lane:
     """The rows of a lane in one epoch; ``len`` is how many.
 
@@ -130,6 +141,33 @@ class Lane:
             found[done:end] = samples[rows[done:end] - lo]
             done = end
         return found
+
+    def find(self, wanted: Indices) -> Iterator[tuple[int, int]]:
+        """(row, sample) of those of the wanted samples that it holds; the slots that mix their chunks are read.
+
+        Args:
+            wanted: (n,), ascending, each once.
+        """
+        by_start = np.argsort(self.chunks[:, 0], kind="stable")
+        starts = self.chunks[by_start, 0]
+        at = np.searchsorted(starts, wanted, side="right") - 1
+        chunks = by_start[at[at >= 0]]
+        own = wanted[at >= 0]
+        chunks = np.unique(chunks[own < self.chunks[chunks, 1]])
+        slots = {
+            slot
+            for chunk in chunks.tolist()
+            for slot in range(max(chunk - self._window + 1, 0), min(chunk, self._nslots - 1) + 1)
+        }
+        for slot in sorted(slots):
+            first, end = self._start(slot), self._start(slot + 1)
+            if first == end:
+                continue
+            if self._slot[0] != slot:
+                self._slot = self._mix(slot, first, end)
+            _, lo, _, samples = self._slot
+            for k in matches(samples, wanted):
+                yield lo + k, int(samples[k])
 
     def slot_starts(self) -> Indices:
         """The first row of each slot, and the end of the last one: (nslots + 1,)."""

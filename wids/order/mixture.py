@@ -34,6 +34,7 @@ from wids.order.search import find_in_stream
 from wids.order.shares import MAX_SOURCES, Turns, to_shares
 from wids.order.state import CONTENTS, MAX_POSITION
 from wids.order.validation import parse_int
+from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -512,6 +513,9 @@ def plan_order(
     world: int = 1,
     source_batch: int = 1,
     lanes: int,
+    seed: int,
+    weights: Any = None,
+    epoch_size: int | None = None,
     **options: Any,
 ) -> Plan | MixturePlan:
     """The order of the samples of an index, as samplers have it.
@@ -523,19 +527,32 @@ def plan_order(
         world: how many ranks read it.
         source_batch: samples in turn that each reads of one source; 1: no batches of one source.
         lanes: see `Plan`.
-        options: seed, and the others of a `Plan`.
+        seed: likewise.
+        weights: how often samples come, (n,), of all of the index; None: once in a pass. See `wids.order.weights`.
+        epoch_size: samples of a pass by weights; None: as many as there are.
+        options: the others of a `Plan`.
 
     Raises:
-        ValueError: a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch.
+        ValueError: a ``source_batch``, and it is no mixture, or the lanes do not divide the global batch; ``weights``
+            that are not one number for each sample, or of a mixture.
     """
+    options = {"lanes": lanes, "seed": seed, **options}
+    if weights is not None and parts is not None:
+        raise ValueError("weights are of the samples of one dataset; a mixture's sources have weights of their own")
     if parts is not None:
         mixing = MixtureWeights(parts)
         mixing.batch = global_batch(source_batch, world=world, lanes=lanes)
-        return mixing.plan(layout(counts), lanes=lanes, **options)
+        return mixing.plan(layout(counts), **options)
     if source_batch != 1:
         raise ValueError(f"source_batch is {source_batch}, and the index has no sub-datasets with weights")
     lo, hi = span or (0, len(counts))
-    return Plan(lo=lo, hi=hi, boundaries=counts.boundaries(lo, hi), lanes=lanes, **options)
+    boundaries = counts.boundaries(lo, hi)
+    if weights is None:
+        return Plan(lo=lo, hi=hi, boundaries=boundaries, **options)
+    own, size = parse_weights(weights, len(counts))[lo:hi], epoch_size or hi - lo
+    if not own.any():
+        raise ValueError(f"no weight of the range {lo} .. {hi} is above 0")
+    return Plan(hi=size, copies=Copies(own, count=size, first=lo, boundaries=boundaries, seed=seed), **options)
 
 
 def _parse_facts(

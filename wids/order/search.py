@@ -1,4 +1,4 @@
-"""At which positions of an order samples come: found by going through the lanes that may hold them, and no others.
+"""At which positions of an order samples come: found in the windows of the lanes that mix their chunks, and no others.
 
 Samples are those of the plans, before a regrouping. The wanted ones are sorted, each once: (nwanted,).
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from wids.order.epoch import EpochOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,22 +34,15 @@ def find_in_pass(
         lo: the first position.
         hi: one past the last; None: the end of the pass.
     """
-    wanted = wanted[(wanted >= plan.lo) & (wanted < plan.hi)]
-    end, missing = len(plan) if hi is None else hi, len(wanted)
-    for count, lane in enumerate(lanes_of(plan, wanted, shift=shift)):
-        if count % _LANES_AT_A_TIME == 0:
-            order = EpochOrder(plan, epoch, shift=shift)
-        left = _count_in_lane(plan, wanted, lane, shift)
-        position = lo + (lane - shift - lo) % plan.lanes
-        for block in order.blocks(position, end, plan.lanes):
-            for k in matches(block, wanted):
-                yield position + k * plan.lanes, int(block[k])
-                missing, left = missing - 1, left - 1
-            position += len(block) * plan.lanes
-            if not left:  # a lane holds each of its samples once
-                break
-        if not missing:
-            break
+    end, order = len(plan) if hi is None else hi, plan.order(epoch, shift=shift)
+    places = order.places_of(wanted)
+    for count, lane in enumerate(lanes_of(plan, places, shift=shift)):
+        if count and count % _LANES_AT_A_TIME == 0:
+            order = plan.order(epoch, shift=shift)
+        for row, place in order.lane(lane).find(places):
+            position = row * plan.lanes + (lane - shift) % plan.lanes
+            if lo <= position < end:
+                yield position, int(order.samples(np.array([place]))[0])
 
 
 def find_in_stream(plan: Plan, wanted: Indices, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -64,23 +55,10 @@ def find_in_stream(plan: Plan, wanted: Indices, start: int, stop: int) -> Iterat
             yield begin + at, sample
 
 
-def lanes_of(plan: Plan, wanted: Indices, *, shift: int = 0) -> list[int]:
-    """The lanes that may hold some of the samples."""
-    return [lane for lane in range(plan.lanes) if _count_in_lane(plan, wanted, lane, shift)]
-
-
-def matches(block: Indices, wanted: Indices) -> list[int]:
-    """Where in a block one of the samples is: (n,), (nwanted,) -> at most n."""
-    if len(wanted) == 1:
-        return np.flatnonzero(block == wanted[0]).tolist()
-    at = np.searchsorted(wanted, block)
-    at[at == len(wanted)] = 0
-    return np.flatnonzero(wanted[at] == block).tolist()
-
-
-def _count_in_lane(plan: Plan, wanted: Indices, lane: int, shift: int) -> int:
-    """How many of the samples a lane holds, at most."""
+def lanes_of(plan: Plan, places: Indices, *, shift: int = 0) -> list[int]:
+    """The lanes that may hold some of the places of the range."""
     if plan.is_dealt and plan.is_shuffled:
-        return len(wanted)
-    lo, hi = plan.lane_bounds(lane, shift=shift)
-    return int(np.searchsorted(wanted, plan.lo + hi) - np.searchsorted(wanted, plan.lo + lo))
+        return [*range(plan.lanes)] if len(places) else []
+    bounds = [plan.lo + plan.lane_bounds(lane, shift=shift)[0] for lane in range(plan.lanes)]
+    edges = np.searchsorted(places, [*bounds, plan.hi])
+    return np.flatnonzero(np.diff(edges)).tolist()

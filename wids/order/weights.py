@@ -100,6 +100,16 @@ class Draw:
         """The samples at places: (n,) -> (n,)."""
         return self._first + np.searchsorted(self._ends, places + self._offset, side="right")
 
+    def places_of(self, samples: Indices) -> Indices:
+        """All places of samples: (n,), ascending, each once -> (m,), likewise; samples beyond the weights have none."""
+        rows = samples - self._first
+        rows = rows[(rows >= 0) & (rows < len(self._ends))]
+        starts = _first_places(np.where(rows > 0, self._ends[rows - 1], 0.0), self._offset)
+        counts = _first_places(self._ends[rows], self._offset) - starts
+        behind = np.cumsum(counts)
+        found: Indices = np.arange(counts.sum()) + np.repeat(starts - (behind - counts), counts)
+        return found
+
     def copies(self, places: Indices, samples: Indices) -> Indices:
         """Which copy of its sample each place is, from 0 on: (n,), (n,) -> (n,)."""
         rows = samples - self._first

@@ -308,10 +308,10 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
     for rank in range(job.world):
         own = [epoch.batches[rank] for epoch in epochs if epoch.batches is not None]
         longest, sums, counts = (
-            np.concatenate(columns) for columns in zip(*(_add_up(rule, o) for o in own), strict=True)
+            np.concatenate(columns) for columns in zip(*(add_up(rule, o) for o in own), strict=True)
         )
         padded, real = padded + float((longest * counts).sum()), real + float(sums.sum())
-        costs.append(longest * counts if rule.is_padded else sums)
+        costs.append(rule.cost_of(longest, sums, counts))
         sizes.append(counts)
     table, flat = np.stack(costs), np.concatenate(sizes)
     means = table.mean(axis=0)
@@ -335,7 +335,7 @@ def measure_batches(job: TrainingJob, epochs: Sequence[Epoch]) -> Batching | Non
     )
 
 
-def _add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
+def add_up(rule: BatchRule, own: RankBatches) -> tuple[Floats, Floats, Indices]:
     """The longest sample of each batch, the sum of its lengths, and its count: (steps,) each."""
     counts = np.diff(own.edges)
     longest, sums = np.zeros(len(counts)), np.zeros(len(counts))

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wids.order.epoch import EpochOrder, Plan, end_position, nominal_start
+from wids.order.epoch import Plan, end_position, nominal_start
 from wids.order.layout import ShardCounts, Shards
+from wids.order.schedule import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wids.order.epoch import Tail
+    from wids.order.epoch import EpochOrder, Tail
     from wids.order.lane import Lane
     from wids.order.mixture import MixturePlan
     from wids.order.permutation import Indices
+    from wids.order.schedule import BatchTimetable
 
 
 class Visits(NamedTuple):
@@ -93,7 +95,7 @@ class Course:
         end = stop if hi is None else min(stop, start + hi * self.world)
         begin = start + self.rank + lo * self.world
         if isinstance(self.plan, Plan) and not self.is_stream():
-            return EpochOrder(self.plan, epoch).blocks(begin, end, self.world)
+            return self.plan.order(epoch).blocks(begin, end, self.world)
         return self.plan.stream(begin, end, self.world)
 
     def shards(self, epoch: int, lo: int, hi: int) -> Indices:
@@ -122,7 +124,7 @@ class Course:
         start, stop = self.span(epoch)
         if self.is_stream():
             return _passes(self.plan, start, stop)
-        return [Segment(EpochOrder(self.plan, epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
+        return [Segment(self.plan.order(epoch), 0, 0, min(stop, len(self.plan)))] if len(self.plan) else []
 
     def _exact(self, epoch: int) -> Visits:
         start, _ = self.span(epoch)
@@ -146,7 +148,9 @@ class Course:
         # What a tail repeats is a visit of its own.
         groups, base = np.full(len(positions), -1, np.int64), 0
         if isinstance(self.plan, Plan):
-            groups, base = _number_chunks(self.segments(epoch), times, indices)
+            groups, base = _number_chunks(
+                self.segments(epoch), times, indices, is_weighted=self.plan.copies is not None
+            )
         else:
             for where, source, places in self.plan.places(times):
                 passes = _passes(source.plan, int(places[0]), int(places[-1]) + 1)
@@ -184,28 +188,53 @@ class Course:
         return Visits(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
 
 
+def open_shards(table: Timetable | BatchTimetable, ends: Indices, rank: int, first: int, last: int) -> Visits:
+    """The shards that a rank has open in the steps ``first .. last``: visits whose positions are steps, of the epoch.
+
+    Only these steps are looked at: what is open before and after them begins, and ends, with them.
+
+    Args:
+        table: who reads what.
+        ends: where each shard's samples end.
+        rank: whose.
+        first: step.
+        last: one past the last step.
+    """
+    samples, times, edges = table.read(rank, first, last)
+    config = table.config if isinstance(table, Timetable) else table.config.lanes_config
+    course = Course(
+        plan=config.plan, ends=ends, world=config.world, rank=config.rank, tail=config.tail, size=config.epoch_size
+    )
+    begin, end, shard = course.reordered(table.epoch, times, samples)
+    begin, end = (first + np.searchsorted(edges, at, side="right") - 1 for at in (begin, end))
+    return Visits(begin, end, shard)
+
+
 def _passes(plan: Plan, start: int, stop: int) -> list[Segment]:
     """The passes that the positions ``start .. stop`` of a stream lie in."""
     n, found = len(plan), []
     for number in range(start // n, -(-stop // n)) if n else ():
         begin = number * n
-        order = EpochOrder(plan, number, shift=begin % plan.lanes)
+        order = plan.order(number, shift=begin % plan.lanes)
         found.append(Segment(order, begin, max(start, begin), min(stop, begin + n)))
     return found
 
 
-def _number_chunks(segments: list[Segment], times: Indices, samples: Indices) -> tuple[Indices, int]:
+def _number_chunks(
+    segments: list[Segment], times: Indices, samples: Indices, *, is_weighted: bool = False
+) -> tuple[Indices, int]:
     """A number for each chunk of each pass: that of the chunk of each sample, (n,), and how many there are.
 
     Args:
         segments: the passes.
         times: ascending positions, (n,).
         samples: that are there, (n,). Those of no segment have the number -1.
+        is_weighted: chunks are of places, which are not samples.
     """
     numbers, base = np.full(len(times), -1, np.int64), 0
     for order, begin, lo, hi in segments:
         here = slice(*np.searchsorted(times, (lo, hi)))
-        read = samples[here]
+        read = order.places_at(times[here] - begin) if is_weighted else samples[here]
         lane_of = (times[here] - begin + order.shift) % order.plan.lanes
         own = np.empty(len(read), np.int64)
         for lane in np.flatnonzero(np.bincount(lane_of)).tolist():

@@ -28,7 +28,9 @@ from wids.cache.leases import Leases
 from wids.cache.space import table_allowance
 from wids.events import Evicted, Fetched
 from wids.order.batching import make_rule
+from wids.order.layout import ShardCounts
 from wids.order.mixture import SourceSpan
+from wids.order.schedule import make_timetable
 from wids.policy import prefetching
 from wids.simulate import figures, job
 from wids.simulate.early_reads import Counted
@@ -36,6 +38,7 @@ from wids.simulate.link import Delivery, Link
 from wids.simulate.loop import EventLoop
 from wids.simulate.node_cache import NodeCache
 from wids.simulate.run import Simulation
+from wids.simulate.trace import open_shards
 
 
 class Numbers:
@@ -662,3 +665,28 @@ def fetch_for_real(server, listed, directory, limit):
         )
         assert sum(loader) == len(dataset)
     return len(shard_requests(server))
+
+
+@pytest.mark.parametrize("kind", ["plain", "dealt", "mixture", "batches", "weights"])
+def test_open_shards_of_some_steps(kind):
+    """They are the visits that are simulated, also by weights, and of a part of the steps what of them lies there."""
+    lengths, options = [40, 0, 33, 70, 9, 51], {"seed": 3, "lanes": 4, "chunksize": 20, "window": 2, "tail": "pad"}
+    parts = [SourceSpan("a", 0, 73, 0.7), SourceSpan("b", 73, 203, 0.3)] if kind == "mixture" else None
+    rule = make_rule(203, lengths=np.arange(1, 204), max_tokens=900) if kind == "batches" else None
+    order = {"is_shuffled": True, "is_dealt": kind == "dealt", "epoch": 0, "world": 3, "batch_size": 5, "rule": rule}
+    weights = np.arange(203) % 3 if kind == "weights" else None
+    table = make_timetable(ShardCounts(lengths), parts, **order, **options, weights=weights)
+    ends = np.cumsum(lengths)
+    for rank in range(3):
+        whole = open_shards(table, ends, rank, 0, table.steps)
+        if kind != "weights":
+            plan = {"parts": None if parts is None else tuple(parts), "rule": rule, "is_dealt": kind == "dealt"}
+            simulated = describe(lengths, world=3, batch_size=5, **options, **plan)
+            [epoch] = job.read_epochs(simulated, simulated.courses())
+            visits = epoch.visits[rank]
+            expected = zip(visits.first // 5, visits.last // 5, visits.shard, strict=True)
+            assert sorted(zip(*whole, strict=True)) == sorted(expected)
+        for step in range(table.steps):
+            read = set(np.searchsorted(ends, table.batch(rank, step)[0], side="right").tolist())
+            assert read <= {k for first, last, k in zip(*whole, strict=True) if first <= step <= last}
+            assert read == set(open_shards(table, ends, rank, step, step + 1).shard.tolist())

@@ -26,8 +26,6 @@ from wids.errors import SelectionError
 
 if TYPE_CHECKING:
     from wids.cli.look.listed import Listed
-    from wids.order.epoch import Plan
-    from wids.order.mixture import MixturePlan
     from wids.order.schedule import BatchTimetable, Reading, Timetable
 
 # They are visited one by one.
@@ -69,56 +67,40 @@ class ScheduleOptions(OrderOptions):
                 options of batches that do not go together.
             SelectionError: ``num_samples`` is not inside the dataset. InputError: see `wids.BucketBatchSampler`.
         """
-        from wids.order.batch_epochs import BatchConfig
-        from wids.order.schedule import BatchTimetable, Timetable
-
-        rule = batches.make_rule(self.batch_size, len(listed), listed.reader_of(batches))
-        try:
-            table = Timetable(
-                self._plan(listed),
-                epoch=self.epoch,
-                world=self.world_size,
-                batch_size=self.batch_size or 1 if rule is None else 1,
-                tail=self.tail,
-                epoch_size=self.epoch_size,
-            )
-            if rule is None:
-                return table
-            config = BatchConfig.of(table.config, rule, seed=self.seed, block=batches.block)
-            first = config.first_place(self.epoch)
-            total = (config.end(first) or 0) - first.position
-            with progress() as bar:
-                return BatchTimetable(
-                    config,
-                    epoch=self.epoch,
-                    on_block=lambda at: bar.update(at - first.position, total=total, words="batches are cut"),
-                )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    def _plan(self, listed: Listed) -> Plan | MixturePlan:
         from wids.order.layout import ShardCounts
-        from wids.order.mixture import plan_order
+        from wids.order.schedule import make_timetable
 
         parts = listed.mixed_parts()
         if parts is not None and self.num_samples:
             raise typer.BadParameter(
                 f"--num-samples {self.num_samples} of a mixture, which has its own sub-datasets; make a view of it"
             )
-        lo, hi = _parse_samples(listed, self.num_samples)
-        return plan_order(
-            ShardCounts(listed.shards.lengths),
-            parts,
-            span=(lo, hi),
-            chunksize=self.chunksize,
-            window=self.window,
-            lanes=self.lanes or self.world_size,
-            is_shuffled=self.shuffle,
-            is_dealt=self.reshuffle == "epoch",
-            seed=self.seed,
-            world=self.world_size,
-            source_batch=self.source_batch,
-        )
+        rule = batches.make_rule(self.batch_size, len(listed), listed.reader_of(batches))
+        span = _parse_samples(listed, self.num_samples)
+        try:
+            with progress() as bar:
+                return make_timetable(
+                    ShardCounts(listed.shards.lengths),
+                    parts,
+                    span=span,
+                    epoch=self.epoch,
+                    world=self.world_size,
+                    batch_size=self.batch_size or 1 if rule is None else 1,
+                    tail=self.tail,
+                    epoch_size=self.epoch_size,
+                    chunksize=self.chunksize,
+                    window=self.window,
+                    lanes=self.lanes,
+                    is_shuffled=self.shuffle,
+                    is_dealt=self.reshuffle == "epoch",
+                    seed=self.seed,
+                    source_batch=self.source_batch,
+                    rule=rule,
+                    block=batches.block,
+                    on_block=lambda done, total: bar.update(done, total=total, words="batches are cut"),
+                )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
 
     def worker_of(self, step: int) -> int | None:
         """The loader worker that reads the batch of a step; None: the process itself."""
