@@ -23,7 +23,7 @@ from wids.cli import app, main
 ELSEWHERE = {
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/wids demo": ("tests/e2e/test_demo.py", '"demo"'),
     "wids demo": ("tests/e2e/test_demo.py", '"demo"'),
-    "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 && python3 -m venv .venv && "
+    "apt-get update && apt-get install -y libarchive-tools nginx-light fuse3 chromium && python3 -m venv .venv && "
     ".venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 4": (".ci/run", "^apt-get .*pytest"),
     '.venv/bin/pytest -n 4 -m "not e2e"': ("tests/conftest.py", "e2e"),
     ".venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy": (".ci/run", "ruff check ."),
@@ -34,7 +34,11 @@ ELSEWHERE = {
     "python notebooks/make.py NAME": ("tests/e2e/test_notebooks.py", "jupytext"),
 }
 # Commands that no block runs: whole programs.
-PROGRAMS = {("demo",): "tests/e2e/test_demo.py", ("cache", "daemon"): "tests/cli/test_cache.py"}
+PROGRAMS = {
+    ("demo",): "tests/e2e/test_demo.py",
+    ("cache", "daemon"): "tests/cli/test_cache.py",
+    ("serve",): "tests/e2e/test_serve.py",
+}
 BLOCKS = [block for block in blocks("sh", "console") if set(block.commands()) - set(ELSEWHERE)]
 
 

@@ -1,8 +1,13 @@
 """The pages of ``wids serve`` in a real browser."""
 
+import signal
+import urllib.request
+
 import pytest
 
 from tests.support.browser import Visit, open_browser
+from tests.support.cli import complaint, spawn
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
 from wids.serve import start
 
@@ -37,3 +42,23 @@ def test_what_is_not_there(browser, server):
     """A page says so, in words."""
     with Visit(browser, server.url) as visit:
         assert "there is no such page" in visit.go("/nowhere").inner_text("main")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command(tmp_path, number):
+    """It says its address, answers there, and ends by a signal without a word."""
+    index = write_index(tmp_path, (3,), name="train.json")
+    with spawn("serve", index, "--port", "0", "--no-open") as process:
+        url = process.stdout.readline().split()[-1]
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+            assert b"<title>" in answer.read()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, said) == ({signal.SIGINT: 0, signal.SIGTERM: -signal.SIGTERM}[number], "")
+
+
+def test_a_port_in_use(server, tmp_path):
+    """A line that names another way."""
+    port = server.url.rstrip("/").rpartition(":")[2]
+    words = complaint(1, "serve", str(write_index(tmp_path, (3,), name="train.json")), "--port", port, "--no-open")
+    assert f"port {port} of 127.0.0.1 cannot be had" in words

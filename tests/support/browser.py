@@ -1,21 +1,18 @@
 """A real browser for tests of pages: Debian's Chromium, driven by Playwright; what it asked of other hosts is kept."""
 
 import contextlib
-import shutil
 from urllib.parse import urlsplit
 
 from playwright.sync_api import sync_playwright
 
 from tests.support.clocks import PATIENCE_SECONDS
-
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+from tests.support.tools import program
 
 
 @contextlib.contextmanager
 def open_browser():
     """A browser without a window, for as long as the block lasts."""
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    assert path is not None, "there is no Chromium; install Debian's package chromium"
+    path = program("chromium")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         try:

@@ -13,6 +13,7 @@ import pytest
 # Program -> its package of Debian and Ubuntu, and of Homebrew (None: macOS does not have it).
 PACKAGES = {
     "bash": ("bash", "bash"),
+    "chromium": ("chromium", None),
     "bsdtar": ("libarchive-tools", "libarchive"),
     "fusermount3": ("fuse3", None),
     "nginx": ("nginx-light", "nginx"),
