@@ -48,7 +48,8 @@ def resumable(loader: DataLoader[Any], *, reads_ahead: bool = False) -> Resumabl
             ``batch_sampler=`` with ``state_dict(batches=...)`` and ``load_state_dict``, as `wids.MixtureBatchSampler`
             has them.
         reads_ahead: the loop has drawn one batch more than it has trained on, as with a prefetcher to the GPU, or in
-            Lightning where an epoch has no end; the state is the place before that batch.
+            Lightning where an epoch has no end (not with ``training_step(self, dataloader_iter)``, which draws
+            itself); the state is the place before that batch.
 
     Raises:
         InputError: the position of the loader cannot be known: another sampler, an ``IterableDataset``,
@@ -313,12 +314,14 @@ class ResumableLoader(Counting):
 
     def __iter__(self) -> Iterator[Any]:
         trainer = _TRAINERS.get(_caller().rpartition(".")[0])
-        return self._deliver(partial(iter, self._loader) if trainer is None else partial(self._begin_in, trainer))
+        if trainer is None:
+            return self._deliver(partial(iter, self._loader))
+        return self._deliver(partial(self._begin_in, trainer, is_drawn_by_step=_is_drawn_by_step()))
 
-    def _begin_in(self, trainer: str) -> Iterator[Any]:
+    def _begin_in(self, trainer: str, *, is_drawn_by_step: bool) -> Iterator[Any]:
         """Begin an epoch in a trainer that counts the batches of the first alone; by now it has named the epoch."""
         length, first = self._find_length(), self._epoch_length
-        if trainer == "Lightning" and self._reads_ahead is (length is not None):
+        if trainer == "Lightning" and not is_drawn_by_step and self._reads_ahead is (length is not None):
             if self._reads_ahead:
                 raise InputError("Lightning reads no batch ahead of an epoch with an end; leave reads_ahead=True out")
             raise InputError(
@@ -389,6 +392,16 @@ _TRAINERS = {
     "pytorch_lightning.utilities.combined_loader": "Lightning",
     "transformers.trainer": "the Trainer of Hugging Face",
 }
+
+
+def _is_drawn_by_step() -> bool:
+    """Whether Lightning hands the iterator to ``training_step(self, dataloader_iter)``, which reads ahead, or not."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").endswith((".combined_loader", ".fetchers")):
+        if type(frame.f_locals.get("self")).__name__ == "_DataLoaderIterDataFetcher":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _caller() -> str:

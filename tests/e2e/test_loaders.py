@@ -94,8 +94,11 @@ def make(kind, *, loader=DataLoader, collate_fn=None, workers=0, reads_ahead=Fal
     return wids.resumable(found, reads_ahead=reads_ahead)
 
 
-def fit(loader, *, steps=0, save=None, resume=None):
-    """What the steps of Lightning's Trainer had: ``[epoch, indices]``; three epochs, or so many steps."""
+def fit(loader, *, steps=0, save=None, resume=None, draw=None):
+    """What the steps of Lightning's Trainer had: ``[epoch, indices]``; three epochs, or so many steps.
+
+    ``draw(batches)`` is the next batch of a step that draws itself.
+    """
     import lightning
 
     class Model(lightning.LightningModule):
@@ -110,6 +113,10 @@ def fit(loader, *, steps=0, save=None, resume=None):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-9)
 
+    class Drawing(Model):
+        def training_step(self, dataloader_iter):
+            return super().training_step(draw(dataloader_iter), None)
+
     class Saving(lightning.Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             if save is not None:
@@ -123,7 +130,7 @@ def fit(loader, *, steps=0, save=None, resume=None):
         callbacks=[Saving()],
         **dict.fromkeys(options, False),
     )
-    model = Model()
+    model = Drawing() if draw else Model()
     trainer.fit(model, loader, ckpt_path=resume)
     return model.seen
 
@@ -150,6 +157,33 @@ def test_lightning_with_the_wrong_reads_ahead_is_refused(kind):
         fit(make(kind, reads_ahead="endless" not in kind), steps=2)
 
 
+def draw_ahead():
+    """A step's drawing that holds the batch after the one it trains on."""
+    held = []
+
+    def draw(batches):
+        held.extend(next(batches)[0] for _ in range(2 - len(held)))
+        return held.pop(0)
+
+    return draw
+
+
+@lightnings
+@pytest.mark.parametrize("reads_ahead", [False, True])
+def test_a_step_that_draws_its_batches_itself(tmp_path, reads_ahead):
+    """With ``dataloader_iter`` Lightning draws nothing: the state is exact with what the step says of itself."""
+
+    def train(**options):
+        loader = make("plain endless", reads_ahead=reads_ahead)
+        draw = draw_ahead() if reads_ahead else lambda batches: next(batches)[0]
+        return fit(loader, steps=12, draw=draw, **options)
+
+    whole = train(save=tmp_path)
+    assert len(whole) == 12
+    for step in (1, 10):
+        assert train(resume=tmp_path / f"{step}.ckpt") == whole[step:]
+
+
 @lightnings
 def test_lightning_counts_the_batches_of_the_first_epoch():
     """Epochs of buckets differ in length, of which it would read less in silence."""
@@ -170,15 +204,16 @@ def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, **op
             self.seen.append(x.tolist())
             return {"loss": (self.layer(x.float()[:, None]) ** 2).mean()}
 
-    class Place(transformers.TrainerCallback):
-        def on_save(self, args, state, control, train_dataloader, **_):
-            place = directory / f"checkpoint-{state.global_step}/loader.json"
-            place.write_text(json.dumps(train_dataloader.state_dict()))
+    class Place(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+        loader = None
+
+        def state(self):
+            return {"args": {}, "attributes": {"place": None if self.loader is None else self.loader.state_dict()}}
 
         def on_train_begin(self, args, state, control, train_dataloader, **_):
+            self.loader = train_dataloader
             if state.global_step:
-                place = directory / f"checkpoint-{state.global_step}/loader.json"
-                train_dataloader.load_state_dict(json.loads(place.read_text()))
+                train_dataloader.load_state_dict(state.stateful_callbacks["Place"]["attributes"]["place"])
 
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
@@ -208,11 +243,17 @@ def hugging_face(directory, kind, *, accumulation=1, steps=-1, resume=None, **op
     ("kind", "accumulation", "steps"), [("plain", 1, -1), ("plain", 2, -1), ("buckets endless", 2, 9)]
 )
 def test_hugging_faces_trainer_resumes_at_any_step(tmp_path, kind, accumulation, steps):
-    """A callback keeps the loader's state beside each checkpoint."""
+    """A callback keeps the loader's state in each checkpoint; one of the Trainer's own options is about callbacks."""
     whole = hugging_face(tmp_path, kind, accumulation=accumulation, steps=steps)
     assert len(whole) == (30 if steps < 0 else steps * accumulation)
     for step in (1, 5, 7) if accumulation > 1 else (3, 10, 14):
-        rest = hugging_face(tmp_path, kind, accumulation=accumulation, steps=steps, resume=step)
+        rest = hugging_face(
+            *(tmp_path, kind),
+            accumulation=accumulation,
+            steps=steps,
+            resume=step,
+            restore_callback_states_from_checkpoint=step > 5,
+        )
         assert rest == whole[step * accumulation :], step
 
 

@@ -3,8 +3,7 @@
 The trainers are imported where they are used: with them a process is twice as large, and takes twice as long to fork.
 """
 
-import json
-import pathlib
+import shutil
 
 import pytest
 import torch
@@ -76,8 +75,11 @@ def test_lightning(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # the Trainer's own
-def test_the_trainer_of_hugging_face(tmp_path):
-    """Three epochs; from a checkpoint in the second one comes what was left of it, and the third."""
+def test_the_trainer_of_hugging_face(tmp_path, monkeypatch):
+    """Three epochs; from a checkpoint in the second one comes what was left of it, and the third.
+
+    The run is stopped once just when the Trainer's own files are there: no other is needed.
+    """
     import transformers
 
     dataset = wids.ShardListDataset(write_images(tmp_path, samples=64)).add_transform(number)
@@ -91,25 +93,38 @@ def test_the_trainer_of_hugging_face(tmp_path):
             self.seen += x.flatten().int().tolist()
             return {"loss": (self.layer(x) ** 2).mean()}
 
-    def fit(resume):
-        names = execute(
+    def fit(resume, model):
+        execute(
             at("wids/order/README.md#the-trainer-of-hugging-face")[0],
             {"save_steps=1000": "save_steps=1, use_cpu=True, disable_tqdm=True, report_to=[]"},
             wids=wids,
             torch=torch,
             transformers=transformers,
-            json=json,
-            pathlib=pathlib,
             dataset=dataset,
-            model=Model(),
+            model=model,
             collate=lambda batch: {"x": torch.stack(batch)},
             resume=resume,
         )
-        return names["model"].seen
+        return model.seen
 
-    whole = fit(None)
+    whole = fit(None, Model())
     assert [sorted(whole[k : k + 128]) for k in (0, 128, 256)] == [list(range(128))] * 3
-    assert fit("out/checkpoint-6") == whole[6 * 32 :]
+    assert fit("out/checkpoint-6", Model()) == whole[6 * 32 :]
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(handler, args, state, control):
+        if state.global_step == 7:
+            raise StoppedError
+        return control
+
+    shutil.rmtree("out")
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.trainer_callback.CallbackHandler, "on_save", stop)
+        with pytest.raises(StoppedError):
+            fit(None, Model())
+    assert fit("out/checkpoint-7", Model()) == whole[7 * 32 :]
 
 
 def test_accelerate(tmp_path):
