@@ -91,6 +91,19 @@ class Reader(Rows, Protocol):
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
         """As `read` of each row; in ascending order, the file is read forwards."""
 
+    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
+        """Bytes ``lo .. hi`` (0 <= lo <= hi) of one member, fewer at its end; of the others nothing is read.
+
+        Args:
+            row: of the sample.
+            name: extension of the member, as the table has it.
+            lo: counted from the member's first byte.
+            hi: likewise; not among them.
+
+        Raises:
+            KeyError: the sample has no such member. ClosedReaderError, ShardError: see `read`.
+        """
+
     def pin(self) -> bool:
         """Let reads go on until `unpin`, even if it is closed meanwhile; False: it is closed already."""
 

@@ -267,6 +267,12 @@ class LocalReader(Reader):
             samples.append(sample)
         return samples
 
+    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
+        """See `Reader.read_part`."""
+        m = self.table.find_member(row, name)
+        size = self.table.sizes[m]
+        return self.pread(self.table.offsets[m] + min(lo, size), max(min(hi, size) - lo, 0))
+
     def pread(self, offset: int, size: int) -> bytes:
         """``size`` bytes of the shard from ``offset``; see `pread_all`."""
         return self.pread_all(((offset, size),))[0]

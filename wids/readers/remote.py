@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from wids.tables.table import MemberTable
     from wids.transport.range_client import ShardBytes
 
+T = TypeVar("T")
 _NAME_BYTES = 100  # what fits a header by itself
 _REGULAR = frozenset(b"0\x007")
 _MEMBERS = _REGULAR | {ord("1")}
@@ -122,10 +123,18 @@ class RangeReader(Reader):
 
     def read_rows(self, rows: Sequence[int], fields: Collection[str] | None = None) -> list[Sample]:
         """See `Reader.read_rows`; all of it is read at the same time."""
+        return self._try(lambda: self._read_rows(rows, fields))
+
+    def read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
+        """See `Reader.read_part`. The member's header is read, too; without strong versions before and behind it."""
+        return self._try(lambda: self._read_part(row, name, lo, hi))
+
+    def _try(self, read: Callable[[], T]) -> T:
+        """What a read gives, if the shard is still to be read in this way."""
         try:
             with self._closable.using():
                 if self._is_due is None or self._is_due():
-                    return self._read_rows(rows, fields)
+                    return read()
         except ClosedFileError:
             raise self._closed() from None
         except CancelledTransferError:
@@ -185,6 +194,24 @@ class RangeReader(Reader):
             sample["__key__"] = table.key(row)
             samples.append(sample)
         return samples
+
+    def _read_part(self, row: int, name: str, lo: int, hi: int) -> bytes:
+        m = self.table.find_member(row, name)
+        begin, size, source = self.table.offsets[m], self.table.sizes[m], self._source
+        span, header = (begin + min(lo, size), begin + min(hi, size)), (begin - headers.BLOCK, begin)
+        start, before = time.perf_counter(), (source.requests, source.read_bytes)
+        found, part = source.read_many([header, span])
+        self._check({m: found}, {m: (self.table.key(row), name)}, (), None, (), is_part=True)
+        if len(part) != span[1] - span[0] or (not source.is_strong and source.read_many([header]) != [found]):
+            raise self._moved((self.table.key(row), name))
+        event = RangesRead(
+            url=self.url,
+            requests=source.requests - before[0],
+            size_bytes=source.read_bytes - before[1],
+            seconds=time.perf_counter() - start,
+        )
+        emit(self._hooks, event)
+        return part
 
     def _read_in_one(
         self,
@@ -248,6 +275,8 @@ class RangeReader(Reader):
         last: Collection[int],
         extended: dict[int, bytes] | None,
         missed: Sequence[int],
+        *,
+        is_part: bool = False,
     ) -> None:
         """See that the headers of members say what the table says.
 
@@ -257,6 +286,7 @@ class RangeReader(Reader):
             last: those that have the next header with them.
             extended: bytes before the headers, read with them; None: that can be read now, it is of the same version.
             missed: where members of samples lie that the table does not know.
+            is_part: the data of the members are not among the pieces.
 
         Raises:
             ChangedShardError: they do not, and the shard's headers say another table.
@@ -267,7 +297,8 @@ class RangeReader(Reader):
         for m, piece in pieces.items():
             header = piece[: headers.BLOCK]
             size = self.table.sizes[m]
-            if len(piece) < headers.BLOCK + size or header[156] not in _REGULAR or not headers.is_sum_right(header):
+            least = headers.BLOCK + (0 if is_part else size)
+            if len(piece) < least or header[156] not in _REGULAR or not headers.is_sum_right(header):
                 raise self._moved(names[m])
             found = headers.join_prefix(headers.until_nul(header[:_NAME_BYTES]), header)
             if headers.parse_size(header) != size or not (m in links or self._is_named(found, names[m])):

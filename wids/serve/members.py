@@ -36,6 +36,15 @@ class Member:
     size: int
     _reader: Reader
 
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """What tells it from what may be there later: shard, name, offset and size."""
+        return self.url, self.name, self.offset, self.size
+
+    def read_part(self, lo: int, hi: int) -> bytes:
+        """Its bytes from ``lo`` to ``hi``, fewer at its end."""
+        return self._reader.read_part(self.row, self.name, lo, hi)
+
     def read(self) -> bytes:
         """All of its bytes."""
         data: bytes = self._reader.read(self.row, (self.name,))[self.name].getvalue()

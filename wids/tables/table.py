@@ -160,6 +160,17 @@ class MemberTable:
         span = range(self.starts[row], self.starts[row + 1])
         return [(self.extensions[self.extension_ids[m]], self.offsets[m], self.sizes[m]) for m in span]
 
+    def find_member(self, row: int, name: str) -> int:
+        """The number of the member of sample ``row`` with this very extension.
+
+        Raises:
+            KeyError: it has none.
+        """
+        for m in range(self.starts[row], self.starts[row + 1]):
+            if self.extensions[self.extension_ids[m]] == name:
+                return m
+        raise KeyError(name)
+
     def ids_of(self, fields: Collection[str]) -> frozenset[int]:
         """The positions in ``extensions`` of these fields; case does not matter, ``.jpg`` finds ``.JPG``.
 

@@ -47,6 +47,20 @@ def test_open_reads_samples(way, events):
     assert (opened.url, opened.nsamples) == (url, 3)
 
 
+def test_a_part_of_a_member(way):
+    """Its bytes from one to another, fewer at its end, none behind it; of a name that it has."""
+    url = way.put("a.tar", DATA)
+    with contextlib.closing(way.make().open(described(url, DATA))) as reader:
+        whole = b"a0002" * 8000
+        for lo, hi in ((0, 5), (0, 1 << 40), (3, 3), (39_990, 50_000), (40_000, 40_001), (70_000, 80_000), (7, 39_000)):
+            assert reader.read_part(2, ".bin", lo, hi) == whole[lo:hi]
+        assert reader.read_part(0, ".txt", 1, 9) == b"0"
+        with pytest.raises(KeyError):
+            reader.read_part(0, ".BIN", 0, 1)
+    with pytest.raises(ClosedReaderError):
+        reader.read_part(0, ".txt", 0, 1)
+
+
 def test_a_hard_link_has_the_bytes_of_its_file(way):
     """Of an earlier sample, its own or of none, near and far; by a saved or published table, too. Oracle: tarfile."""
     parts = [tars.member(b"README", b"read me"), tars.member(b"a.txt", b"text")]
@@ -68,6 +82,7 @@ def test_a_hard_link_has_the_bytes_of_its_file(way):
             assert found == [wanted[key] for key in "adbc"]
             assert [values(sample) for sample in reader.read_rows([0, 1, 2, 3, 1])] == [wanted[k] for k in "abcdb"]
             assert values(reader.read(2, (".doc",))) == {".doc": b"read me", "__key__": "c"}
+            assert reader.read_part(2, ".doc", 2, 6) == b"ad m"
         way.put("a.tar" + SUFFIX, tars.table_of(data, url).to_bytes())
         provider = way.make()
 

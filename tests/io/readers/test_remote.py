@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from tests.support import cache_shards as shards
+from tests.support import tars
 from tests.support.children import PATIENCE_SECONDS
 from tests.support.range_faults import (
     WEAK,
@@ -278,6 +279,30 @@ def two_members(tag, rows=4, name="{}"):
 def is_of_one_version(sample):
     """Whether all members of a sample are of the same shard."""
     return len({bytes(sample[name][:1]) for name in (".a", ".b", ".c") if name in sample}) == 1
+
+
+@pytest.mark.parametrize("headers", [None, *WEAK.values()], ids=["strong", *WEAK])
+def test_a_part_of_a_member_that_moved(web, far, headers):
+    """The header says so, also where it is read by itself; of a part, no more than that and its header is read."""
+    data = shards.shard("a", ROWS, 400_000)
+    url = web.add("/a.tar", data, *([] if headers is None else [said(whole, **headers)]))
+    publish(web, "/a.tar")
+    dataset = open_dataset(url)
+    shard, row, _ = dataset.get_shard(2)
+    with shard.pinned() as reader:
+        assert reader.read_part(row, ".bin", 100_000, 100_010) == b"a0002" * 2
+        source = reader._source
+        before = source.read_bytes
+        assert reader.read_part(row, ".bin", 300_000, 300_010) == b"a0002" * 2
+        assert source.read_bytes - before <= 2 * 512 + 10
+    dataset.close()
+    more, data = tars.member(b"of no sample", b"x"), data[: -len(tars.END)]
+    url = web.add("/b.tar", more + data + tars.END)
+    publish(web, "/b.tar", data + more + tars.END)
+    with contextlib.closing(open_dataset(url)) as dataset:
+        shard, row, _ = dataset.get_shard(2)
+        with shard.pinned() as reader, pytest.raises(ChangedShardError, match="not where its member table says"):
+            reader.read_part(row, ".bin", 300_000, 300_010)
 
 
 @pytest.mark.parametrize("fields", [None, (".a", ".c")], ids=["all", "some"])

@@ -7,13 +7,9 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
-from tests.support.shards import write_json, write_tar
 from wids.readers.local import LocalReader
-from wids.serve.app import make_app
-from wids.serve.previews import Previews, kind_of, main_field
-from wids.serve.served import Served
+from wids.serve.previews import Preview, Previews, kind_of, main_field
 
 
 def picture(kind="PNG", size=(300, 200), mode="RGB", color=(200, 30, 30), **options):
@@ -28,22 +24,6 @@ def array(value):
     stream = io.BytesIO()
     np.save(stream, value)
     return stream.getvalue()
-
-
-@pytest.fixture
-def pages(tmp_path):
-    """A function: fields of one sample -> what a browser has at its pages."""
-    opened = []
-
-    def open_pages(fields):
-        write_tar(tmp_path / "a.tar", [(f"s{name}", data) for name, data in fields.items()])
-        write_json(tmp_path / "index.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}]})
-        opened.append(Served(str(tmp_path / "index.json")))
-        return TestClient(make_app(opened[-1]), base_url="http://127.0.0.1:8000")
-
-    yield open_pages
-    for served in opened:
-        served.close()
 
 
 def opened(answer):
@@ -188,8 +168,6 @@ def test_there_is_room_for_so_many_bytes(pages):
 
 def previews_of(size):
     """A picture of so many bytes."""
-    from wids.serve.previews import Preview
-
     return Preview(bytes(size), "image/png")
 
 
