@@ -27,9 +27,9 @@ from tests.support.shards import (
     write_tar,
 )
 from wids.cli.look.describe import can_draw, describe, draw
-from wids.cli.look.keys import near_keys, rows_of
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
+from wids.tables.key_search import near_keys, rows_of
 from wids.testing import Server as FileServer
 
 REPEATED = [("a/x.txt", b"0"), ("y.txt", b"1"), ("a/x.txt", b"2"), ("héron.txt", b"3"), ("000007.txt", b"4")]

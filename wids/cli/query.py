@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from wids.cli.options import Columns, Index, JsonLines, Overwrite, StorageOptions, with_option_groups
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # So many rows are printed as a table.
 _MAX_ROWS = 200
@@ -56,6 +53,7 @@ def run_query(
     if flags.is_csv + flags.is_json + (flags.output is not None) > 1:
         raise typer.BadParameter("--csv, --json and -o exclude each other")
     from wids.cli.format import count_of, print_table, printable, shown_path, to_json
+    from wids.columns.plain import rows_of, to_plain
 
     path = None if flags.output is None else _check_output(flags.output, index, flags)
     found = _ask(index, sql, flags)
@@ -67,8 +65,8 @@ def run_query(
     elif flags.is_csv:
         _print_csv(found)
     elif flags.is_json:
-        for row in _rows(found):
-            print(to_json({name: _plain(value) for name, value in zip(found.column_names, row, strict=True)}))
+        for row in rows_of(found):
+            print(to_json({name: to_plain(value) for name, value in zip(found.column_names, row, strict=True)}))
     else:
         import pyarrow as pa
 
@@ -76,7 +74,7 @@ def run_query(
         heads = [
             f"{'>' * is_number}{printable(name)}" for name, is_number in zip(found.column_names, numeric, strict=True)
         ]
-        print_table(heads, ([_shown(value) for value in row] for row in _rows(found.slice(0, _MAX_ROWS))))
+        print_table(heads, ([_shown(value) for value in row] for row in rows_of(found.slice(0, _MAX_ROWS))))
         if found.num_rows > _MAX_ROWS:
             print(f"and {found.num_rows - _MAX_ROWS:,} more rows; --csv prints all")
 
@@ -139,36 +137,6 @@ def _check_names(names: list[str], sql: str) -> None:
         raise QueryError(f"several columns are called {min(repeated)!r}: name them with AS; in: {sql}", found=sql)
 
 
-def _rows(table: Any) -> Iterator[tuple[Any, ...]]:
-    for batch in table.to_batches():
-        yield from zip(*map(_values, batch.columns), strict=True)
-
-
-def _values(column: Any) -> list[Any]:
-    """The values as Python has them; as text, where it has not: a date after the year 9999, say."""
-    try:
-        found: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError):
-        import pyarrow as pa
-
-        try:
-            found = column.cast(pa.string()).to_pylist()
-        except pa.ArrowException as error:
-            from wids.errors import QueryError
-
-            raise QueryError(f"{column.type} values cannot be printed ({error}); cast them to varchar") from error
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: dates, bytes and the like as text."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
 def _shown(value: Any) -> str:
     from wids.cli.format import printable
 
@@ -179,9 +147,11 @@ def _print_csv(table: Any) -> None:
     import csv
     import sys
 
+    from wids.columns.plain import rows_of
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(table.column_names)
-    writer.writerows(_rows(table))
+    writer.writerows(rows_of(table))
 
 
 def _write(table: Any, path: str, sql: str) -> None:

@@ -32,6 +32,15 @@ def run_serve(
             "temporary directory.",
         ),
     ] = "",
+    marks: Annotated[
+        str,
+        typer.Option(
+            "--marks",
+            metavar="FILE",
+            help="Keep marked samples in this file: a view (.json), indices (.npy), or a key a line (any other), as "
+            "exclude takes them.",
+        ),
+    ] = "",
     should_open: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,
     has_token: Annotated[
         bool, typer.Option("--token", help="Ask for a token on loopback, too: other users of this machine see nothing.")
@@ -44,12 +53,12 @@ def run_serve(
 
     `wids serve train.json`
 
-    `wids serve https://host/train.json --no-open`
+    `wids serve https://host/train.json --marks bad.txt --no-open`
     """
     from wids.serve.running import Server
     from wids.serve.served import Served
 
-    served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options)
+    served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options, marks=marks)
     with Server(served, host=host, port=port, has_token=has_token) as server:
         print(f"{served.name}: {server.url}", flush=True)
         if should_open:

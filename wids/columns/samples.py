@@ -89,6 +89,21 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self._names(self.own_path(collection))
 
+    def types(self, collection: ShardCollection) -> dict[str, str]:
+        """The columns of the index's own table: name -> type, as Arrow calls it; none where it has no table.
+
+        Raises:
+            ColumnsError: the table cannot be used.
+        """
+        path = self.own_path(collection)
+        if path is None:
+            return {}
+        table = open_table(path)
+        try:
+            return {field.name: str(field.type) for field in table.schema}
+        finally:
+            table.close()
+
     def _names(self, path: str | None) -> list[str]:
         own = ["index"] if path is None else _names_of(path)
         return [*own, *itertools.chain.from_iterable(table.names for table in self.joined)]

@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import fields, overview
+from wids.serve import facets, fields, marks, overview, places, rows, samples
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 # (path, title) of what the head of each page leads to.
-PAGES: Sequence[tuple[str, str]] = (("/", "Overview"),)
+PAGES: Sequence[tuple[str, str]] = (("/", "Overview"), ("/samples", "Samples"))
 
 
 def make_app(served: Served, *, token: str | None = None, has_frames: bool = False) -> ASGIApp:
@@ -52,6 +52,11 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     routes: list[Route | Mount] = [
         *overview.routes(served, templates),
         *fields.routes(served),
+        *samples.routes(served, templates),
+        *rows.routes(served),
+        *facets.routes(served),
+        *places.routes(served),
+        *marks.routes(served),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wids.dataset import ShardListDataset
 from wids.errors import without_secrets
+from wids.serve.marks import Marks
 from wids.serve.previews import Previews
+from wids.serve.rows import Rows
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+
+    from wids.index.selection import Integers
 
 
 class Served:
@@ -21,11 +27,13 @@ class Served:
     Args:
         index: as `wids.ShardListDataset` takes it, as a text.
         cache_dir, storage_options: as there.
+        marks: path of the file that marked samples are kept in; see `wids.serve.marks.Marks`.
 
     Attributes:
-        name: the index as people may see it, without passwords. dataset: its samples, undecoded.
+        index: as given. name: the index as people may see it, without passwords. dataset: its samples, undecoded.
         cache_dir: the directory of its cache. collection: its samples and shards.
-        previews: small pictures of its fields. closing: called by `close`, for what a page has begun.
+        previews: small pictures of its fields. rows: facts of its samples. marks: those that somebody marked.
+        closing: called by `close`, for what a page has begun.
     """
 
     def __init__(
@@ -34,7 +42,9 @@ class Served:
         *,
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
+        marks: str = "",
     ) -> None:
+        self.index = index
         self.name = without_secrets(index, index)
         self.dataset: ShardListDataset[dict[str, Any]] = ShardListDataset(
             index, cache_dir=cache_dir, storage_options=storage_options, transformations=[], access="range"
@@ -42,7 +52,29 @@ class Served:
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
         self.previews = Previews(self.dataset)
-        self.closing: list[Callable[[], None]] = [self.previews.close]
+        self.rows = Rows(self)
+        self.marks = Marks(self, marks)
+        self.closing: list[Callable[[], None]] = [self.previews.close, self.rows.close]
+
+    def columns(self) -> dict[str, str]:
+        """The columns of the file beside the index: name -> type, as Arrow calls it; none where there is no file.
+
+        Raises:
+            ColumnsError: it cannot be used. DependencyError: pyarrow is not installed.
+        """
+        return self.dataset._columns.types(self.collection)  # noqa: SLF001 - likewise
+
+    def choose(self, where: str, *, is_marked: bool) -> Integers | None:
+        """The indices of the samples for which SQL is true, of the marked ones alone if asked; None: all there are.
+
+        Raises:
+            QueryError, ColumnsError, DependencyError: see `wids.ShardListDataset.find_rows`.
+        """
+        found = self.rows.find(where)
+        if not is_marked:
+            return found
+        marked = self.marks.indices()
+        return marked if found is None else np.intersect1d(found, marked, assume_unique=True)
 
     def close(self) -> None:
         """Close the shards."""

@@ -1,0 +1,478 @@
+// The page of many samples: what the address says is what is shown, and the other way round.
+import { ask, count, fail, keys, make, say } from "/static/common.js";
+import { cell, setMarked, soon } from "/static/cells.js";
+import { showColumns } from "/static/facets.js";
+import { Grid } from "/static/grid.js";
+import { mark, markRange } from "/static/marks.js";
+
+const BLOCK = 40; // rows in a request
+const BLOCKS = 60; // that are kept
+const AGAIN = 1000; // milliseconds after which rows that were not there yet are asked for again
+
+const $ = (id) => document.getElementById(id);
+const all = Number($("samples").dataset.samples);
+const shards = Number($("samples").dataset.shards);
+
+// --- what is shown: `where` (SQL), `marked` (only these); and how: `field`, `caption`, `size`
+
+const list = { where: "", marked: false };
+const look = { field: "", caption: "", size: 150, ...JSON.parse(localStorage.getItem("wids-grid") ?? "{}") };
+let names = []; // of classes
+let blocks = new Map(); // number of a block -> {rows, error, stop}
+let opening = new AbortController();
+let anchor = 0; // where a range of marks begins
+let isOpen = false; // the list that the address says is shown
+let writing; // of the address
+
+const asked = (more) => new URLSearchParams(Object.entries({ where: list.where, marked: list.marked ? "1" : "", ...more }).filter(([, value]) => value !== ""));
+
+function address(at) {
+  const query = asked({ at: at ? String(at) : "" });
+  return query.size ? `/samples?${query}` : "/samples";
+}
+
+const remember = () => localStorage.setItem("wids-grid", JSON.stringify(look));
+
+// --- rows
+
+function block(number) {
+  let found = blocks.get(number);
+  if (found) {
+    blocks.delete(number);
+    blocks.set(number, found);
+    return found;
+  }
+  found = { rows: null, error: null, stop: new AbortController() };
+  blocks.set(number, found);
+  load(number, found);
+  for (const [other, { stop }] of blocks) {
+    if (blocks.size <= BLOCKS) break;
+    stop.abort();
+    blocks.delete(other);
+  }
+  return found;
+}
+
+async function load(number, found) {
+  const query = asked({ start: String(number * BLOCK), count: String(BLOCK), field: look.field, columns: look.caption });
+  const { signal } = found.stop;
+  try {
+    const answer = await soon(() => ask(`/api/rows?${query}`, { signal }), signal, { isUrgent: true });
+    if (blocks.get(number) !== found) return;
+    found.rows = answer.rows;
+    if (answer.rows.some((row) => row.is_pending)) setTimeout(() => blocks.get(number) === found && isSeen(number) && load(number, found), AGAIN);
+    if (answer.total !== grid.total && list.marked) setTotal(answer.total);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    found.error = error.message;
+  }
+  grid.renew(number * BLOCK, (number + 1) * BLOCK);
+}
+
+let seen = [0, 0];
+const isSeen = (number) => number * BLOCK < seen[1] && (number + 1) * BLOCK > seen[0];
+let wanting;
+
+function want(first, end) {
+  seen = [first, end];
+  clearTimeout(wanting);
+  wanting = setTimeout(() => {
+    for (const [number, { rows, error, stop }] of blocks) {
+      if ((rows || error) && !(error && isSeen(number))) continue;
+      if (!isSeen(number)) {
+        stop.abort();
+        blocks.delete(number);
+      }
+    }
+    for (let number = Math.floor(first / BLOCK); number * BLOCK < end; number += 1) block(number);
+  }, 60);
+  place();
+}
+
+const row = (at) => blocks.get(Math.floor(at / BLOCK))?.rows?.[at % BLOCK];
+
+function draw(at) {
+  const known = row(at);
+  const { error } = blocks.get(Math.floor(at / BLOCK)) ?? {};
+  const facts = known ?? { index: list.where || list.marked ? "" : at, error };
+  const classes = look.caption && names.length ? { [look.caption]: labelled(look.caption) } : {};
+  const element = cell(facts, { caption: look.caption, names: classes, onmark: known && !known.error ? (_, isMarked, event) => set(at, isMarked, event.shiftKey) : undefined });
+  element.setAttribute("aria-label", `Sample ${facts.index}${facts.key ? `, ${facts.key}` : ""}${facts.error ? ", an error" : ""}`);
+  element.setAttribute("aria-selected", String(Boolean(facts.is_marked)));
+  element.querySelector(".link").addEventListener("click", leaveFor);
+  return element;
+}
+
+const labelled = (name) => (["cls", "label", "class", "target"].includes(name.toLowerCase()) ? names : []);
+
+function leaveFor() {
+  history.replaceState({}, "", address(grid.first)); // so that Back comes to where we were
+}
+
+const grid = new Grid($("grid"), { draw, onmove: want, onkey: onKey });
+grid.size = look.size;
+
+function place() {
+  const first = grid.first;
+  $("slider").value = String(first);
+  $("place").textContent = grid.total ? `${count(seen[0] + 1)}–${count(seen[1])} of ${count(grid.total)}` : "";
+  clearTimeout(writing);
+  writing = setTimeout(() => isOpen && history.replaceState({}, "", address(first)), 300);
+}
+
+function setTotal(total) {
+  blocks.forEach(({ stop }) => stop.abort());
+  blocks = new Map();
+  grid.reset(total, Math.min(grid.first, Math.max(total - 1, 0)));
+  tell(total);
+}
+
+function tell(total) {
+  const what = list.marked ? "marked" : "match";
+  $("count").textContent = list.where || list.marked ? `${count(total)} of ${count(all)} ${what}` : `${count(all)} sample${all === 1 ? "" : "s"}`;
+  $("slider").max = String(Math.max(total - 1, 0));
+  $("told").replaceChildren();
+  if (!total) $("told").append(make("p", { class: "soft none" }, all ? "No sample is shown." : "The dataset has no samples."));
+}
+
+// --- a list is opened: by the address, a filter, a toggle
+
+async function open({ at = 0, isNew = false } = {}) {
+  opening.abort();
+  opening = new AbortController();
+  const { signal } = opening;
+  isOpen = false;
+  $("grid").setAttribute("aria-busy", "true");
+  $("where").removeAttribute("aria-invalid");
+  if (isNew) history.pushState({}, "", address(at));
+  if (list.where || list.marked) $("count").textContent = "looking …";
+  try {
+    let total = all;
+    if (list.where || list.marked) total = (await ask(`/api/rows?${asked({ start: "0", count: "1" })}`, { signal })).total;
+    blocks.forEach(({ stop }) => stop.abort());
+    blocks = new Map();
+    $("why").replaceChildren();
+    tell(total);
+    grid.reset(total, at);
+    anchor = at;
+    isOpen = true;
+    place();
+    showFacets(signal);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    fail($("why"), error);
+    $("where").setAttribute("aria-invalid", "true");
+    $("count").textContent = "the filter did not work";
+    blocks.forEach(({ stop }) => stop.abort());
+    blocks = new Map();
+    grid.reset(0);
+    document.body.classList.add("filtering");
+  } finally {
+    if (!signal.aborted) $("grid").removeAttribute("aria-busy");
+  }
+}
+
+function read() {
+  const query = new URLSearchParams(location.search);
+  list.where = query.get("where") ?? "";
+  list.marked = query.get("marked") === "1";
+  $("where").value = list.where;
+  $("clear").hidden = !list.where;
+  $("only").setAttribute("aria-pressed", String(list.marked));
+  const at = Number(query.get("at") ?? 0);
+  return Number.isSafeInteger(at) && at >= 0 ? at : 0;
+}
+
+function filter(where) {
+  list.where = where.trim();
+  $("where").value = list.where;
+  $("clear").hidden = !list.where;
+  open({ isNew: true });
+}
+
+window.addEventListener("popstate", () => open({ at: read() }));
+
+$("filter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  filter($("where").value);
+});
+$("where").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    filter($("where").value);
+  } else if (event.key === "Escape") {
+    $("grid").focus();
+  }
+});
+$("clear").addEventListener("click", () => filter(""));
+
+// --- columns and values
+
+const { showFacets, columns } = showColumns({ list, filter, names: (found) => (names = found) });
+
+columns.then((found) => {
+  for (const { name } of found.columns) $("caption").append(make("option", { value: name }, name));
+  for (const name of found.fields) $("field").append(make("option", { value: name }, name));
+  for (const [id, value] of [["caption", look.caption], ["field", look.field]]) {
+    const select = $(id);
+    if (value && ![...select.options].some((option) => option.value === value)) {
+      look[id] = "";
+      again();
+    }
+    select.value = look[id];
+  }
+});
+
+function again() {
+  remember();
+  blocks.forEach(({ stop }) => stop.abort());
+  blocks = new Map();
+  grid.renew();
+}
+
+$("field").addEventListener("change", () => {
+  look.field = $("field").value;
+  again();
+});
+$("caption").addEventListener("change", () => {
+  look.caption = $("caption").value;
+  again();
+});
+$("size").value = String(look.size);
+$("size").addEventListener("input", () => {
+  look.size = Number($("size").value);
+  remember();
+  grid.size = look.size;
+});
+
+// --- jumps
+
+$("slider").addEventListener("input", () => grid.show(Number($("slider").value)));
+
+$("by").addEventListener("change", () => {
+  $("to").placeholder = { index: "0", key: "the whole key", shard: `0 to ${shards - 1}` }[$("by").value];
+  $("to").inputMode = $("by").value === "key" ? "text" : "numeric";
+});
+
+let finding = new AbortController();
+
+$("jump").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [by, text] = [$("by").value, $("to").value.trim()];
+  if (!text) return $("to").focus();
+  finding.abort();
+  finding = new AbortController();
+  $("told").replaceChildren();
+  try {
+    if (by === "key") await findKey($("to").value, finding.signal);
+    else await jump(by, text.replaceAll(/[,\s_]/g, ""), finding.signal);
+  } catch (error) {
+    fail($("told"), error);
+  }
+});
+
+async function jump(by, number, signal) {
+  const found = await ask(`/api/place?${asked({ [by]: number })}`, { signal });
+  if (!grid.total) return;
+  const at = Math.min(found.at, grid.total - 1);
+  grid.show(at);
+  grid.current = at;
+  $("grid").focus({ preventScroll: true });
+  if (!found.is_shown) say(by === "shard" ? "No sample of this shard is shown; this is the next one" : "This sample is not shown here; this is the next one");
+}
+
+/** The steps of an answer that comes a line at a time. */
+async function* steps(path, signal) {
+  const answer = await fetch(path, { signal, headers: { "X-Wids": "1" } });
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const step = JSON.parse(line);
+      if (step.error) throw new Error(step.error);
+      yield step;
+    }
+  }
+}
+
+async function findKey(key, signal) {
+  const bar = make("progress", { max: shards, "aria-label": "Shards that were searched" });
+  const words = make("span", { class: "soft" }, "looking for the key …");
+  const stop = make("button", { type: "button", class: "plain", onclick: () => {
+    finding.abort();
+    $("told").replaceChildren();
+  } }, "Cancel");
+  $("told").replaceChildren(make("div", { class: "row" }, bar, words, stop));
+  let last;
+  for await (const step of steps(`/api/find?key=${encodeURIComponent(key)}`, signal)) {
+    last = step;
+    bar.value = step.done;
+    words.textContent = `reading the member tables of all shards: ${count(step.done)} of ${count(step.shards)}${step.found ? `, found in ${count(step.found)}` : ""}`;
+  }
+  if (!last?.indices) throw new Error("the search ended early: does wids serve still run?");
+  const failed = last.errors ? `${count(last.errors)} shard${last.errors === 1 ? "" : "s"} could not be read: ${last.why[0]}` : "";
+  $("told").replaceChildren();
+  if (!last.found) throw new Error(`no sample has the key ${JSON.stringify(key)}${failed ? `; ${failed}` : ""}`);
+  await jump("index", last.indices[0], signal);
+  const told = [];
+  if (last.found > 1) {
+    told.push(make("span", {}, `${count(last.found)} samples have this key:`));
+    for (const index of last.indices.slice(0, 12)) told.push(make("button", { class: "plain", type: "button", onclick: () => jump("index", index, new AbortController().signal).catch((error) => fail($("told"), error)) }, count(index)));
+  }
+  if (failed) told.push(make("span", { class: "error" }, failed));
+  $("told").replaceChildren(...(told.length ? [make("div", { class: "row" }, ...told)] : []));
+}
+
+// --- marks
+
+async function set(at, isMarked, isRange) {
+  try {
+    if (isRange && anchor !== at) {
+      const [lo, hi] = [Math.min(anchor, at), Math.max(anchor, at)];
+      if (hi - lo > 1000 && !confirm(`${isMarked ? "Mark" : "Unmark"} ${count(hi - lo + 1)} samples?`)) return;
+      await markRange(lo, hi + 1, list, isMarked);
+    } else {
+      const known = row(at);
+      if (!known || known.error) return;
+      await mark(known.index, isMarked);
+    }
+    anchor = at;
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+document.addEventListener("marks", ({ detail: { asked: body, also, ...facts } }) => {
+  const isMarked = body.is_marked;
+  const changed = new Set([...(body.indices ?? [body.index]), ...also]);
+  for (const [number, { rows }] of blocks) {
+    rows?.forEach((each, k) => {
+      const at = number * BLOCK + k;
+      if (changed.has(each.index) || ("start" in body && at >= body.start && at < body.end)) each.is_marked = isMarked;
+    });
+  }
+  for (const [at, element] of grid.places()) {
+    const known = row(at);
+    if (!known) continue;
+    setMarked(element, Boolean(known.is_marked));
+    element.setAttribute("aria-selected", String(Boolean(known.is_marked)));
+  }
+  if (also.length) say(`${count(also.length)} other sample${also.length === 1 ? " has" : "s have"} the same key, and ${also.length === 1 ? "goes" : "go"} with it`);
+  showMarks(facts);
+});
+
+function showMarks({ count: number, file, kind }) {
+  $("marked").textContent = `${count(number)} marked`;
+  $("marks").classList.toggle("some", number > 0);
+  $("kept").textContent = file
+    ? `Kept in ${file}${kind === "keys" ? ", a key a line: of a key that several samples have, all are meant." : kind === "view" ? ", a view of them." : ", their indices."}`
+    : "Kept while wids serve runs: save them, or start it with --marks FILE.";
+  for (const id of ["as-view", "as-keys", "as-indices", "unmark"]) $(id).hidden = number === 0;
+  $("only").disabled = number === 0 && !list.marked;
+}
+
+$("only").addEventListener("click", () => {
+  list.marked = !list.marked;
+  $("only").setAttribute("aria-pressed", String(list.marked));
+  open({ isNew: true });
+});
+
+$("unmark").addEventListener("click", async () => {
+  try {
+    const only = { where: list.where, marked: true };
+    const { total } = await ask(`/api/rows?${new URLSearchParams({ where: list.where, marked: "1", count: "1" })}`);
+    if (!total || !confirm(`Unmark ${count(total)} sample${total === 1 ? "" : "s"}${list.where ? " of this filter" : ""}?`)) return;
+    await markRange(0, total, only, false);
+    await open();
+  } catch (error) {
+    say(error.message);
+  }
+});
+
+let comparing = new AbortController();
+
+$("as-keys").addEventListener("click", async () => {
+  comparing.abort();
+  comparing = new AbortController();
+  const { signal } = comparing;
+  const told = $("repeats");
+  const bar = make("progress", { "aria-label": "What was compared" });
+  const stop = () => {
+    comparing.abort();
+    told.replaceChildren();
+  };
+  told.replaceChildren(make("p", { class: "small soft" }, "Are the keys of other samples, too?"), bar, make("button", { class: "plain", type: "button", onclick: stop }, "Cancel"));
+  try {
+    let last;
+    for await (const step of steps("/api/marks/repeats", signal)) {
+      last = step;
+      if (step.total) [bar.max, bar.value] = [step.total, step.done];
+    }
+    const as = (words) => make("a", { class: "button", href: "/api/marks/marked.txt", download: true }, words);
+    if (!last.keys && !last.errors) {
+      told.replaceChildren();
+      const link = as("");
+      told.append(link);
+      link.click();
+      link.remove();
+      return;
+    }
+    const why = last.keys
+      ? `${count(last.keys)} of the keys ${last.keys === 1 ? "is" : "are"} of several samples, such as ${last.some[0]}: a list of keys means all of them. Indices or a view mean the marked ones alone.`
+      : `${count(last.errors)} shards could not be read: whether they have samples of the same keys, which a list means too, is not known.`;
+    told.replaceChildren(make("p", { class: "small error", role: "alert" }, why), as("Save keys anyway"));
+  } catch (error) {
+    fail(told, error);
+  }
+});
+
+// --- keys
+
+function onKey(event, at) {
+  if (event.key === " ") {
+    event.preventDefault();
+    const known = row(at);
+    if (known) set(at, !known.is_marked, event.shiftKey);
+  } else if (event.key === "Enter" && event.target === $("grid")) {
+    leaveFor();
+    const known = row(at);
+    if (known) location.assign(`/sample/${known.index}`);
+  }
+}
+
+function toFilter() {
+  document.body.classList.add("filtering");
+  $("open").setAttribute("aria-expanded", "true");
+  $("where").focus();
+}
+
+function closeFilter() {
+  document.body.classList.remove("filtering");
+  $("open").setAttribute("aria-expanded", "false");
+}
+
+keys({
+  "/": toFilter,
+  Escape: () => {
+    closeFilter();
+    document.querySelectorAll("details.menu[open]").forEach((menu) => menu.removeAttribute("open"));
+    return false;
+  },
+});
+$("open").addEventListener("click", () => (document.body.classList.contains("filtering") ? closeFilter() : toFilter()));
+$("hide").addEventListener("click", closeFilter);
+document.addEventListener("click", ({ target }) => {
+  document.querySelectorAll("details.menu[open]").forEach((menu) => menu.contains(target) || menu.removeAttribute("open"));
+});
+
+ask("/api/marks").then(showMarks, (error) => say(error.message));
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) open({ at: read() }); // marks may have changed on another page
+});
+open({ at: read() });
+$("grid").focus({ preventScroll: true });
