@@ -43,7 +43,7 @@ def describe_columns(served: Served) -> dict[str, Any]:
             {"name": name, "type": kind, "has_facet": name not in _NAMES, "is_cheap": True}
             for name, kind in columns.items()
         ]
-        found.sort(key=lambda each: each["name"] in OWN_COLUMNS or each["name"].endswith("_bytes"))
+        found.sort(key=lambda each: each["name"] in OWN_COLUMNS or str(each["name"]).endswith("_bytes"))
         return {"columns": found, "words": ""}
     collection = served.collection
     is_cheap = not collection.has_remote() and len(collection.ends) <= _FEW_SHARDS
