@@ -64,26 +64,17 @@ class Keys:
         """Every sample with this key, in order."""
         return list(self._occurrences(key))
 
-    def in_shards(self, key: str, start: int = 0) -> Iterator[list[int]]:
-        """The samples with this key: a list for each shard from number ``start`` on, for searches that end early."""
-        lengths = self._collection.lengths
-        first = int(self._collection.cum_lengths[start - 1]) if start else 0
-        for k in range(start, len(lengths)):
-            found: list[int] = []
-            count = lengths[k]
+    def _occurrences(self, key: object) -> Iterator[int]:
+        first = 0
+        for k, count in enumerate(self._collection.lengths if isinstance(key, str) else ()):
             if count:
                 table, chosen = self._table(k), self._collection.rows_of(k)
-                rows = table.rows_of(key)
+                rows = table.rows_of(str(key))
                 if isinstance(chosen, range):
-                    found = sorted(first + at for row in rows for at in range(row, count, len(table)))
+                    yield from sorted(first + at for row in rows for at in range(row, count, len(table)))
                 elif rows:
-                    found = (first + np.flatnonzero(np.isin(np.asarray(chosen) % len(table), rows))).tolist()
-            yield found
+                    yield from (first + np.flatnonzero(np.isin(np.asarray(chosen) % len(table), rows))).tolist()
             first += count
-
-    def _occurrences(self, key: object) -> Iterator[int]:
-        for found in self.in_shards(key) if isinstance(key, str) else ():
-            yield from found
 
     def _table(self, k: int) -> MemberTable:
         # Statistics say how samples are accessed; a search through all shards would read as an order without locality.

@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import facets, fields, marks, overview, places, rows, samples
+from wids.serve import epoch, facets, fields, marks, overview, places, rows, samples
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 # (path, title) of what the head of each page leads to.
-PAGES: Sequence[tuple[str, str]] = (("/", "Overview"), ("/samples", "Samples"))
+PAGES: Sequence[tuple[str, str]] = (("/", "Overview"), ("/samples", "Samples"), ("/epoch", "Epoch"))
 
 
 def make_app(served: Served, *, token: str | None = None, has_frames: bool = False) -> ASGIApp:
@@ -57,6 +57,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         *facets.routes(served),
         *places.routes(served),
         *marks.routes(served),
+        *epoch.routes(served, templates),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
 

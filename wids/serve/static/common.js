@@ -1,6 +1,6 @@
 // What all pages share: asking the server, words and numbers, keys. Text from a shard is set as text, never as HTML.
 
-/** Ask the server; an answer that is no success throws an Error with the server's sentence. */
+/** Ask the server; an answer that is no success throws an Error with the server's sentence, and all of it as `found`. */
 export async function ask(path, { body, signal } = {}) {
   const options = { signal, headers: { "X-Wids": "1" } };
   if (body !== undefined) {
@@ -16,8 +16,27 @@ export async function ask(path, { body, signal } = {}) {
     throw new Error("the server does not answer: does wids serve still run?");
   }
   const found = await answer.json().catch(() => ({ error: `the server answered with ${answer.status}` }));
-  if (!answer.ok) throw new Error(found.error ?? `the server answered with ${answer.status}`);
+  if (!answer.ok) throw Object.assign(new Error(found.error ?? `the server answered with ${answer.status}`), { found });
   return found;
+}
+
+/** The steps of an answer that comes a line at a time. */
+export async function* steps(path, signal) {
+  const answer = await fetch(path, { signal, headers: { "X-Wids": "1" } });
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const step = JSON.parse(line);
+      if (step.error) throw new Error(step.error);
+      yield step;
+    }
+  }
 }
 
 /** An element: `make("p", { class: "note", onclick: f }, "words", child)`. Properties that begin with "on" are listeners. */

@@ -1,5 +1,5 @@
 // The page of many samples: what the address says is what is shown, and the other way round.
-import { ask, count, fail, keys, make, say } from "/static/common.js";
+import { ask, count, fail, keys, make, say, steps } from "/static/common.js";
 import { cell, setMarked, soon } from "/static/cells.js";
 import { showColumns } from "/static/facets.js";
 import { Grid } from "/static/grid.js";
@@ -279,25 +279,6 @@ async function jump(by, number, signal) {
   grid.current = at;
   $("grid").focus({ preventScroll: true });
   if (!found.is_shown) say(by === "shard" ? "No sample of this shard is shown; this is the next one" : "This sample is not shown here; this is the next one");
-}
-
-/** The steps of an answer that comes a line at a time. */
-async function* steps(path, signal) {
-  const answer = await fetch(path, { signal, headers: { "X-Wids": "1" } });
-  if (!answer.ok) throw new Error((await answer.json()).error);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      const step = JSON.parse(line);
-      if (step.error) throw new Error(step.error);
-      yield step;
-    }
-  }
 }
 
 async function findKey(key, signal) {
