@@ -1,32 +1,49 @@
-"""What the tests of pages share."""
+"""Who asks for pages in tests."""
 
-import io
-import tarfile
+import json
 
 import pytest
 from starlette.testclient import TestClient
 
-from tests.support.shards import write_json
 from wids.serve.app import make_app
 from wids.serve.served import Served
 
 
+class Asking:
+    """Asks for the pages of a dataset, as its own pages do."""
+
+    def __init__(self, served):
+        self.served = served
+        self.client = TestClient(make_app(served), base_url="http://127.0.0.1", headers={"x-wids": "1"})
+
+    def get(self, path, status=200, **query):
+        """The JSON of an answer."""
+        answer = self.client.get(path, params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def post(self, path, body, status=200):
+        """The JSON of the answer to a request that changes something."""
+        answer = self.client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def lines(self, path, **query):
+        """The steps of an answer that comes a line at a time."""
+        answer = self.client.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+
 @pytest.fixture
-def pages(tmp_path):
-    """A function: fields of one sample -> what a browser has at its pages."""
+def serve_index():
+    """Serve an index: its pages are asked by what this gives."""
     opened = []
 
-    def open_pages(fields, **header):
-        with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
-            for name, data in fields.items():
-                info = tarfile.TarInfo(f"s{name}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-        index = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}], **header}
-        write_json(tmp_path / "index.json", index)
-        opened.append(Served(str(tmp_path / "index.json")))
-        return TestClient(make_app(opened[-1]), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+    def serve_index(index, **options):
+        opened.append(Served(str(index), **options))
+        return Asking(opened[-1])
 
-    yield open_pages
+    yield serve_index
     for served in opened:
         served.close()

@@ -3,38 +3,25 @@
 import threading
 
 import pytest
-from starlette.testclient import TestClient
 
 from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_mixture, write_shards, write_tar
 from wids.dataset import ShardListDataset
 from wids.serve import rows as serve_rows
-from wids.serve.app import make_app
-from wids.serve.served import Served
 from wids.testing import Server
 
 
-def client_of(served):
-    """Who asks for pages of a dataset."""
-    return TestClient(make_app(served), base_url="http://127.0.0.1", headers={"x-wids": "1"})
-
-
 @pytest.fixture
-def ask(request):
-    """Ask for pages of an index."""
-    opened = []
+def ask(serve_index):
+    """Ask for rows of an index."""
+    opened = {}
 
     def ask(index, path, status=200, **query):
-        served = next((each for each in opened if each.name == str(index)), None)
-        if served is None:
-            opened.append(served := Served(str(index)))
-        answer = client_of(served).get(path, params=query)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        if str(index) not in opened:
+            opened[str(index)] = serve_index(index)
+        return opened[str(index)].get(path, status, **query)
 
-    yield ask
-    for served in opened:
-        served.close()
+    return ask
 
 
 def test_a_row(tmp_path, ask):
@@ -181,21 +168,20 @@ def test_a_remote_set(tmp_path, ask):
         assert 0 < server.sent_bytes["/big.tar"] < size / 2
 
 
-def test_a_slow_shard(tmp_path, ask, monkeypatch):
+def test_a_slow_shard(tmp_path, serve_index, monkeypatch):
     """Rows of other shards do not wait for it; its own are pending, and asked for again."""
     monkeypatch.setattr(serve_rows, "LIMITS", serve_rows.Limits(wait_seconds=0.05))
     write_index(tmp_path, (2, 2))
-    served = Served(str(tmp_path / "index.json"))
+    pages = serve_index(tmp_path / "index.json")
+    served = pages.served
     go, load = threading.Event(), served.collection.open
     monkeypatch.setattr(served.collection, "open", lambda k: (go.wait() if k else None, load(k))[1])
-    client = client_of(served)
-    found = client.get("/api/rows").json()["rows"]
+    found = pages.get("/api/rows")["rows"]
     assert [row.get("key") for row in found] == ["s0-000", "s0-001", None, None]
     assert [row.get("is_pending", False) for row in found] == [False, False, True, True]
     go.set()
     served.rows.table(1)
-    assert [row["key"] for row in client.get("/api/rows").json()["rows"]][2:] == ["s1-000", "s1-001"]
-    served.close()
+    assert [row["key"] for row in pages.get("/api/rows")["rows"]][2:] == ["s1-000", "s1-001"]
 
 
 def test_what_is_kept():
@@ -210,16 +196,14 @@ def test_what_is_kept():
     assert list(kept) == ["e"]
 
 
-def test_a_predicate_is_asked_once(tmp_path, monkeypatch):
+def test_a_predicate_is_asked_once(tmp_path, serve_index, monkeypatch):
     """All pages of what it chooses come of one answer."""
     index = write_dataset(tmp_path)
     make_columns(index)
-    served = Served(index)
-    asked = []
+    pages, asked = serve_index(index), []
+    served = pages.served
     find = served.dataset.find_rows
     monkeypatch.setattr(served.dataset, "find_rows", lambda where: (asked.append(where), find(where))[1])
-    client = client_of(served)
     for start in (0, 1, 0):
-        assert client.get("/api/rows", params={"where": " label < 3 ", "start": start}).json()["total"] == 6
+        assert pages.get("/api/rows", where=" label < 3 ", start=start)["total"] == 6
     assert asked == ["label < 3"]
-    served.close()

@@ -1,0 +1,243 @@
+"""The grid of samples in a real browser: opened, scrolled, filtered, jumped in, marked; the marks train a model."""
+
+import io
+import time
+import zipfile
+
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import wids
+from tests.support.browser import Visit, open_browser
+from tests.support.clocks import PATIENCE_SECONDS
+from tests.support.columns import make_columns
+from tests.support.shards import write_json, write_tar
+from wids.columns.spec import parse_spec
+from wids.serve import start
+
+HUGE = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium."""
+    with open_browser() as found:
+        yield found
+
+
+def picture(number):
+    """A picture of one colour."""
+    data = io.BytesIO()
+    Image.new("RGB", (40, 30), (number % 256, 80, 120)).save(data, "JPEG")
+    return data.getvalue()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """600 pictures with a label and a caption, in three shards, and their columns."""
+    folder = tmp_path_factory.mktemp("pictures")
+    shards = []
+    for k in range(3):
+        members = {}
+        for g in range(200 * k, 200 * k + 200):
+            members |= {f"p{g:04d}.jpg": picture(g), f"p{g:04d}.cls": b"%d" % (g % 3)}
+            members[f"p{g:04d}.txt"] = b"<b>caption</b> of %d" % g
+        write_tar(folder / f"{k}.tar", members)
+        shards.append({"url": f"{k}.tar", "nsamples": 200})
+    index = {"wids_version": 1, "shardlist": shards, "info": {"classes": ["ant", "bee", "cow"]}}
+    path = write_json(folder / "train.json", index)
+    make_columns(path, spec=parse_spec(fields=[".cls=label"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(index):
+    """The pages of that."""
+    with start(index) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory):
+    """The pages of 10^9 samples in shards that are nowhere."""
+    shards = [{"url": f"gone-{k}.tar", "nsamples": HUGE // 100} for k in range(100)]
+    with start(
+        write_json(tmp_path_factory.mktemp("huge") / "huge.json", {"wids_version": 1, "shardlist": shards})
+    ) as found:
+        yield found
+
+
+def until(page, expression):
+    """Wait until a script's expression is true; Playwright's own way is stopped by the pages' policy."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(50)
+
+
+def cell(page, index):
+    """The cell of a sample."""
+    return page.locator(f'.cell[data-index="{index}"]')
+
+
+def test_open_filter_mark_save_train(browser, index, server, tmp_path):
+    """Pictures are seen, a class is chosen among the values, some are marked, saved as a view, and trained on."""
+    with Visit(browser, server.url, accept_downloads=True) as visit:
+        page = visit.go("/samples")
+        until(page, "document.querySelector('.cell[data-index=\"0\"] img')?.naturalWidth > 0")
+        assert cell(page, 0).inner_text() == "p0000"
+        page.get_by_role("button", name="bee (1) 200").click()
+        until(page, "document.getElementById('count').textContent == '200 of 600 match'")
+        assert page.input_value("#where") == '"label" = 1'
+        cell(page, 4).wait_for()
+        assert cell(page, 0).count() == 0
+        page.locator("#grid").focus()
+        page.keyboard.press("Space")
+        until(page, "document.getElementById('marked').textContent == '1 marked'")
+        cell(page, 7).hover()
+        cell(page, 7).locator(".corner").click(modifiers=["Shift"])
+        until(page, "document.getElementById('marked').textContent == '3 marked'")
+        assert [cell(page, k).get_attribute("aria-selected") for k in (1, 4, 7, 10)] == [
+            "true",
+            "true",
+            "true",
+            "false",
+        ]
+        page.click("#marks summary")
+        with page.expect_download() as download:
+            page.click("#as-view")
+        zipfile.ZipFile(download.value.path()).extractall(tmp_path)
+        with page.expect_download() as download:
+            page.click("#as-keys")
+        with open(download.value.path(), encoding="utf-8") as file:
+            assert file.read() == "p0001\np0004\np0007\n"
+        page.click("#only")
+        until(page, "document.getElementById('count').textContent == '3 of 600 marked'")
+        page.go_back()
+        until(page, "document.getElementById('count').textContent == '200 of 600 match'")
+        assert (visit.left, visit.said) == ([], [])
+    dataset = wids.ShardListDataset(tmp_path / "marked.json", transformations="numpy", fields=(".jpg", ".cls"))
+    loader = DataLoader(dataset, batch_size=2, sampler=wids.ChunkedSampler(dataset, shuffle=True))
+    assert sorted(label for batch in loader for label in batch[".cls"].tolist()) == [1, 1, 1]
+
+
+def test_the_address_is_what_is_shown(browser, server):
+    """A filter and a place come back by their address, by Back and Forward, and from a sample's page."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples?where=label+%3D+2&at=90")
+        cell(page, 272).wait_for()
+        assert page.input_value("#where") == "label = 2"
+        page.fill("#where", "nowhere = 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#why .error")
+        assert "nowhere" in page.inner_text("#why")
+        page.go_back()
+        cell(page, 272).wait_for()
+        assert page.inner_text("#why") == ""
+        assert visit.left == []
+
+
+def test_what_is_shown_of_a_sample(browser, server):
+    """Another field, as text and never as HTML; a column below it; the choice is remembered."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).wait_for()
+        page.click("#view summary")
+        page.select_option("#field", ".txt")
+        page.select_option("#caption", "label")
+        until(page, "document.querySelector('.cell[data-index=\"4\"] .words')?.textContent == '<b>caption</b> of 4'")
+        assert cell(page, 4).locator(".caption").inner_text() == "label: bee"
+        page.reload()
+        until(page, "document.querySelector('.cell[data-index=\"0\"] .words')")
+        assert page.locator(".cell b").count() == 0
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_jumps(browser, server):
+    """To an index, a shard, and a key: by columns here."""
+    with Visit(browser, server.url) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).wait_for()
+        for by, to, there in (("index", "412", 412), ("shard", "2", 400), ("key", "p0123", 123)):
+            page.select_option("#by", by)
+            page.fill("#to", to)
+            page.click("#jump button")
+            page.wait_for_selector(f'.cell.current[data-index="{there}"]')
+        page.select_option("#by", "key")
+        page.fill("#to", "nobody")
+        page.click("#jump button")
+        page.wait_for_selector("#told .error")
+        assert 'no sample has the key "nobody"' in page.inner_text("#told")
+        page.select_option("#by", "index")
+        page.fill("#to", "600")
+        page.click("#jump button")
+        page.get_by_text("there is no sample 600").wait_for()
+        assert visit.left == []
+
+
+def first(page):
+    """The first and the last place in sight."""
+    return page.evaluate(
+        "(() => { const all = [...document.querySelectorAll('.stage .cell')].map((e) => Number(e.dataset.at));"
+        "return [Math.min(...all), Math.max(...all)]; })()"
+    )
+
+
+def test_a_thousand_million(browser, huge):
+    """By wheel, keys, slider and jumps to exact places, to the last one; rows that cannot be read are errors."""
+    with Visit(browser, huge.url) as visit:
+        page = visit.go("/samples")
+        page.wait_for_selector('.cell[data-at="0"] .error')
+        assert "gone-0.tar" in page.inner_text('.cell[data-at="0"]')
+        columns = page.evaluate(
+            "(() => { const at = (k) => document.querySelector(`.cell[data-at='${k}']`).style.transform.split(',')[1];"
+            "let k = 1; while (at(k) === at(0)) k += 1; return k; })()"
+        )
+        page.locator("#grid").focus()
+        page.keyboard.press("ArrowDown")
+        page.wait_for_selector(f'.cell.current[data-at="{columns}"]')
+        page.keyboard.press("End")
+        page.wait_for_selector(f'.cell.current[data-at="{HUGE - 1}"]')
+        assert first(page)[1] == HUGE - 1
+        page.keyboard.press("Home")
+        page.wait_for_selector('.cell.current[data-at="0"]')
+        page.select_option("#by", "index")
+        page.fill("#to", "512,345,678")
+        page.click("#jump button")
+        page.wait_for_selector('.cell.current[data-index="512345678"]')
+        before = first(page)[0]
+        page.locator("#grid").hover()
+        page.mouse.wheel(0, 400)  # some rows, and not some millions
+        until(
+            page,
+            f"Math.min(...[...document.querySelectorAll('.stage .cell')].map((e) => Number(e.dataset.at))) > {before}",
+        )
+        assert first(page)[0] - before <= 4 * columns
+        page.evaluate("document.getElementById('grid').scrollTop = 4e6")  # a scroll bar that is drawn
+        until(page, "Math.abs(Number([...document.querySelectorAll('.stage .cell')][0].dataset.at) - 5e8) < 2e6")
+        page.evaluate("document.getElementById('grid').scrollTop = 1e9")
+        page.wait_for_selector(f'.cell[data-at="{HUGE - 1}"]')
+        page.locator("#slider").fill("999999998")
+        page.wait_for_selector('.cell.current[data-at="999999998"]')
+        until(page, "new URLSearchParams(location.search).get('at') > 9e8")
+        page.reload()
+        page.wait_for_selector('.cell[data-at="999999998"] .error')
+        assert page.inner_text("#count") == "1,000,000,000 samples"
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_a_narrow_screen(browser, server):
+    """Nothing is wider than it; the filter opens over the grid, and closes."""
+    with Visit(browser, server.url, viewport={"width": 390, "height": 800}) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert not page.is_visible("#where")
+        page.keyboard.press("/")
+        page.fill("#where", "label = 0")
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('count').textContent == '200 of 600 match'")
+        page.click("#hide")
+        assert not page.is_visible("#where")
+        assert (visit.left, visit.said) == ([], [])

@@ -1,0 +1,354 @@
+"""Marked samples: what may be marked, the file that they are kept in, what can be saved, who may not mark."""
+
+import io
+import json
+import os
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.support.columns import make_columns, write_dataset
+from tests.support.shards import write_index, write_json, write_shards, write_tar
+from wids.dataset import ShardListDataset
+from wids.errors import InputError, OutputError, OutputExistsError
+from wids.serve import marks as serve_marks
+from wids.serve.served import Served
+from wids.testing import Server
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index of two shards."""
+    return write_index(tmp_path, (3, 4))
+
+
+@pytest.fixture
+def repeating(tmp_path):
+    """An index of three shards; the key b is of three samples, in two of them."""
+    shards = []
+    for k, keys in enumerate(("abb", "c", "db")):
+        names = [f"{key}{'.txt' if n % 2 else '.cls'}" for n, key in enumerate(keys)]
+        members = [(name, b"x") for name in names]
+        if keys == "abb":  # not adjacent: two samples
+            members = [("b.txt", b"x"), ("a.txt", b"x"), ("b.cls", b"x")]
+        write_tar(tmp_path / f"{k}.tar", members)
+        shards.append({"url": f"{k}.tar", "nsamples": len(keys)})
+    return write_json(tmp_path / "r.json", {"wids_version": 1, "shardlist": shards})
+
+
+def test_mark_and_unmark(index, serve_index):
+    """One sample, or several; the answer counts; pages show only these, of a filter too."""
+    pages = serve_index(index)
+    assert pages.post("/api/marks", {"index": 5, "is_marked": True})["count"] == 1
+    assert pages.post("/api/marks", {"indices": [1, 5, 2], "is_marked": True})["count"] == 3
+    assert pages.get("/api/marks", indices="0,1,2") == {"count": 3, "file": "", "kind": "", "marked": [1, 2]}
+    found = pages.get("/api/rows", marked="1")
+    assert [(row["at"], row["index"], row["is_marked"]) for row in found["rows"]] == [
+        (0, 1, True),
+        (1, 2, True),
+        (2, 5, True),
+    ]
+    assert pages.get("/api/rows", marked="1", where="shard = 1")["total"] == 1
+    assert pages.post("/api/marks", {"index": 1, "is_marked": False})["count"] == 2
+    assert pages.post("/api/marks", {"index": 1, "is_marked": False})["count"] == 2
+
+
+def test_a_range(tmp_path, serve_index):
+    """From one place to another of the list that a page shows, which a filter and the marks may have made."""
+    pages = serve_index(write_index(tmp_path, (3, 4)))
+    body = {"start": 1, "end": 3, "where": "shard = 1", "is_marked": True}
+    assert pages.post("/api/marks", body)["count"] == 2
+    assert [row["index"] for row in pages.get("/api/rows", marked="1")["rows"]] == [4, 5]
+    assert pages.post("/api/marks", {"start": 0, "end": 1, "marked": True, "is_marked": False})["count"] == 1
+    assert pages.post("/api/marks", {"start": 0, "end": 7, "is_marked": True})["count"] == 7
+    pages.post("/api/marks", {"start": 0, "end": 8, "is_marked": True}, 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"index": 7, "is_marked": True}, 404, "no sample 7"),
+        ({"index": -1, "is_marked": True}, 400, "-1 is no index"),
+        ({"index": True, "is_marked": True}, 400, "True is no index"),
+        ({"index": "0", "is_marked": True}, 400, "'0' is no index"),
+        ({"is_marked": True}, 400, "None is no index"),
+        ({"index": 0, "is_marked": 1}, 400, "a request to mark"),
+        ({"index": 0}, 400, "a request to mark"),
+        ([0], 400, "a request to mark"),
+        ({"start": 3, "end": 1, "is_marked": True}, 404, "no range"),
+        ({"start": 0, "end": 1, "where": "nowhere > 1", "is_marked": True}, 400, "no columns"),
+    ],
+)
+def test_what_cannot_be_marked(index, serve_index, body, status, words):
+    """It is said why, and nothing is marked."""
+    pages = serve_index(index)
+    assert words in pages.post("/api/marks", body, status)["error"]
+    assert pages.get("/api/marks")["count"] == 0
+
+
+def test_what_is_no_request(index, serve_index, monkeypatch):
+    """No JSON, or a body that is longer than any request."""
+    pages = serve_index(index)
+    assert pages.client.post("/api/marks", content=b"\xff{").status_code == 400
+    assert pages.client.post("/api/marks", content=b"[" * 100_000).status_code == 400
+    monkeypatch.setattr(serve_marks, "_MAX_BODY", 10)
+    assert pages.client.post("/api/marks", content=b" " * 11).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-wids": "1", "origin": "http://evil.example"},
+        {"x-wids": "1", "sec-fetch-site": "cross-site"},
+        {"content-type": "text/plain"},
+    ],
+)
+def test_other_sites_mark_nothing(index, serve_index, headers):
+    """Neither a form nor a script of another page."""
+    pages = serve_index(index)
+    pages.client.headers.pop("x-wids")
+    answer = pages.client.post("/api/marks", content=b'{"index": 0, "is_marked": true}', headers=headers)
+    assert answer.status_code == 403
+    assert pages.get("/api/marks")["count"] == 0
+
+
+def test_too_many(index, serve_index, monkeypatch):
+    """It is said what to use instead."""
+    monkeypatch.setattr(serve_marks, "MAX_MARKS", 3)
+    pages = serve_index(index)
+    assert "wids view" in pages.post("/api/marks", {"indices": [0, 1, 2, 3], "is_marked": True}, 400)["error"]
+    assert "wids view" in pages.post("/api/marks", {"start": 0, "end": 4, "is_marked": True}, 400)["error"]
+    assert pages.post("/api/marks", {"indices": [0, 1, 2], "is_marked": True})["count"] == 3
+
+
+@pytest.mark.parametrize("name", ["marks.json", "marks.npy", "marks.txt", "marks"])
+def test_a_file_of_marks(index, tmp_path, serve_index, name):
+    """It has each change before the answer, is read at the next start, and is what select and exclude take."""
+    path = tmp_path / name
+    pages = serve_index(index, marks=str(path))
+    assert not path.exists()
+    pages.post("/api/marks", {"indices": [4, 1], "is_marked": True})
+    dataset = ShardListDataset(index)
+
+    def keys_there():
+        if name == "marks.json":
+            return list(ShardListDataset(path).keys)
+        assert len(dataset.exclude(path)) == 7 - len(dataset.select(path))
+        return list(dataset.select(path).keys)
+
+    assert keys_there() == ["s0-001", "s1-001"]
+    pages.post("/api/marks", {"index": 4, "is_marked": False})
+    assert keys_there() == ["s0-001"]
+    again = serve_index(index, marks=str(path))
+    assert again.get("/api/marks", indices="1,4")["marked"] == [1]
+    assert again.get("/api/marks")["file"] == name
+    again.post("/api/marks", {"index": 1, "is_marked": False})
+    assert serve_index(index, marks=str(path)).get("/api/marks")["count"] == 0
+    assert not [each for each in os.listdir(tmp_path) if "part" in each]
+
+
+@pytest.mark.parametrize("name", ["marks.json", "marks.npy", "marks.txt"])
+def test_marks_of_a_view(index, tmp_path, serve_index, name):
+    """They are counted as the view does; those that it lacks are not forgotten: the file is refused."""
+    ShardListDataset(index).select([0, 2, 4, 6]).save(tmp_path / "view.json")
+    pages = serve_index(tmp_path / "view.json", marks=str(tmp_path / name))
+    pages.post("/api/marks", {"indices": [1, 3], "is_marked": True})
+    again = serve_index(tmp_path / "view.json", marks=str(tmp_path / name))
+    assert again.get("/api/marks", indices="0,1,2,3")["marked"] == [1, 3]
+    if name != "marks.npy":
+        whole = serve_index(index, marks=str(tmp_path / name))
+        assert whole.get("/api/marks", indices="0,1,2,3,4,5,6")["marked"] == [2, 6]
+        whole.post("/api/marks", {"index": 1, "is_marked": True})
+        with pytest.raises(OutputExistsError):
+            Served(str(tmp_path / "view.json"), marks=str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("m.txt", b"the key of nothing\n"),
+        ("m.txt", b"s0-000\nnobody\n"),
+        ("m.txt", b"s0-000"),
+        ("m.txt", b"s0-000\r\n"),
+        ("m.txt", b"s0-000\n\n"),
+        ("m.txt", b"\xff\n"),
+        ("m.json", b'{"a": 1}'),
+        ("m.json", b"[" * 100_000),
+        ("m.json", b"{"),
+        ("m.npy", b"PK"),
+        ("m.npy", b"\x93NUMPY"),
+    ],
+)
+def test_a_file_that_is_not_ours(index, tmp_path, name, data):
+    """It is refused at the start, and stays as it is."""
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(OutputExistsError, match="no file of marks"):
+        Served(index, marks=str(path))
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1.0]),
+        np.array([2, 1]),
+        np.array([1, 1]),
+        np.array([7]),
+        np.array([-1]),
+        np.array([[0]]),
+        np.zeros(7, bool),
+    ],
+)
+def test_an_array_that_is_not_ours(index, tmp_path, values):
+    """Likewise: of labels, say."""
+    np.save(tmp_path / "m.npy", values)
+    with pytest.raises(OutputExistsError, match="no file of marks"):
+        Served(index, marks=str(tmp_path / "m.npy"))
+
+
+def test_files_that_are_something_else(index, tmp_path):
+    """The index itself, its shards, its columns, another index, a view of other samples, a place that cannot be."""
+    dataset = write_dataset(tmp_path / "d")
+    make_columns(dataset)
+    ShardListDataset(dataset).select([0]).save(tmp_path / "other.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for path in (index, tmp_path / "s0.tar", dataset, tmp_path / "other.json"):
+        with pytest.raises(OutputExistsError):
+            Served(index, marks=str(path))
+    with pytest.raises(OutputExistsError):
+        Served(dataset, marks=str(tmp_path / "d" / "train.columns.parquet"))
+    for path in (tmp_path, tmp_path / "nowhere" / "m.txt", "https://host/m.txt", "/dev/null"):
+        with pytest.raises(OutputError):
+            Served(index, marks=str(path))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before} == before
+
+
+def test_too_many_in_a_file(index, tmp_path, monkeypatch):
+    """They are not cut."""
+    np.save(tmp_path / "m.npy", np.arange(4))
+    monkeypatch.setattr(serve_marks, "MAX_MARKS", 3)
+    with pytest.raises(InputError, match="3 can be marked"):
+        Served(index, marks=str(tmp_path / "m.npy"))
+
+
+def test_a_file_that_cannot_be_written(index, tmp_path, serve_index):
+    """A mark that is not in the file is not shown as one."""
+    folder = tmp_path / "f"
+    folder.mkdir()
+    pages = serve_index(index, marks=str(folder / "m.txt"))
+    folder.rmdir()
+    assert "is the directory writable" in pages.post("/api/marks", {"index": 1, "is_marked": True}, 400)["error"]
+    assert pages.get("/api/marks", indices="1")["marked"] == []
+    folder.mkdir()
+    assert pages.post("/api/marks", {"index": 1, "is_marked": True})["count"] == 1
+
+
+def test_keys_that_repeat(repeating, tmp_path, serve_index):
+    """A line means all samples of its key: those of the shard are marked at once, all others when it is read."""
+    path = tmp_path / "m.txt"
+    pages = serve_index(repeating, marks=str(path))
+    keys = list(ShardListDataset(repeating).keys)
+    assert keys == ["b", "a", "b", "c", "d", "b"]
+    found = pages.post("/api/marks", {"index": 0, "is_marked": True})
+    assert (found["also"], found["count"]) == ([2], 2)
+    assert path.read_text() == "b\n"
+    again = serve_index(repeating, marks=str(path))
+    assert again.get("/api/marks", indices="0,1,2,3,4,5")["marked"] == [0, 2, 5]
+    found = again.post("/api/marks", {"index": 5, "is_marked": False})
+    assert (found["also"], found["count"], path.read_text()) == ([0, 2], 0, "")
+
+
+def test_repeats_are_found(repeating, index, serve_index):
+    """Before keys are saved it is said which of them mean more than what is marked."""
+    pages = serve_index(repeating)
+    pages.post("/api/marks", {"indices": [0, 3], "is_marked": True})
+    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 1, "some": ["b"], "errors": 0}
+    pages.post("/api/marks", {"index": 0, "is_marked": False})
+    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 0}
+
+
+def test_repeats_by_columns(tmp_path, serve_index):
+    """Where there are columns, no table is read for that."""
+    index = write_dataset(tmp_path)
+    make_columns(index)
+    pages = serve_index(index)
+    pages.post("/api/marks", {"indices": [0, 9], "is_marked": True})
+    pages.served.rows.keys = None
+    pages.served.rows.table_apart = None
+    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 0}
+
+
+def test_repeats_and_a_shard_that_is_gone(tmp_path, serve_index):
+    """It is counted: whether it has the keys is not known."""
+    shards = write_shards(tmp_path, (2, 2))
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
+    pages = serve_index(index)
+    pages.post("/api/marks", {"index": 0, "is_marked": True})
+    os.unlink(shards[1]["url"])
+    assert pages.lines("/api/marks/repeats")[-1] == {"keys": 0, "some": [], "errors": 1}
+
+
+def test_what_can_be_saved(index, tmp_path, serve_index):
+    """A view that opens wherever it is unpacked, indices, keys."""
+    pages = serve_index(index)
+    pages.post("/api/marks", {"indices": [6, 0], "is_marked": True})
+    answer = pages.client.get("/api/marks/marked.zip")
+    assert answer.headers["content-disposition"] == 'attachment; filename="marked.zip"'
+    folder = tmp_path / "elsewhere" / "deep"
+    zipfile.ZipFile(io.BytesIO(answer.content)).extractall(folder)
+    assert list(ShardListDataset(folder / "marked.json").keys) == ["s0-000", "s1-003"]
+    assert np.load(io.BytesIO(pages.client.get("/api/marks/marked.npy").content)).tolist() == [0, 6]
+    assert pages.client.get("/api/marks/marked.txt").text == "s0-000\ns1-003\n"
+    assert pages.client.get("/api/marks/nothing").status_code == 404
+
+
+def test_a_view_of_tars_without_an_index(tmp_path, serve_index):
+    """Its file lists the shards itself, where they are."""
+    write_index(tmp_path / "d", (3, 4))
+    pages = serve_index(tmp_path / "d" / "s{0..1}.tar")
+    pages.post("/api/marks", {"index": 3, "is_marked": True})
+    zipfile.ZipFile(io.BytesIO(pages.client.get("/api/marks/marked.zip").content)).extractall(tmp_path / "e")
+    assert list(ShardListDataset(tmp_path / "e" / "marked.json").keys) == ["s1-000"]
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"a\rb", "\ufeffa".encode()])
+def test_keys_that_no_list_can_have(tmp_path, serve_index, name):
+    """They are refused for a list of keys, by name; indices can be kept of them."""
+    write_tar(tmp_path / "a.tar", [(name.decode("utf-8", "surrogateescape") + ".txt", b"x")])
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}]})
+    pages = serve_index(index, marks=str(tmp_path / "m.txt"))
+    assert "cannot stand in a list" in pages.post("/api/marks", {"index": 0, "is_marked": True}, 400)["error"]
+    pages = serve_index(index, marks=str(tmp_path / "m.npy"))
+    assert pages.post("/api/marks", {"index": 0, "is_marked": True})["count"] == 1
+    assert pages.get("/api/marks/marked.txt", 400)["error"]
+
+
+def test_many_at_once(index, tmp_path, serve_index):
+    """Of marks that come at the same time none is lost, in memory and in the file."""
+    path = tmp_path / "m.txt"
+    pages = serve_index(index, marks=str(path))
+    threads = [
+        threading.Thread(target=pages.served.marks.change, args=([k],), kwargs={"is_marked": True}) for k in range(7)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(path.read_text().splitlines()) == len(pages.served.marks) == 7
+
+
+def test_a_remote_index(tmp_path, serve_index):
+    """A view of remote shards is kept here, and read again."""
+    write_index(tmp_path, (3, 4))
+    with Server(tmp_path) as server:
+        url = f"{server.url}/index.json"
+        (tmp_path / "m").mkdir()
+        path = str(tmp_path / "m" / "view.json")
+        serve_index(url, marks=path, cache_dir=tmp_path / "c").post("/api/marks", {"index": 4, "is_marked": True})
+        assert json.loads((tmp_path / "m" / "view.json").read_text())["view_of"] == url
+        again = serve_index(url, marks=path, cache_dir=tmp_path / "c")
+        assert again.get("/api/marks", indices="3,4")["marked"] == [4]
