@@ -119,6 +119,15 @@ def shorten(text: str, *, most: int = _MAX_SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more)"
 
 
+def printable(name: str) -> str:
+    """Escape control characters and line breaks, which would act on a terminal or split a line of a log."""
+    if name.isprintable():
+        return name
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in name
+    )
+
+
 class WidsError(Exception):
     """The root of all errors raised by wids.
 

@@ -319,6 +319,11 @@ _SIZE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e\+?[0-9]{1,2})?)\s*(?:([km
 _PREFIXES = "kmgtp"
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """``1 shard``, ``3,001 files``, ``2 indexes``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def format_size(count: float) -> str:
     """``512 B``, ``1.23 GB``."""
     if count < 1000:

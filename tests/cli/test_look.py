@@ -26,7 +26,8 @@ from tests.support.shards import (
     write_shard,
     write_tar,
 )
-from wids.cli.look.describe import can_draw, describe, draw
+from wids.cli.look.drawing import can_draw, draw
+from wids.codecs.describe import describe
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
 from wids.tables.key_search import near_keys, rows_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wids import events
+from wids import errors, events
 from wids.errors import without_secrets
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MIN_COLUMNS = 40
 _GAP, _MIN_TEXT = 2, 8
 # Of longer tables a terminal folds the lines itself.
 _MAX_FITTED_ROWS = 1000
-format_size = events.format_size
+format_size, count_of, printable = events.format_size, events.count_of, errors.printable
 # (ages from so many seconds on, seconds of the unit, the unit)
 _AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 
@@ -78,20 +78,6 @@ def format_seconds(seconds: float) -> str:
         if seconds >= min_seconds:
             return f"{seconds // unit:,.0f} {name}"
     return "now"
-
-
-def count_of(number: int, noun: str, plural: str = "") -> str:
-    """``1 shard``, ``3,001 files``, ``2 indexes``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def printable(name: str) -> str:
-    """Escape control characters and line breaks, which would act on a terminal or split a line of a log."""
-    if name.isprintable():
-        return name
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in name
-    )
 
 
 def shown_url(url: str) -> str:

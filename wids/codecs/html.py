@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from wids.codecs.decode import SampleDecoder
+from wids.codecs.pictures import to_rgb
 from wids.errors import UnsafeFormatError, shorten
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def name_label(label: Any, classes: Sequence[str]) -> str | None:
 
 def _show_picture(image: Any, name: str, most: int) -> str:
     size = f"{image.width} x {image.height} {image.mode}"
-    if image.mode != "RGB":  # by way of a mode that has transparency, or grey of a wider range
-        by = {"P": "RGBA", "LA": "RGBA", "PA": "RGBA"}.get(image.mode, "F" if image.mode.startswith("I") else "RGB")
-        image = image.convert(by).convert("RGB" if by == "RGBA" else "L" if by == "F" else "RGB")
+    image = to_rgb(image)
     for pixels in _PIXELS:
         data = io.BytesIO()
         image.thumbnail((pixels, pixels))

@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import epoch, facets, fields, marks, overview, places, rows, samples
+from wids.serve import epoch, facets, fields, marks, overview, places, rows, sample, samples
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         *places.routes(served),
         *marks.routes(served),
         *epoch.routes(served, templates),
+        *sample.routes(served, templates),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
 

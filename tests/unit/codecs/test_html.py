@@ -1,5 +1,6 @@
 """Samples as HTML: what is shown, and that nothing in a sample becomes markup."""
 
+import base64
 import io
 import pickle
 
@@ -47,6 +48,16 @@ def test_pictures_are_thumbnails(mode):
     if name != "tif":  # which is not decoded unless asked for
         assert 'src="data:image/jpeg;base64,' in html
         assert f"900 x 600 {mode}" in html
+
+
+def test_deep_pictures_are_not_clipped():
+    """A depth map of 16 bits is seen from its nearest to its farthest; it was white."""
+    stream = io.BytesIO()
+    Image.fromarray(np.linspace(1000, 3000, 64 * 64).reshape(64, 64).astype(np.uint16)).save(stream, "PNG")
+    shown = show_dataset("d", [], [{".png": stream.getvalue(), "__key__": "a", "__index__": 0, "__shard__": "s"}], "")
+    image = Image.open(io.BytesIO(base64.b64decode(shown.partition("base64,")[2].partition('"')[0])))
+    low, high = image.convert("L").getextrema()
+    assert (low < 10, high > 245) == (True, True)
 
 
 def test_other_fields():

@@ -18,8 +18,8 @@ from wids.errors import ClosedReaderError, DecodeError, OutputError, SelectionEr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from wids.cli.look.describe import Field
     from wids.cli.look.listed import Listed
+    from wids.codecs.describe import Field
     from wids.readers.base import Sample
 
 
@@ -59,7 +59,7 @@ def show(listed: Listed, samples: Sequence[str], *, is_key: bool, is_preview: bo
     Raises:
         WidsError: there is no such sample, its shard cannot be downloaded or read, or a field is damaged.
     """
-    from wids.cli.look.describe import describe
+    from wids.codecs.describe import describe
 
     is_several = len(samples) > 1 or _is_range(samples[0], is_key=is_key)
     damaged, classes = list[str](), listed.shards.class_names
@@ -191,7 +191,7 @@ def _print(place: dict[str, Any], fields: list[Field], *, is_preview: bool) -> N
 def _print_images(fields: list[Field]) -> None:
     from rich.console import Console
 
-    from wids.cli.look.describe import can_draw, draw
+    from wids.cli.look.drawing import can_draw, draw
 
     console = Console(highlight=False)
     for field in fields:

@@ -1,8 +1,7 @@
-"""Describe a field of a sample: its type, its sizes and shapes, the beginning of its text; draw a picture.
+"""Describe a field of a sample: its type, its sizes and shapes, the beginning of its text.
 
 Each field is decoded by itself and as the dataset decodes it. A damaged field is described as damaged; a field that
-could run code is named and not opened. People get a line of text, programs the same facts as JSON. A character of a
-picture in a terminal shows two pixels, as an upper half block on a background colour.
+could run code is named and not opened. People get a line of text, programs the same facts as JSON.
 """
 
 from __future__ import annotations
@@ -10,74 +9,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from wids.cli.format import count_of, printable
-from wids.codecs.decode import UNASKED, SampleDecoder
-from wids.errors import DecodeError, UnsafeFormatError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-_COLUMNS, _ROWS = 64, 20
-_HALF = "\u2580"
-# Behind transparent pixels: on black or white, line art of the same colour would vanish.
-_BACKGROUND = (128, 128, 128)
-
-
-def can_draw(console: Console) -> bool:
-    """Whether a console is a terminal with colours that can print the half block."""
-    try:
-        _HALF.encode(console.encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    has_colours = console.color_system in ("truecolor", "256", "windows") and not console.no_color
-    return console.is_terminal and has_colours
-
-
-def draw(image: Any, console: Console) -> Text:
-    """Return a PIL image as lines of half blocks, scaled down to the console but never up."""
-    from rich.text import Text
-
-    pixels = _fit(_to_rgb(image), max(min(console.width - 1, _COLUMNS), 1), 2 * _ROWS)
-    width, height = pixels.size
-    values = pixels.load()
-    text = Text(no_wrap=True)
-    for y in range(0, height, 2):
-        if y:
-            text.append("\n")
-        for x in range(width):
-            upper = "#{:02x}{:02x}{:02x}".format(*values[x, y])
-            lower = " on #{:02x}{:02x}{:02x}".format(*values[x, y + 1]) if y + 1 < height else ""
-            text.append(_HALF, style=upper + lower)
-    return text
-
-
-def _fit(image: Any, width: int, height: int) -> Any:
-    scale = min(width / image.width, height / image.height, 1)
-    size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
-    from PIL import Image
-
-    return image.resize(size, Image.Resampling.BOX, reducing_gap=2.0) if size != image.size else image
-
-
-def _to_rgb(image: Any) -> Any:
-    from PIL import Image
-
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        # PIL would clip values above 255, and 16-bit depth maps would be white.
-        low, high = image.convert("F").getextrema()
-        scale = 255 / (high - low) if high > low else 0
-        return image.convert("F").point(lambda value: value * scale - low * scale).convert("L").convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (*_BACKGROUND, 255))
-        return Image.alpha_composite(ground, image).convert("RGB")
-    return image.convert("RGB")
-
+from wids.codecs.decode import DEFAULT_INFLATE_BYTES, UNASKED, SampleDecoder
+from wids.errors import DecodeError, UnsafeFormatError, printable
+from wids.events import count_of
 
 _MAX_CHARACTERS = 300
 _MAX_BYTES = 16
@@ -93,7 +31,7 @@ class Field(msgspec.Struct, kw_only=True):
         kind: image, array, arrays, text, number, json, tensors, bytes, unopened or damaged.
         words: the description for people.
         facts: the description for programs.
-        image: the PIL image, if the field is one.
+        value: the decoded field; None: it could not be decoded.
     """
 
     name: str
@@ -101,30 +39,42 @@ class Field(msgspec.Struct, kw_only=True):
     kind: str
     words: str
     facts: dict[str, Any] = {}
-    image: Any = None
+    value: Any = None
+
+    @property
+    def image(self) -> Any:
+        """The PIL image, if the field is one; else None."""
+        return self.value if self.kind == "image" else None
 
     def as_json(self) -> dict[str, Any]:
         """The field for ``--json``."""
         return {"name": self.name, "size": self.size, "kind": self.kind, **self.facts}
 
 
-def describe(name: str, data: bytes, *, key: str, shard: str) -> Field:
-    """Describe a field by its bytes."""
+def describe(name: str, data: bytes, *, key: str, shard: str, max_inflate_bytes: int = DEFAULT_INFLATE_BYTES) -> Field:
+    """Describe a field by its bytes.
+
+    Args:
+        name: the extension.
+        data: all of it.
+        key: of its sample.
+        shard: its URL.
+        max_inflate_bytes: the most that it may unpack to.
+    """
+    decoder = SampleDecoder("PIL", also=UNASKED, max_inflate_bytes=max_inflate_bytes)
     try:
-        value = SampleDecoder("PIL", also=UNASKED)({name: data, "__key__": key, "__shard__": shard})[name]
+        value = decoder({name: data, "__key__": key, "__shard__": shard})[name]
     except UnsafeFormatError:
         words = "not opened: opening it could run code from the file"
         return Field(name=name, size=len(data), kind="unopened", words=words, facts={"begins": data[:_MAX_BYTES].hex()})
     except DecodeError as error:
         words = str(error).partition(f" in shard {shard}: ")[2] or str(error)
         return Field(name=name, size=len(data), kind="damaged", words=printable(words), facts={"error": words})
-    kind, words, facts = _describe(value)
-    return Field(
-        name=name, size=len(data), kind=kind, words=words, facts=facts, image=value if kind == "image" else None
-    )
+    kind, words, facts = describe_value(value)
+    return Field(name=name, size=len(data), kind=kind, words=words, facts=facts, value=value)
 
 
-def _describe(value: Any) -> tuple[str, str, dict[str, Any]]:
+def describe_value(value: Any) -> tuple[str, str, dict[str, Any]]:
     """Return (kind, words, facts) of a decoded value."""
     if hasattr(value, "getbands"):
         width, height = value.size
