@@ -313,7 +313,7 @@ def _describe_leaf(value: Any) -> dict[str, Any]:
         return {"kind": "string", "text": value[:_LETTERS], "more": max(len(value) - _LETTERS, 0)}
     if value is None or isinstance(value, (bool, int, float)):
         text = _number(value) if isinstance(value, int) and not isinstance(value, bool) else json.dumps(value)
-        return {"kind": "number" if text[0] not in "nft" else "word", "text": text}
+        return {"kind": "number" if text.lstrip("-")[0].isdigit() or text[:2] == "a " else "word", "text": text}
     return {"kind": "other", "text": shorten(printable(describe_value(value)[1]), most=_LETTERS)}
 
 

@@ -10,7 +10,7 @@ export function zoomable(source, { width, height, name, onerror }) {
   const view = make("div", { class: "view", tabindex: "0", role: "group", "aria-label": `${name}, + and − zoom` }, image);
   // No higher than the picture is, enlarged if it is small.
   view.style.aspectRatio = `${width} / ${height}`;
-  view.style.maxHeight = `min(62vh, ${Math.max(height * Math.max(1, Math.min(8, Math.floor(320 / Math.max(width, height)))), 120)}px)`;
+  view.style.maxHeight = `min(62vh, ${Math.max(height * Math.max(1, Math.min(8, Math.floor(320 / Math.max(width, height)))), 120) + 2}px)`;
   const said = make("output", { "aria-live": "polite" });
   const state = { scale: 1, x: 0, y: 0, isFitted: true };
   const fingers = new Map();

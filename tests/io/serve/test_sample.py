@@ -1,0 +1,165 @@
+"""The page of a sample, and what its script asks for."""
+
+import io
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.io.serve.test_previews import array, opened, picture
+
+
+def packed(**arrays):
+    """The bytes of an .npz."""
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def checkpoint(value):
+    """The bytes of a .pt."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def test_the_page(pages):
+    """It is there for each sample, and reads none."""
+    client = pages({".txt": b"x"})
+    assert client.get("/sample/0").status_code == 200
+    assert 'data-index="0"' in client.get("/sample/0").text
+    for index in ("1", "9" * 50):
+        answer = client.get(f"/sample/{index}")
+        assert (answer.status_code, "there is no sample" in answer.text) == (404, True)
+
+
+def test_where_it_is(pages, tmp_path):
+    """Shard, row, and of each field its bytes there; and the code that reads it."""
+    client = pages({".txt": b"text", ".jpg": picture("JPEG")})
+    found = client.get("/api/sample/0").json()
+    assert (found["key"], found["shard"], found["row"], found["dataset"]) == ("s", 0, 0, None)
+    data = (tmp_path / "a.tar").read_bytes()
+    assert [data[f["offset"] : f["offset"] + f["size"]] for f in found["fields"]] == [b"text", picture("JPEG")]
+    assert [(f["at"], f["name"], f["kind"]) for f in found["fields"]] == [
+        ("@0", ".txt", "text"),
+        ("@1", ".jpg", "image"),
+    ]
+    names = {}
+    exec(f"import wids\n{found['code']}", names)
+    assert names["sample"][".txt"] == "text"
+    assert client.get("/api/sample/1").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "facts"),
+    [
+        (".txt", b"text", {"kind": "text"}),
+        (".cls", b"1", {"kind": "number", "value": 1, "class": "dog"}),
+        (".cls", b"7", {"kind": "number", "value": 7}),
+        (".id", b"12345678901234567890", {"kind": "number", "value": "12345678901234567890"}),
+        (".json", b'{"a": NaN}', {"kind": "json", "type": "dict"}),
+        (".json", b"NaN", {"kind": "number", "value": "nan"}),
+        (".json", b"[" * 100_000, {"kind": "damaged"}),
+        (".json", b" " * (9 << 20), {"kind": "large"}),
+        (".pkl", pickle.dumps(1), {"kind": "unopened"}),
+        (".pt", checkpoint({"x": object}), {"kind": "unopened"}),
+        (".npy", array(np.array([{}], object)), {"kind": "unopened"}),
+        (".png", picture()[:-40], {"kind": "damaged"}),
+        (".png", b"", {"kind": "damaged"}),
+        (".mp4", b"no film", {"kind": "video"}),
+        (".bin", b"\0", {"kind": "bytes"}),
+        (".txt", b"\xff", {"kind": "damaged"}),
+    ],
+)
+def test_what_a_field_is(pages, name, data, facts):
+    """As the dataset decodes it; what is damaged, unsafe or large says so."""
+    found = pages({name: data}, info={"classes": ["cat", "dog"]}).get("/api/field/0/@0").json()
+    assert {key: found.get(key) for key in facts} == facts
+    assert found["words"]
+    assert ("class" in found) == ("class" in facts)
+
+
+def test_pictures(pages):
+    """How large, and whether a browser draws it as it is or we do."""
+    stream = io.BytesIO()
+    Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30)).save(stream, "PNG")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010F] = "<script>\0" * 500
+    moving = io.BytesIO()
+    frames = [Image.new("RGB", (4, 4), (k, 0, 0)) for k in range(3)]
+    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    fields = {".png": picture(), ".deep.png": stream.getvalue(), ".tif": picture("TIFF"), ".gif": moving.getvalue()}
+    fields[".jpg"] = picture("JPEG", exif=exif.tobytes())
+    client = pages(fields)
+    found = [client.get(f"/api/field/0/@{k}").json() for k in range(5)]
+    assert [each["is_drawn"] for each in found] == [True, False, False, False, True]
+    assert [(each["width"], each["height"]) for each in found] == [(300, 200), (30, 20), (300, 200), (4, 4), (300, 200)]
+    assert (found[1]["is_scaled"], found[3]["is_moving"]) == (True, True)
+    tags = dict(found[4]["exif"])
+    assert (tags["Orientation"], len(tags["Make"]) < 300) == ("6", True)
+    assert opened(client.get("/picture/0/@1")).size == (30, 20)
+    assert opened(client.get("/picture/0/@2")).size == (300, 200)
+    assert client.get("/picture/0/.nope").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "names"),
+    [
+        (".npy", array(np.array([1.0, np.nan])), [""]),
+        (".npz", packed(a=np.arange(4), b=np.zeros((2, 2))), ["a", "b"]),
+        (".pt", checkpoint(torch.arange(3)), [""]),
+        (".pt", checkpoint({"w": torch.ones(2, 2, dtype=torch.bfloat16)}), ["w"]),
+    ],
+)
+def test_tensors(pages, name, data, names):
+    """Shape, type and statistics of each."""
+    found = pages({name: data}).get("/api/field/0/@0").json()
+    assert [each["name"] for each in found["measures"]] == names
+    assert all({"shape", "dtype", "min", "mean", "max", "std", "nans"} <= set(each) for each in found["measures"])
+
+
+def test_a_tree(pages):
+    """A level at a time, a hundred parts at a time; numbers as they are written, whatever their size."""
+    value = {
+        "a": [1, {"b": None}],
+        "big": 12345678901234567890,
+        "nan": float("nan"),
+        "s": "x" * 700,
+        "l": [*range(250)],
+    }
+    client = pages({".json": json.dumps(value).encode(), ".txt": b"x", ".cls": b"3"})
+    tree = client.get("/api/tree/0/.json").json()
+    assert (tree["kind"], tree["count"]) == ("object", 5)
+    assert [(part["name"], part["kind"]) for part in tree["parts"]] == [
+        ("a", "array"),
+        ("big", "number"),
+        ("nan", "word"),
+        ("s", "string"),
+        ("l", "array"),
+    ]
+    assert tree["parts"][1]["text"] == "12345678901234567890"
+    assert (tree["parts"][2]["text"], tree["parts"][3]["more"]) == ("NaN", 200)
+    assert client.get("/api/tree/0/.json?at=0.1").json()["parts"] == [
+        {"name": "b", "at": 0, "kind": "word", "text": "null"}
+    ]
+    last = client.get("/api/tree/0/.json?at=4&from=200").json()["parts"]
+    assert [part["at"] for part in last] == [*range(200, 250)]
+    for query, status in (("at=9", 404), ("at=1.0", 404), ("at=x", 400), ("at=-1", 400), ("from=-1", 400)):
+        assert client.get(f"/api/tree/0/.json?{query}").status_code == status
+    assert client.get("/api/tree/0/.cls").json() == {"kind": "number", "text": "3"}
+
+
+def test_values_that_are_kept_are_few(pages):
+    """Each is parsed once while its parts are looked at."""
+    client = pages({f".{k}.json": b"[1]" for k in range(9)})
+    for k in range(9):
+        assert client.get(f"/api/tree/0/@{k}?at=").json()["count"] == 1
+
+
+def test_no_columns(pages):
+    """Of a dataset that has none, there are none."""
+    assert pages({".txt": b"x"}).get("/api/columns/0").json() == {"columns": []}
