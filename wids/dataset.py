@@ -316,7 +316,8 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
         if not self._ahead:
             return None
         ahead_bytes = None if self._ahead is True else self._ahead
-        return self._collection.prefetch_source(ahead_bytes, has_fields=self.fields is not None)
+        has_fields = self.fields is not None
+        return self._collection.prefetch_source(ahead_bytes, has_fields=has_fields, figures=self._tally.told)
 
     def prefetch(self, indices: Iterable[Any]) -> Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
 from wids.cache import limits
-from wids.files import system
+from wids.files import atomic, system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
@@ -187,6 +187,44 @@ class _Log:
             self.cut()
 
 
+class Followed:
+    """The log of changes for who only looks on: nothing is made, and no lock is taken."""
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self._directory = directory
+        self._generation, self._offset = b"", 0
+
+    def read(self) -> list[tuple[float, int, str]]:
+        """(seconds since 1970, bytes, name) of each change since the last call, at first of the newest; 0: it went."""
+        try:
+            fd, _ = atomic.open_file(self._directory.changes)
+        except OSError:
+            return []
+        try:
+            log = _Log(self._directory, fd)
+            if not log.generation:
+                return []
+            is_first = not self._generation
+            if log.generation != self._generation:
+                begin = log.size - _FOLLOWED_BYTES if is_first else 0
+                self._generation, self._offset = log.generation, max(begin, _HEAD_BYTES)
+            elif log.size <= self._offset:  # nothing, or the end of its last line is cut off for the moment
+                return []
+            data = system.pread(fd, log.size - self._offset, self._offset)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+        data = data[: data.rfind(b"\n") + 1]  # a line that is being written is whole the next time
+        self._offset += len(data)
+        found = []
+        for line in data.splitlines():
+            with contextlib.suppress(ValueError):  # the rest of one, at first
+                size, name = _parse(line)
+                found.append((int(line.partition(b" ")[0]) / 1e9, size, name))
+        return [change for change in found if change[2] != "."]
+
+
 def _parse(line: bytes) -> tuple[int, str]:
     _, count, quoted = line.split()
     size, name = int(count), os.fsdecode(unquote_to_bytes(quoted))
@@ -195,7 +233,7 @@ def _parse(line: bytes) -> tuple[int, str]:
     return size, name
 
 
-_HEAD_BYTES, _MAX_LINE_BYTES = 33, 1024
+_HEAD_BYTES, _MAX_LINE_BYTES, _FOLLOWED_BYTES = 33, 1024, 1 << 16
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@
     .wids/indexes/KEY.SUFFIX              a file that is made once for all processes (`wids.files.shared_files`)
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
-    .wids/<pid>-<random>.plan             upcoming shards of a running job; locked by it
+    .wids/<pid>-<random>.plan             upcoming shards of a running job, its figures; locked by it
     .wids/space                           locked while files appear or go
     .wids/release-request                 touched by a process that needs space
     .wids/changes                         which shards came and went (`wids.cache.contents`)
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 KEEP_SUFFIX, PLAN_SUFFIX = ".keep", ".plan"
 # The whole name: one that ends in a line feed, or has the digits of another script, was not made by a cache.
-_PART = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part", re.DOTALL)
+PART = re.compile(r"(?P<name>.+)\.(?P<pid>[0-9]+)-[0-9a-f]{8}\.part", re.DOTALL)
 _PLAN = re.compile(r"[0-9]+-[0-9a-f]{8}" + re.escape(PLAN_SUFFIX))
 _SPACE, _RELEASE_REQUEST, _CHANGES = "space", "release-request", "changes"
 CLEANUP_LOCK = ".cleanup.lock"
@@ -160,7 +160,7 @@ class CacheDirectory(OwnFolder):
         locks: list[str] = []
         used = promised = 0
         for name, status in _list(self.own):
-            if _PART.fullmatch(name):
+            if PART.fullmatch(name):
                 parts.append(name)
                 used += status.st_size
                 promised += max(status.st_size - status.st_blocks * 512, 0)

@@ -258,7 +258,16 @@ class Prefetcher:
             if directory not in self._plans and os.path.isdir(directory):
                 self._plans[directory] = usage_hints.PlanFile(directory)
             if directory in self._plans:
-                self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}))
+                self._plans[directory].write(uses.get(directory, {}), busy.get(directory, {}), self._figures(directory))
+
+    def _figures(self, directory: str) -> dict[str, dict[str, float]]:
+        """What the datasets whose shards go to a directory have done so far."""
+        found: dict[str, dict[str, float]] = {}
+        for source in self._sources:
+            if source.figures is not None and source.directory in (None, directory):
+                name, figures = source.figures()
+                found[name] = figures if source.cache_size is None else {**figures, "cache_size": source.cache_size}
+        return found
 
 
 class Ahead:

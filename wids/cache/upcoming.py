@@ -52,6 +52,7 @@ class Source:
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
         directory: the cache directory; None: not known, or nothing goes there.
         reads: how many samples of it this process has read; None: not known.
+        figures: what its dataset has done so far, for people: (a name for it in this process, figure -> number).
     """
 
     store: Downloads
@@ -62,6 +63,7 @@ class Source:
     leaves: Callable[[int], bool] | None = None
     directory: str | None = None
     reads: Callable[[], int] | None = None
+    figures: Callable[[], tuple[str, dict[str, float]]] | None = None
 
     @property
     def cache_size(self) -> int | None:

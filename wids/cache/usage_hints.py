@@ -27,12 +27,20 @@ if TYPE_CHECKING:
 _STALE_SECONDS = 600.0
 
 
-class _Said(msgspec.Struct):
+class Said(msgspec.Struct):
+    """What a plan says.
+
+    Attributes:
+        uses, busy: see `PlanFile.write`.
+        figures: what the job's datasets have done so far, for people: a name for each -> figure -> number.
+    """
+
     uses: dict[str, float]
     busy: dict[str, float]
+    figures: dict[str, dict[str, float]] = {}
 
 
-_decode = msgspec.json.Decoder(_Said).decode
+_decode = msgspec.json.Decoder(Said).decode
 
 
 # Of the plans of this process.
@@ -50,7 +58,12 @@ class PlanFile:
         self._pid = os.getpid()
         self._fd = -1
 
-    def write(self, uses: Mapping[str, float], busy: Mapping[str, float] | None = None) -> None:
+    def write(
+        self,
+        uses: Mapping[str, float],
+        busy: Mapping[str, float] | None = None,
+        figures: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
         """Replace what it says; a directory that cannot be written goes without.
 
         JSON has neither infinity nor names that are not Unicode, as a ``localname`` may give them: those are left out.
@@ -58,8 +71,10 @@ class PlanFile:
         Args:
             uses: name of a shard's file -> when it is used next, in seconds since 1970.
             busy: name -> until when it is used for the last time, likewise.
+            figures: of each dataset, for people who look on; see `Said`.
         """
-        data = msgspec.json.encode({"uses": _what_can_be_told(uses), "busy": _what_can_be_told(busy or {})})
+        said = Said(_what_can_be_told(uses), _what_can_be_told(busy or {}), {**(figures or {})})  # type: ignore[dict-item]
+        data = msgspec.json.encode(said)
         try:
             # It is locked from its first moment on, so there is never a plan of ours that looks left behind.
             self._directory.make()
@@ -104,11 +119,19 @@ class Uses(dict[str, float]):
 
 def read(directory: str, names: Iterable[str]) -> Uses:
     """When the jobs of a directory use each shard next, the earliest of all plans; at once if it is in use now."""
+    return merge(read_each(directory, names))
+
+
+def read_each(directory: str, names: Iterable[str]) -> list[tuple[str, Said]]:
+    """(name, what it says) of each of these plans whose job lives."""
+    found = ((name, _read_one(os.path.join(directory, name))) for name in names)
+    return [(name, said) for name, said in found if said is not None]
+
+
+def merge(plans: Iterable[tuple[str, Said]]) -> Uses:
+    """As `read`, of plans that were read."""
     found, now = Uses(), time.time()
-    for name in names:
-        said = _read_one(os.path.join(directory, name))
-        if said is None:
-            continue
+    for name, said in plans:
         is_own = name in _own_names
         for shard, when in said.uses.items():
             found[shard] = min(when, found.get(shard, when))
@@ -120,7 +143,7 @@ def read(directory: str, names: Iterable[str]) -> Uses:
     return found
 
 
-def _read_one(path: str) -> _Said | None:
+def _read_one(path: str) -> Said | None:
     """What one plan says; None if its job is gone, or it is none."""
     for _ in range(2):
         try:

@@ -379,12 +379,19 @@ class ShardCollection:
             self._is_remote = is_copied or not is_local
         return self._is_remote
 
-    def prefetch_source(self, ahead_bytes: int | None, *, has_fields: bool = False) -> Source | None:
+    def prefetch_source(
+        self,
+        ahead_bytes: int | None,
+        *,
+        has_fields: bool = False,
+        figures: Callable[[], tuple[str, dict[str, float]]] | None = None,
+    ) -> Source | None:
         """The part of this collection that prefetching uses; None: no shard is far from its readers.
 
         Args:
             ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
             has_fields: not all members of a sample are read, and perhaps a small part of a file.
+            figures: see `wids.cache.upcoming.Source`.
         """
         if self._lies_far():
             if has_fields:
@@ -404,6 +411,7 @@ class ShardCollection:
             lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
             self.provider.cache.placement.directory,
             lambda: self.pool.accesses,
+            figures,
         )
 
     def _rows_of_whole(self, k: int) -> tuple[range | np.ndarray[Any, Any], int]:

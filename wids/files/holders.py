@@ -59,8 +59,24 @@ def find_holders(paths: Iterable[str]) -> list[Holder]:
     if not chosen:
         return []
     if os.path.exists(f"{_PROC}/locks"):
-        return [_look_at(pid, files) for pid, files in sorted(_listed_locks(chosen).items())]
+        return [describe(pid, files) for pid, files in sorted(_listed_locks(chosen).items())]
     return list(_ask_tools(chosen))
+
+
+def list_locks(path: str) -> dict[int, list[int]] | None:
+    """The processes that hold locks on files of a path's file system: inode -> ids; None: no such list can be had here.
+
+    Raises:
+        OSError: there is no such path.
+    """
+    if not os.path.exists(f"{_PROC}/locks"):
+        return None
+    own = os.stat(path).st_dev
+    found: dict[int, list[int]] = {}
+    for pid, device, inode in _read_locks():
+        if _is_on(own, device) and pid not in found.setdefault(inode, []):
+            found[inode].append(pid)
+    return found
 
 
 def _listed_locks(paths: Sequence[str]) -> dict[int, list[str]]:
@@ -71,22 +87,32 @@ def _listed_locks(paths: Sequence[str]) -> dict[int, list[str]]:
             status = os.stat(path)
             by_inode.setdefault(status.st_ino, []).append((path, status.st_dev))
     found: dict[int, list[str]] = {}
-    try:
-        with open(f"{_PROC}/locks", "rb") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return found
-    for match in filter(None, map(_LOCK.match, lines)):
-        device = os.makedev(int(match[2], 16), int(match[3], 16))
-        for path, own in by_inode.get(int(match[4]), ()):
-            # A subvolume or an overlay has a number of its own, which the list does not have.
-            if own == device or not os.major(own):
-                held = found.setdefault(int(match[1]), [])
+    for pid, device, inode in _read_locks():
+        for path, own in by_inode.get(inode, ()):
+            if _is_on(own, device):
+                held = found.setdefault(pid, [])
                 held += [] if path in held else [path]
     return found
 
 
-def _look_at(pid: int, files: list[str]) -> Holder:
+def _read_locks() -> Iterator[tuple[int, int, int]]:
+    """(id of the process, device, inode) of each lock."""
+    try:
+        with open(f"{_PROC}/locks", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for match in filter(None, map(_LOCK.match, lines)):
+        yield int(match[1]), os.makedev(int(match[2], 16), int(match[3], 16)), int(match[4])
+
+
+def _is_on(own: int, device: int) -> bool:
+    """Whether a file's device is that of the list, which does not have the numbers of subvolumes and overlays."""
+    return own == device or not os.major(own)
+
+
+def describe(pid: int, files: list[str]) -> Holder:
+    """A process that holds locks on these files, as far as it can be seen, from /proc."""
     program, started, parent = "", None, None
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"{_PROC}/{pid}/stat", "rb") as file:

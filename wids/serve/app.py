@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
-from wids.serve import epoch, facets, fields, marks, overview, places, rows, sample, samples
+from wids.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample, samples
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 # (path, title) of what the head of each page leads to.
-PAGES: Sequence[tuple[str, str]] = (("/", "Overview"), ("/samples", "Samples"), ("/epoch", "Epoch"))
+PAGES: Sequence[tuple[str, str]] = (
+    ("/", "Overview"),
+    ("/samples", "Samples"),
+    ("/epoch", "Epoch"),
+    ("/cache", "Cache"),
+)
 
 
 def make_app(served: Served, *, token: str | None = None, has_frames: bool = False) -> ASGIApp:
@@ -59,6 +64,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         *marks.routes(served),
         *epoch.routes(served, templates),
         *sample.routes(served, templates),
+        *cache.routes(served, templates),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
 
