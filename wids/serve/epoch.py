@@ -41,6 +41,10 @@ POINTS, _MAX_RANKS, _MAX_CLASSES, _MAX_SOURCES = 400, 64, 7, 24
 # Of the steps in which open shards are looked for: those of batches of like length, and bands.
 _OPEN_STEPS, _MAX_BANDS = 400, 600
 _MAX_READINGS = 200
+_NUMBERS, _NESTED = (
+    ("int", "uint", "float", "double", "halffloat"),
+    ("list", "struct", "map", "large_list", "fixed_size"),
+)
 _LABELS = ("label", "cls", "class", "category")
 
 
@@ -53,7 +57,7 @@ class Limits:
     """
 
     seconds: float = 0.5
-    open_samples: int = 100_000
+    open_samples: int = 200_000
 
 
 LIMITS = Limits()
@@ -65,12 +69,13 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     answers = Answers(served, schedules)
 
     def show(request: Request) -> Response:
-        columns = schedules.columns
+        columns = schedules.columns()
         defaults = {name: "" if value is None else str(value) for name, value in asdict(Settings()).items()}
         facts = {
             "given": {name: request.query_params.get(name, defaults[name]) for name in NAMES},
             "defaults": defaults,
-            "columns": columns,
+            "columns": [name for name, kind in columns.items() if not kind.startswith(_NESTED)],
+            "numbers": [name for name, kind in columns.items() if kind.startswith(_NUMBERS)],
             "is_mixture": schedules.parts is not None,
             "label": next((name for name in columns if name in _LABELS), ""),
         }

@@ -21,7 +21,7 @@ from wids.order.mixture import mixed_parts
 from wids.order.schedule import make_timetable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from wids.order.batching import BatchRule
     from wids.order.schedule import BatchTimetable, Timetable
@@ -149,13 +149,12 @@ class Schedules:
         self._lock = threading.Lock()
         self._tables, self._columns = OrderedDict[Settings, Schedule](), OrderedDict[str, Any]()
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """The names of the columns; none where they cannot be read."""
+    def columns(self) -> dict[str, str]:
+        """The columns of the file beside the index: name -> type; none where it cannot be read."""
         try:
-            return self._served.dataset.column_names
+            return self._served.columns()
         except WidsError:
-            return []
+            return {}
 
     def find(self, settings: Settings, should_stop: Callable[[], bool]) -> Schedule:
         """The schedule of some settings.
@@ -179,7 +178,7 @@ class Schedules:
         return found
 
     def read(self, column: str, name: str) -> Any:
-        """A column: (n,).
+        """A column of the file beside the index: (n,). Others would take the member tables of all shards.
 
         Args:
             column: which.
@@ -192,11 +191,13 @@ class Schedules:
             found = self._columns.get(column)
         if found is None:
             try:
+                there = self._served.columns()
+                if column not in there:
+                    advice = f"there are {', '.join(there)}" if there else "wids columns create makes columns"
+                    raise SettingsError(f"there is no column {shown(column)}; {advice}", name)
                 found = self._served.dataset.read_column(column)
             except WidsError as error:
-                there = self.columns
-                words = f"there is no column {shown(column)}; there are {', '.join(there)}"
-                raise SettingsError(words if there and column not in there else str(error), name) from error
+                raise SettingsError(str(error), name) from error
         with self._lock:
             self._columns[column] = found
             self._columns.move_to_end(column)

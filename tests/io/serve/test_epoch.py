@@ -315,9 +315,13 @@ def test_the_form(open_pages, plain, mixture):
     assert '<option value="drop" selected>' in page
     assert '<option value="label" selected>' in page
     assert 'name="source_batch"' not in page
+    weights, buckets = (page.split(f'name="{name}"')[1].split("</select>")[0] for name in ("weights", "buckets"))
+    assert '"caption"' in buckets
+    assert '"caption"' not in weights
     other = open_pages(mixture)._client.get("/epoch").text
     assert 'name="source_batch"' in other
     assert 'name="weights"' not in other
+    assert "There are no columns" in other
 
 
 def test_no_sources_no_samples(tmp_path, open_pages, plain):

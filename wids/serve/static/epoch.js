@@ -105,12 +105,13 @@ async function begin() {
     if (error.name === "AbortError") return;
     refuse(error);
     $("facts").textContent = "";
-    for (const part of ["batch", "open"]) $(part).classList.add("stale");
+    now.facts = null;
+    $("shown").hidden = true;
     return;
   } finally {
     if (!signal.aborted) form.removeAttribute("aria-busy");
   }
-  for (const part of ["batch", "open"]) $(part).classList.remove("stale");
+  $("shown").hidden = false;
   remember();
   showBatch();
   showPlots();
@@ -461,7 +462,7 @@ async function showOpen() {
     const shards = new Set(found.bands.map((band) => band.shard)).size;
     drawn.open = plot(place, {
       title: `Open shards${now.facts.world_size === 1 ? "" : ` of rank ${found.rank}`}`,
-      note: `${count(shards)} shards, ${rows} at a time at most, from their first sample to their last one; ${all ? "all steps" : `steps ${count(found.first)} to ${count(found.last - 1)} of ${count(found.steps)}, around the one that is shown`}.`,
+      note: `${count(shards)} ${shards === 1 ? "shard" : "shards"}, ${rows} at a time at most, from their first sample to their last one; ${all ? "all steps" : `steps ${count(found.first)} to ${count(found.last - 1)} of ${count(found.steps)}, around the one that is shown`}.`,
       bands: found.bands,
       rows,
       bandHeight: rows > 24 ? 6 : rows > 8 ? 10 : 16,

@@ -1,4 +1,4 @@
-// Small plots as SVG: lines, ranges and stacked bars over numbers, bands over steps. Colours are --s1 to --s8 of style.css.
+// Small plots as SVG: lines, ranges and stacked areas over numbers, bands over steps. Colours are --s1 to --s8 of style.css.
 // A plot fits the width of its place, says its values under the pointer or the arrow keys, and has a title and a
 // description for those who do not see it.
 import { make } from "/static/common.js";
@@ -51,7 +51,6 @@ let number = 0;
  *   lines: [{ name, values (n,), colour?, isDashed? }]; null is a gap.
  *   ranges: [{ name, low (n,), high (n,), colour? }]: areas between two lines.
  *   stacks: [{ name, values (n,), colour? }]: areas on each other; each value holds up to the next x.
- *   bars: [{ x0, x1, value, name }]: instead of all of these, bars from 0.
  *   bands: [{ first, last, row, name, colour? }], rows: instead, stripes from a step to a step, both included.
  *   height; unit of values; xname of the axis; low, high of the values' axis; format(value); xformat(x).
  *   onpick(x): somebody clicked, or pressed Enter, there.
@@ -124,7 +123,7 @@ function paint(own, state) {
   axis.append(draw("line", { class: "base", x1: LEFT, x2: right, y1: bottom + 0.5, y2: bottom + 0.5 }));
   svg.append(axis);
   if (own.bands) paintBands(svg, own, state);
-  else paintValues(svg, own, { x, y, xs, span, bottom, low });
+  else paintValues(svg, own, { x, y, xs, span });
   state.rule = draw("line", { class: "rule", y1: TOP, y2: bottom, visibility: "hidden" });
   state.flag = draw("line", { class: "flag", y1: TOP, y2: bottom, visibility: "hidden" });
   svg.append(state.flag, state.rule);
@@ -135,24 +134,23 @@ function paint(own, state) {
 
 const label = (words, x, y, anchor) => draw("text", { x, y, "text-anchor": anchor }, String(words));
 
-function extent({ lines = [], ranges = [], stacks = [], bars = [], low, high }) {
+function extent({ lines = [], ranges = [], stacks = [], low, high }) {
   const values = [
     ...lines.flatMap((each) => each.values),
     ...ranges.flatMap((each) => [...each.low, ...each.high]),
     ...(stacks.length ? stacks[0].values.map((_, k) => stacks.reduce((sum, each) => sum + (each.values[k] ?? 0), 0)) : []),
-    ...bars.map((each) => each.value),
   ].filter((value) => Number.isFinite(value));
   let [least, most] = [low ?? Infinity, high ?? -Infinity];
   for (const value of values) [least, most] = [low ?? Math.min(least, value), high ?? Math.max(most, value)];
-  if (low === undefined && least > 0 && (bars.length || stacks.length || least < most / 2)) least = 0;
+  if (low === undefined && least > 0 && (stacks.length || least < most / 2)) least = 0;
   if (!Number.isFinite(least) || !Number.isFinite(most)) return [0, 1];
   const room = (most - least) * 0.05;
   if (most > least) return [low ?? (least > 0 && least <= room ? 0 : least && least - room), high ?? most + room];
   return least > 0 ? [0, least * 1.2] : [least, least + 1];
 }
 
-function paintValues(svg, own, { x, y, xs, span, bottom, low }) {
-  const { lines = [], ranges = [], stacks = [], bars = [] } = own;
+function paintValues(svg, own, { x, y, xs, span }) {
+  const { lines = [], ranges = [], stacks = [] } = own;
   const ends = xs.map((value, k) => x(xs[k + 1] ?? span[1]));
   let below = xs.map(() => 0);
   stacks.forEach((each, k) => {
@@ -177,11 +175,6 @@ function paintValues(svg, own, { x, y, xs, span, bottom, low }) {
     const dashes = each.isDashed ? "5 4" : undefined;
     svg.append(draw("path", { class: "line", d: path, stroke: each.colour ?? colour(k + ranges.length), "stroke-dasharray": dashes, "data-name": each.name, "data-values": each.values.join(" ") }));
   });
-  for (const each of bars) {
-    const bar = draw("rect", { class: "bar-of", x: x(each.x0), width: Math.max(x(each.x1) - x(each.x0) - 1, 1), y: y(each.value), height: Math.max(bottom - y(each.value), 0), fill: each.colour ?? colour(0) });
-    bar.append(draw("title", {}, `${each.name}: ${own.format(each.value)}${own.unit}`));
-    svg.append(bar);
-  }
 }
 
 function paintBands(svg, own, { x, span }) {
@@ -203,7 +196,6 @@ function describe(own, span) {
     for (const value of all) [least, most] = [Math.min(least, value), Math.max(most, value)];
     return `${each.name ?? "values"}: ${own.format(least)}${own.unit} to ${own.format(most)}${own.unit}`;
   });
-  if (own.bars) parts.push(...own.bars.slice(0, 24).map((each) => `${each.name}: ${own.format(each.value)}${own.unit}`));
   if (own.bands) parts.push(`${own.bands.length} bands in ${own.rows} rows`);
   return `${own.xname} ${own.xformat(span[0])} to ${own.xformat(span[1])}. ${parts.join("; ")}. ${own.note ?? ""}`;
 }
@@ -250,7 +242,7 @@ function listen(svg, own, state) {
     state.note.hidden = false;
     state.at = undefined;
   };
-  const has = own.xs?.length && !own.bars;
+  const has = own.xs?.length;
   if (has) {
     svg.addEventListener("pointermove", (event) => tell(own, state, nearest(own, valueAt(event))));
     svg.addEventListener("pointerleave", hide);
