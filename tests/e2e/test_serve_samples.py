@@ -1,9 +1,12 @@
 """The grid of samples in a real browser: opened, scrolled, filtered, jumped in, marked; the marks train a model."""
 
 import io
+import threading
 import time
+import wave as wavfile
 import zipfile
 
+import numpy as np
 import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -241,3 +244,65 @@ def test_a_narrow_screen(browser, server):
         page.click("#hide")
         assert not page.is_visible("#where")
         assert (visit.left, visit.said) == ([], [])
+
+
+def test_a_key_is_looked_for_in_all_tables(browser, tmp_path):
+    """Without columns: how far it is, and a way to stop; then the samples that have it."""
+    members = {f"{key}.txt": b"x" for key in ("a", "b")}
+    for k in range(40):
+        write_tar(tmp_path / f"{k}.tar", members)
+    shards = [{"url": f"{k}.tar", "nsamples": 2} for k in range(40)]
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
+    gate = threading.Event()
+    with start(index) as server, Visit(browser, server.url) as visit:
+        rows = server._served.rows
+        load = rows.table_apart
+        rows.table_apart = lambda k: (gate.wait() if k == 30 else None, load(k))[1]
+        page = visit.go("/samples")
+        cell(page, 0).wait_for()
+        page.select_option("#by", "key")
+        page.fill("#to", "b")
+        page.click("#jump button")
+        page.get_by_text("reading the member tables of all shards").wait_for()
+        page.get_by_role("button", name="Cancel").click()
+        assert page.inner_text("#told") == ""
+        page.click("#jump button")
+        page.get_by_text("reading the member tables of all shards").wait_for()
+        gate.set()
+        page.get_by_text("40 samples have this key:").wait_for()
+        page.wait_for_selector('.cell.current[data-index="1"]')
+        page.get_by_role("button", name="7", exact=True).click()
+        page.wait_for_selector('.cell.current[data-index="7"]')
+        assert (visit.left, visit.said) == ([], [])
+
+
+def test_fields_of_all_kinds(browser, tmp_path):
+    """A waveform, an array as a picture, a text, a list of what cannot be shown, an error where it belongs."""
+    wave, array = io.BytesIO(), io.BytesIO()
+    sound = np.sin(np.arange(4000) / 5) * 20000
+    with wavfile.open(wave, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(sound.astype("<i2").tobytes())
+    np.save(array, np.zeros((8, 8), np.float32))
+    members = {
+        "0.wav": wave.getvalue(),
+        "1.npy": array.getvalue(),
+        "2.txt": b"<img src=x>",
+        "3.bin": bytes(1234),
+        "4.jpg": b"none",
+        "5.mp4": b"none",
+    }
+    write_tar(tmp_path / "a.tar", members)
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 6}]})
+    with start(index) as server, Visit(browser, server.url) as visit:
+        page = visit.go("/samples")
+        cell(page, 0).locator("svg.wave path").wait_for(state="attached")
+        assert "0.5 s" in cell(page, 0).inner_text()
+        cell(page, 1).locator("img").wait_for()
+        cell(page, 2).get_by_text("<img src=x>").wait_for()
+        cell(page, 3).get_by_text(".bin 1.23 kB").wait_for()
+        cell(page, 4).locator(".error").wait_for()
+        cell(page, 5).get_by_text(".mp4 4 bytes").wait_for()
+        assert visit.left == []

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from wids.columns.kinds import writable
 from wids.dataset import ShardListDataset
-from wids.errors import InputError, OutputExistsError, SelectionError, SpecError, WidsError, shown
+from wids.errors import InputError, OutputExistsError, SelectionError, SpecError, WidsError, shown, without_secrets
 from wids.files import atomic
 from wids.index import view_file
 from wids.index.fingerprint import fingerprint
@@ -104,12 +104,12 @@ class Marks:
             OutputError: the file cannot be written; nothing has changed.
         """
         given = set(indices)
+        found = self._equal_keys(given) if self.kind == "keys" and is_marked else {}
         with self._lock:
-            keys = dict(self._keys)
+            keys = self._keys | found
+            changed = given
             if self.kind == "keys":
-                changed = self._with_equal_keys(given, keys) if is_marked else self._of_equal_keys(given)
-            else:
-                changed = given
+                changed = set(found) if is_marked else self._of_equal_keys(given)
             marked = self._marked | changed if is_marked else self._marked - changed
             if len(marked) > MAX_MARKS:
                 raise InputError(
@@ -122,20 +122,28 @@ class Marks:
                 self._marked, self._keys = marked, keys
         return sorted(changed - given)
 
-    def _with_equal_keys(self, given: set[int], keys: dict[int, str]) -> set[int]:
-        """Those samples, and the others of their shards that have a key of theirs; ``keys`` has the keys then."""
-        collection, changed = self._served.collection, set[int]()
+    def _equal_keys(self, given: set[int]) -> dict[int, str]:
+        """Those samples, and the others of their shards that have a key of theirs: index -> key.
+
+        Raises:
+            InputError: a key cannot be in a list. WidsError: it cannot be had.
+        """
+        collection, found = self._served.collection, dict[int, str]()
+        rows = defaultdict[int, list[int]](list)
         for index in given:
-            if index in changed:
-                continue
             k, row = collection.locate(index)
+            rows[k].append(row)
+        for k, chosen in rows.items():
             table = self._served.rows.table(k)
-            key = table.key(row % len(table))
-            _check_key(key, index)
-            for each in _find_in_shard(self._served, k, key):
-                changed.add(each)
-                keys[each] = key
-        return changed
+            keys = {table.key(row % len(table)) for row in chosen}
+            for key in keys:
+                _check_key(key, collection.urls[k])
+            equal = {row: key for key in keys for row in table.rows_of(key)}
+            own = np.asarray(collection.rows_of(k)) % len(table)
+            first = collection.ends[k] - collection.lengths[k]
+            for at in np.flatnonzero(np.isin(own, list(equal))).tolist():
+                found[first + at] = equal[int(own[at])]
+        return found
 
     def _of_equal_keys(self, given: set[int]) -> set[int]:
         gone = {self._keys[index] for index in given if index in self._keys}
@@ -158,7 +166,7 @@ class Marks:
             k, row = self._served.collection.locate(index)
             table = self._served.rows.table(k)
             key = table.key(row % len(table))
-            _check_key(key, index)
+            _check_key(key, self._served.collection.urls[k])
             found[key] = None
         return list(found)
 
@@ -194,9 +202,9 @@ class Marks:
 
         columns = served.dataset._columns.place  # noqa: SLF001 - these pages look at all of it
         inputs = {
-            served.index: "the index that is looked at",
             served.collection.place: "the index that this is a view of",
             columns: "the table of its columns",
+            served.index: "the index that is looked at",
         }
         named = [(place, words) for place, words in inputs.items() if place is not None]
         try:
@@ -209,7 +217,7 @@ class Marks:
         if len(marked) > MAX_MARKS:
             raise InputError(f"{self.path}: has {len(marked):,} samples, and {MAX_MARKS:,} can be marked")
         if self.kind == "keys":
-            self._with_equal_keys(marked, self._keys)
+            self._keys = self._equal_keys(marked)
         self._marked = marked
 
     def _read_view(self, path: str) -> Integers:
@@ -271,20 +279,12 @@ def _find_keys(served: Served, keys: set[str]) -> tuple[Integers, set[str]]:
     return np.array(found, np.int64), missing
 
 
-def _find_in_shard(served: Served, k: int, key: str) -> list[int]:
-    """The indices of the samples of a shard that have a key."""
-    collection, table = served.collection, served.rows.table(k)
-    first, rows = collection.ends[k] - collection.lengths[k], table.rows_of(key)
-    chosen = np.asarray(collection.rows_of(k)) % len(table)
-    return [first + int(at) for at in np.flatnonzero(np.isin(chosen, rows))]
-
-
 def _may_be_listed(key: str) -> bool:
     is_text = not any("\ud800" <= letter <= "\udfff" for letter in key)
     return is_text and bool(key) and "\n" not in key and "\r" not in key and not key.startswith("\ufeff")
 
 
-def _check_key(key: str, index: int) -> None:
+def _check_key(key: str, url: str) -> None:
     """See that a list can have a key.
 
     Raises:
@@ -292,8 +292,8 @@ def _check_key(key: str, index: int) -> None:
     """
     if not _may_be_listed(key):
         raise InputError(
-            f"the key of sample {index} ({shown(writable(key))}) cannot stand in a list of keys: a line of UTF-8; keep "
-            "marks as indices or as a view: --marks FILE.npy or FILE.json"
+            f"{without_secrets(url, url)}: the key {shown(writable(key))} cannot stand in a list, which has a line "
+            "of UTF-8 for each; keep marks as indices or as a view: --marks FILE.npy or FILE.json"
         )
 
 

@@ -143,6 +143,7 @@ function draw(place, row, signal) {
   place.setAttribute("aria-busy", "true");
   soon(() => work(row, field, signal), signal)
     .then((found) => {
+      place.dataset.done = "1";
       place.replaceChildren(found ?? list(row));
       place.removeAttribute("aria-busy");
     })
@@ -178,8 +179,15 @@ function show(element) {
   draw(place, row, controller.signal);
 }
 
-/** Ask no more for what a cell shows: it has left. */
-export function leave(element) {
+/** A cell that is shown no more. */
+export function discard(element) {
+  leave(element);
+  sight.unobserve(element);
+  element.remove();
+}
+
+/** Ask no more for what a cell shows: it is out of sight. */
+function leave(element) {
   controllers.get(element)?.abort();
   controllers.delete(element);
 }

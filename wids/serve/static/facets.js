@@ -38,7 +38,7 @@ export function showColumns({ list, filter, names }) {
     const parts = shown.map((each, k) => {
       const isOpen = opened.get(each.name) ?? (k < OPEN && each.is_cheap);
       const body = make("div", { class: "values" });
-      const part = make("details", { class: "facet", open: isOpen }, make("summary", {}, each.name), body);
+      const part = make("details", { class: "facet", open: isOpen, "data-name": each.name }, make("summary", {}, each.name), body);
       part.addEventListener("toggle", () => {
         if (part.open === isOpen && !part.dataset.touched) return;
         part.dataset.touched = "1";
@@ -48,9 +48,11 @@ export function showColumns({ list, filter, names }) {
       return { each, body, isOpen, part };
     });
     $("facets").replaceChildren(...(parts.length ? [make("h2", {}, "Values")] : []), ...parts.map(({ part }) => part));
-    for (const { each, body, isOpen } of parts) {
+    for (const [k, { each, body, isOpen }] of parts.entries()) {
       if (signal.aborted) return;
-      if (isOpen) await fill(each, body, signal);
+      if (!isOpen || (await fill(each, body, signal)) || !found.words) continue;
+      if (!signal.aborted) parts.slice(k + 1).forEach(({ part }) => part.removeAttribute("open"));
+      return; // a member table that one column lacks, all lack
     }
   }
 
@@ -63,9 +65,11 @@ export function showColumns({ list, filter, names }) {
       else if (facet.bins) body.replaceChildren(histogram(facet));
       else body.replaceChildren(make("p", { class: "soft small" }, `about ${count(facet.distinct)} values`));
       body.removeAttribute("aria-busy");
+      return true;
     } catch (error) {
       if (error.name === "AbortError") delete body.dataset.asked;
       else fail(body, error);
+      return false;
     }
   }
 

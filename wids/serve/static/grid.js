@@ -2,7 +2,7 @@
 // beginning; the scroll bar has less room than that (browsers end at some 10^7 pixels), so that it stands for `#top` in a
 // shortened form: exact at both ends, in proportion between. A wheel or a finger moves by what it moves; a scroll bar jumps.
 import { make } from "/static/common.js";
-import { leave } from "/static/cells.js";
+import { discard } from "/static/cells.js";
 
 const ROOM = 8e6; // pixels that the scroll bar has at most
 const EDGE = 2e4; // that are exact at both ends
@@ -28,6 +28,11 @@ export class Grid {
     root.addEventListener("pointerdown", (event) => {
       const at = this.at(event.target);
       if (at !== null) this.current = at;
+    });
+    root.addEventListener("mousedown", (event) => {
+      if (!event.target.closest("[data-at]")) return; // the scroll bar
+      event.preventDefault(); // keys stay with the grid
+      root.focus({ preventScroll: true });
     });
     new ResizeObserver(() => this.#measure()).observe(root);
   }
@@ -153,8 +158,7 @@ export class Grid {
   }
 
   #remove(at, element) {
-    leave(element);
-    element.remove();
+    discard(element);
     this.#live.delete(at);
   }
 
