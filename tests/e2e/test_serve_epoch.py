@@ -10,7 +10,7 @@ from tests.support import columns
 from tests.support.browser import Visit, open_browser
 from tests.support.shards import write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
-from wids.serve import start
+from wids.serve import epoch, start
 
 QUERY = "/epoch?world_size=2&batch_size=5&seed=3"
 
@@ -146,6 +146,28 @@ def test_batches_of_like_length(browser, server, index):
         assert values(page, "plot-lengths", "shortest to longest", "data-high") == longest
         assert values(page, "plot-samples", "samples") == [len(batch) for batch in ranks[0]]
         assert "lengths=bytes&max_tokens=300" in page.evaluate("location.search")
+
+
+def test_answers_that_take_long(browser, index, set_limits):
+    """Each answer comes to one block, or step: the page asks until all is there, and for no rank that was left."""
+    set_limits(epoch, seconds=0.0)
+    sizes = ShardListDataset(index).read_column("bytes")
+    ranks = [batches_of(index, rank, lengths=sizes, max_tokens=300, block=8) for rank in range(2)]
+    with start(str(index)) as server, Visit(browser, server.url) as visit:
+        asked = []
+        query = "/epoch?world_size=2&seed=3&batch_size=&lengths=bytes&max_tokens=300&block=8"
+        page = visit.go(query)
+        wait_for(page, 0, 0, ranks[0][0])
+        assert f"{len(ranks[0])} steps on each of 2 ranks" in page.inner_text("#facts")
+        page.on("request", lambda request: asked.append(request.url) if "/looks" in request.url else None)
+        page.fill("#rank", "1")
+        page.press("#rank", "Enter")
+        page.wait_for_selector("#plot-samples .plot-note:text-is('Each step; the batches of rank 1.')")
+        assert values(page, "plot-lengths", "mean") == pytest.approx([sizes[batch].mean() for batch in ranks[1]])
+        of_rank = [url for url in asked if "rank=1" in url]
+        assert len(of_rank) == len(ranks[1])
+        assert all("rank=1" in url for url in asked[asked.index(of_rank[0]) :])
+        assert visit.said == []
 
 
 def test_find_a_sample(browser, server, index):

@@ -6,6 +6,7 @@ a second at most: what it has not come to by then it says, and the page asks aga
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -242,17 +243,24 @@ class Labels:
         if latest is None or latest[0] != column:
             values = schedules.read(column, "label")
             try:
-                words = np.array(["missing" if value is None else str(value) for value in values.tolist()])
-                names, numbers, counts = np.unique(words, return_inverse=True, return_counts=True)
+                if values.dtype.kind not in "biuf":  # strings are compared fast if all are
+                    values = np.array(["missing" if value is None else str(value) for value in values.tolist()])
+                names, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
             except (TypeError, ValueError) as error:
                 raise SettingsError(f"column {column!r} has no classes ({error})", "label") from error
             places = np.empty(len(names), np.int64)
             order = np.argsort(-counts, kind="stable")
             places[order] = np.arange(len(names))
-            shown = [shorten(str(name), most=40) for name in names[order][:_MAX_CLASSES]]
+            shown = [_class_name(name) for name in names[order][:_MAX_CLASSES].tolist()]
             numbers = places[numbers.reshape(-1)]
             self._latest = latest = column, numbers, shown
         return latest[1], latest[2]
+
+
+def _class_name(value: Any) -> str:
+    if isinstance(value, float):  # as integers are where some are missing
+        return "missing" if math.isnan(value) else f"{value:.10g}"
+    return shorten(str(value), most=40)
 
 
 def _describe(schedule: Schedule) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The page of an epoch: its batches are those of loaders and commands, its numbers those of the samples."""
 
+import inspect
 import itertools
 import json
 import random
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tests.support.shards import write_index, write_json, write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.serve import epoch
 from wids.serve.app import make_app
+from wids.serve.epoch_settings import Settings
 from wids.serve.served import Served
 
 COUNTS = (30, 0, 12, 21)
@@ -197,6 +200,20 @@ def test_looks(open_pages, plain, more):
             assert not look.keys() & {"costs", "padding", "lengths"}
 
 
+@pytest.mark.parametrize("column", ["width", "tag", "caption"])
+def test_classes_of_which_some_are_missing(open_pages, plain, column):
+    """Those are a class of their own, in columns of numbers and of words; the most frequent classes are named."""
+    pages = open_pages(plain)
+    facts = [columns.facts_of(k)[column] for k in range(63)]
+    found = pages.get("/looks", steps="0", batch_size=63, label=column)
+    words = Counter("missing" if value is None else str(value) for value in facts)
+    [look] = found["looks"]
+    assert look["classes"]["distinct"] == len(words)
+    assert "missing" in found["names"]
+    assert look["classes"]["counts"] == [words[name] for name in found["names"]]
+    assert len(found["names"]) == min(len(words), 7)
+
+
 def test_shares_of_sources(open_pages, mixture):
     """What is counted before each step is what the ranks have read by then; batches of like length are looked at."""
     pages, query = open_pages(mixture), {"world_size": "2", "batch_size": "3", "epoch": "2"}
@@ -322,6 +339,19 @@ def test_the_form(open_pages, plain, mixture):
     assert 'name="source_batch"' in other
     assert 'name="weights"' not in other
     assert "There are no columns" in other
+
+
+def test_defaults_are_the_samplers():
+    """What the form leaves out is what programs leave out; the size of a batch alone is another one."""
+    ours = {name: value for name, value in asdict(Settings()).items() if name not in ("batch_size", "shuffle")}
+    ours = {name: None if value == "" else value for name, value in ours.items()}
+    theirs = {
+        name: parameter.default
+        for kind in (BucketBatchSampler, DistributedChunkedSampler)
+        for name, parameter in inspect.signature(kind).parameters.items()
+    }
+    theirs |= {"world_size": 1, "epoch": 0, "tail": DistributedChunkedSampler(range(3), num_replicas=1).tail}
+    assert ours == {name: theirs[name] for name in ours}
 
 
 def test_no_sources_no_samples(tmp_path, open_pages, plain):
