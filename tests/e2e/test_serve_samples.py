@@ -1,6 +1,7 @@
 """The grid of samples in a real browser: opened, scrolled, filtered, jumped in, marked; the marks train a model."""
 
 import io
+import re
 import threading
 import time
 import wave as wavfile
@@ -176,6 +177,25 @@ def test_jumps(browser, server):
         page.fill("#to", "600")
         page.click("#jump button")
         page.get_by_text("there is no sample 600").wait_for()
+        assert visit.left == []
+
+
+def test_slow_samples(browser, server):
+    """Those that do not come stop neither the others, nor marks, nor a filter."""
+    with Visit(browser, server.url) as visit:
+        visit.page.route(re.compile("/thumb/[012]/"), lambda _: None)  # never answered
+        page = visit.go("/samples")
+        until(page, "document.querySelector('.cell[data-index=\"9\"] img')?.naturalWidth > 0")
+        assert cell(page, 0).locator("img").count() == 0
+        page.locator("#grid").focus()
+        page.keyboard.press("End")
+        cell(page, 599).locator("img").wait_for()
+        page.keyboard.press("Space")
+        until(page, "document.querySelector('.cell[data-index=\"599\"]').classList.contains('marked')")
+        page.keyboard.press("Space")
+        page.fill("#where", "label = 0")
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('count').textContent == '200 of 600 match'")
         assert visit.left == []
 
 

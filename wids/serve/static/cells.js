@@ -1,8 +1,11 @@
 // A sample as a cell: `cell(row)` of a row of /api/rows. What it shows is asked for when it comes into sight, at most
-// eight requests at a time, and asked for no more when it leaves. A page with cells links cells.css.
+// four requests at a time, and asked for no more when it leaves. A page with cells links cells.css.
 import { ask, make, size } from "/static/common.js";
 
-const MOST = 8;
+// Browsers have six connections to a server: rows, marks and values find one where samples are slow.
+const MOST = 4;
+const MORE = 2; // that are urgent
+const SLOW = 15_000; // milliseconds after which the next one has its turn
 const AUDIO_BYTES = 4e6; // longer ones are played, not drawn
 const LETTERS = 280;
 const KEPT = 400; // thumbnails of cells that left, so that those who come back find them
@@ -10,10 +13,10 @@ const KEPT = 400; // thumbnails of cells that left, so that those who come back 
 let running = 0;
 const waiting = [];
 
-/** Run `work(signal)` when fewer than eight run; `signal` stops it, also while it waits. Rows go before pictures. */
+/** Run `work(signal)` when fewer than four run; `signal` stops it, also while it waits. Rows go before pictures. */
 export function soon(work, signal, { isUrgent = false } = {}) {
   return new Promise((resolve, reject) => {
-    const job = { work, signal, resolve, reject };
+    const job = { work, signal, resolve, reject, isUrgent };
     job.stop = () => {
       const at = waiting.indexOf(job);
       if (at >= 0) waiting.splice(at, 1);
@@ -28,7 +31,7 @@ export function soon(work, signal, { isUrgent = false } = {}) {
 }
 
 function next() {
-  while (running < MOST && waiting.length) {
+  while (waiting.length && running < MOST + (waiting[0].isUrgent ? MORE : 0)) {
     const job = waiting.shift();
     running += 1;
     Promise.resolve(job.work(job.signal))
@@ -141,15 +144,21 @@ function draw(place, row, signal) {
     return;
   }
   place.setAttribute("aria-busy", "true");
-  soon(() => work(row, field, signal), signal)
+  let limit;
+  const run = () => {
+    limit = AbortSignal.timeout(SLOW);
+    return work(row, field, AbortSignal.any([signal, limit]));
+  };
+  soon(run, signal)
     .then((found) => {
       place.dataset.done = "1";
       place.replaceChildren(found ?? list(row));
       place.removeAttribute("aria-busy");
     })
     .catch((error) => {
-      if (error.name === "AbortError") return;
-      place.replaceChildren(make("p", { class: "error why" }, error.message));
+      if (signal.aborted) return;
+      const words = limit?.aborted ? `${field} is not here after ${SLOW / 1000} seconds; it is asked for again when it comes into sight` : error.message;
+      place.replaceChildren(make("p", { class: "error why" }, words));
       place.removeAttribute("aria-busy");
     });
 }
