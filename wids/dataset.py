@@ -520,6 +520,24 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
 
     # --- inside
 
+    def _undecoded(self) -> ShardListDataset[dict[str, Any]]:
+        """The same samples with all their fields, undecoded, of which nothing is downloaded: for `wids.serve`."""
+        found = ShardListDataset.__new__(ShardListDataset)
+        found.__dict__.update(self.__dict__)
+        own = self._collection
+        collection = ShardCollection(
+            own.shards,
+            own.provider.without_downloads(),
+            on_count_mismatch=own.on_count_mismatch,
+            advice=arguments.advise,
+        )
+        collection.name, collection.place = own.name, own.place
+        found.fields, found._substitutes, found._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
+        found._columns, found._transformations = self._columns.unshown(), []  # noqa: SLF001
+        found._take(collection)  # noqa: SLF001
+        found._note_work()  # noqa: SLF001
+        return found
+
     def _read_anew(self, asked: Any) -> T_co:
         """The sample of an index that does not lie in the stretch at hand, or whose shard was closed."""
         marks = asked.marks() if type(asked) is not int and isinstance(asked, MarkedIndex) else _UNMARKED

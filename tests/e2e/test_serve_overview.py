@@ -44,5 +44,6 @@ def test_what_it_shows(browser, server, width, scheme):
         assert page.locator("#datasets tbody tr").count() == 2
         assert "first shard" in page.inner_text("#index")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("#strip .cell").count() == 12
         assert page.title().startswith("Overview")
         assert (visit.left, visit.said) == ([], [])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
+import sys
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -61,10 +65,28 @@ def run_serve(
     served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options, marks=marks)
     with Server(served, host=host, port=port, has_token=has_token) as server:
         print(f"{served.name}: {server.url}", flush=True)
-        if should_open:
+        if server.is_local and (line := _ssh_line(server.url)):
+            print(f"To open it where you are: {line}", flush=True)
+        if should_open and _has_screen():
             import webbrowser
 
             with contextlib.suppress(webbrowser.Error):
                 webbrowser.open(server.url)
         with contextlib.suppress(KeyboardInterrupt):
             server.run()
+
+
+def _ssh_line(url: str) -> str:
+    """What brings an address to the machine that somebody has come from by ssh; "": nobody has."""
+    far, place, user = os.environ.get("SSH_CONNECTION", "").split(), urlsplit(url), "USER"
+    with contextlib.suppress(OSError, KeyError):  # a container may have no name for it
+        user = getpass.getuser()
+    name = f"[{place.hostname}]" if ":" in (place.hostname or "") else place.hostname
+    return f"ssh -L {place.port}:{name}:{place.port} {user}@{far[2]}" if len(far) == 4 else ""
+
+
+def _has_screen() -> bool:
+    """Whether a browser of its own would open: on Linux without a screen, one for terminals would take this one."""
+    if "SSH_CONNECTION" in os.environ and "DISPLAY" not in os.environ:
+        return False
+    return sys.platform != "linux" or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -61,6 +61,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[tuple[str, Any], ...] = ()
     checked: set[str] = msgspec.field(default_factory=set)
 
+    def unshown(self) -> SampleColumns:
+        """The same columns, of which none comes into the samples."""
+        return msgspec.structs.replace(self, shown=())
+
     def add_to(self, sample: Any, collection: ShardCollection) -> None:
         """Put the values of the shown columns into a sample, by its ``__index__``."""
         index = sample["__index__"]

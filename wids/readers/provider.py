@@ -276,6 +276,19 @@ class AutoProvider:
                 self._arrivals.note_opened(path)
         return reader
 
+    def without_downloads(self) -> AutoProvider:
+        """Opens the same shards, and downloads or copies none: members of those not here are read by byte ranges."""
+        placement, files = self.cache.placement, self.files
+        return AutoProvider(
+            cache_dir=placement.cache_dir,
+            localname=placement.localname,
+            storage_options=self.storage_options,
+            rule=files.rule,
+            group=files.group,
+            access="range",
+            checks_counts=self._checks_counts,
+        )
+
     def find_table(self, shard: Shard) -> MemberTable | None:
         """The member table of a shard, from the shard if it is on this machine, else a published one; None: neither is.
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import os
 
+    from wids.dataset import ShardListDataset
     from wids.serve.running import Server
 
 
 def start(
-    index: str,
+    index: str | ShardListDataset[Any],
     *,
     port: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -24,13 +25,15 @@ def start(
 ) -> Server:
     """Serve the pages of a dataset to this machine's browsers, from a thread of this process.
 
-    ``wids.serve.start("train.json").show()`` at the end of a notebook's cell shows them there.
+    ``wids.serve.start("train.json").show()`` at the end of a notebook's cell shows them there. To start the same again,
+    as a cell that is run again does, closes the one before; all are closed when the process ends.
 
     Args:
-        index: as `wids.ShardListDataset` takes it.
+        index: as `wids.ShardListDataset` takes it, as a text; or a dataset, such as a view: its samples are shown
+            undecoded with its joined columns, and nothing is downloaded by it.
         port: where to listen; 0: any free port.
-        cache_dir: where remote shards may be, as there.
-        storage_options: for fsspec, as there.
+        cache_dir: where remote shards may be, as there; of an index only.
+        storage_options: for fsspec, as there; of an index only.
         marks: a file that marked samples are kept in: ``.json``: a view; ``.npy``: indices; any other: a key a line.
 
     Returns:
@@ -38,9 +41,20 @@ def start(
 
     Raises:
         DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of marks, cannot be read.
+        InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port cannot be had.
     """
-    from wids.serve.running import Server
+    from wids.serve.running import Server, start_alone
     from wids.serve.served import Served
 
-    served = Served(index, cache_dir=cache_dir, storage_options=storage_options, marks=marks)
-    return Server(served, port=port, has_frames=True).start()
+    steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
+    place = index if isinstance(index, str) else index._collection.place  # noqa: SLF001
+
+    def make() -> Server:
+        served = Served(index, cache_dir=cache_dir, storage_options=storage_options, marks=marks)
+        try:
+            return Server(served, port=port, has_frames=True)
+        except BaseException:
+            served.close()
+            raise
+
+    return start_alone((place, steps, str(cache_dir), marks), make)

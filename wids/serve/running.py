@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import secrets
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from wids.errors import InputError, OutputError
 from wids.serve.packages import require_packages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from typing_extensions import Self
 
     from wids.serve.served import Served
@@ -32,7 +37,7 @@ class Server:
         has_frames: let notebooks of this machine show the pages in a frame.
 
     Attributes:
-        url: the address to open, with the token.
+        url: the address to open, with the token. is_local: only this machine's browsers reach it.
 
     Raises:
         DependencyError: ``wids[serve]`` is not installed. InputError: there is no such host.
@@ -55,7 +60,8 @@ class Server:
 
         self._served = served
         self._socket = _listen(host, port)
-        token = secrets.token_urlsafe(24) if has_token or host not in _LOOPBACK else None
+        self.is_local = host in _LOOPBACK
+        token = secrets.token_urlsafe(24) if has_token or not self.is_local else None
         name = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):  # noqa: S104 - asked for
             name = socket.gethostname()
@@ -85,8 +91,12 @@ class Server:
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
+        with contextlib.suppress(OSError):  # a forked worker of a loader may have a copy, which would hold the port
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._served.close()
+        for key in [key for key, server in _started.items() if server is self]:
+            del _started[key]
 
     def __enter__(self) -> Self:
         return self
@@ -94,15 +104,48 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def show(self, height: int = 700) -> Any:
-        """A frame with the pages, for the end of a notebook's cell; ``height`` in pixels.
+    def __repr__(self) -> str:
+        return f"<wids serve: {self._served.name} at {self.url}>"
+
+    def show(self, height: int = 700, page: str = "/") -> Any:
+        """A frame with the pages, for the end of a notebook's cell.
+
+        The browser has to reach this machine's loopback address: see "In a notebook" in wids/serve/README.md.
+
+        Args:
+            height: in pixels.
+            page: which comes first: ``"/"``, ``"/samples"``, ``"/epoch"``, ``"/cache"``.
 
         Raises:
             DependencyError: this is no notebook: there is no IPython.
         """
         from wids.serve.packages import import_ipython
 
-        return import_ipython().display.IFrame(self.url, "100%", height)
+        return import_ipython().display.IFrame(urljoin(self.url, page), "100%", height)
+
+
+_started: dict[Hashable, Server] = {}
+_starting = threading.RLock()
+
+
+def start_alone(key: Hashable, make: Callable[[], Server]) -> Server:
+    """Start a server in a thread of this process, which ends with it; the one that was started for the same is closed.
+
+    Raises:
+        WidsError: as ``make`` does.
+    """
+    with _starting:
+        before = _started.get(key)
+        if before is not None:
+            before.close()
+        server = _started[key] = make().start()
+    return server
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in list(_started.values()):
+        server.close()
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

@@ -136,7 +136,7 @@ class _Page:
             raise SelectionError(f"there is no sample {shorten(str(index), most=30)}; the dataset has {len(dataset):,}")
         shard, row, _ = dataset.get_shard(index)
         k, _ = dataset.locate(index)
-        members = shard.table.members(row)
+        members, opening = shard.table.members(row), self._served.opening
         return {
             "index": index,
             "count": len(dataset),
@@ -145,7 +145,7 @@ class _Page:
             "row": row,
             "url": without_secrets(shard.url, shard.url),
             "dataset": self._served.collection.shards.dataset_of(k),
-            "code": f"dataset = wids.ShardListDataset({self._served.name!r})\nsample = dataset[{index}]",
+            "code": f"dataset = {opening}\nsample = dataset[{index}]" if opening else f"sample = dataset[{index}]",
             "fields": [
                 {"at": f"@{m}", "name": name, "kind": kind_of(name), "offset": offset, "size": size}
                 for m, (name, offset, size) in enumerate(members)

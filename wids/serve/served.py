@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wids.dataset import ShardListDataset
-from wids.errors import without_secrets
+from wids.errors import InputError, without_secrets
 from wids.serve.marks import Marks
 from wids.serve.previews import Previews
 from wids.serve.rows import Rows
@@ -25,12 +25,14 @@ class Served:
     Samples are read by byte ranges where their shard is not on this machine; nothing downloads a shard.
 
     Args:
-        index: as `wids.ShardListDataset` takes it, as a text.
-        cache_dir, storage_options: as there.
+        index: as `wids.ShardListDataset` takes it, as a text; or such a dataset, whose samples, columns, cache
+            directory and credentials are taken as they are.
+        cache_dir, storage_options: as there; of an index only.
         marks: path of the file that marked samples are kept in; see `wids.serve.marks.Marks`.
 
     Attributes:
-        index: as given. name: the index as people may see it, without passwords. dataset: its samples, undecoded.
+        index: as given, or that of the dataset; None: it is of none. name: it as people may see it, without passwords.
+        dataset: its samples, undecoded. opening: Python that makes the dataset; "": it was made by a program.
         cache_dir: the directory of its cache. collection: its samples and shards.
         previews: small pictures of its fields. rows: facts of its samples. marks: those that somebody marked.
         closing: called by `close`, for what a page has begun.
@@ -38,19 +40,28 @@ class Served:
 
     def __init__(
         self,
-        index: str,
+        index: str | ShardListDataset[Any],
         *,
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         marks: str = "",
     ) -> None:
-        self.index = index
-        self.name = without_secrets(index, index)
-        self.dataset: ShardListDataset[dict[str, Any]] = ShardListDataset(
-            index, cache_dir=cache_dir, storage_options=storage_options, transformations=[], access="range"
-        )
+        if isinstance(index, str):
+            self.index: str | None = index
+            self.dataset: ShardListDataset[dict[str, Any]] = ShardListDataset(
+                index, cache_dir=cache_dir, storage_options=storage_options, transformations=[], access="range"
+            )
+        else:
+            if cache_dir is not None or storage_options is not None:
+                raise InputError("cache_dir and storage_options are the dataset's own; give them with an index only")
+            self.dataset = index._undecoded()  # noqa: SLF001 - as below
+            self.index = self.dataset._collection.place  # noqa: SLF001
         self.cache_dir = self.dataset.cache_dir
         self.collection = self.dataset._collection  # noqa: SLF001 - what `wids info` and its like go by, too
+        known = self.index or self.dataset.dataset_name
+        self.name = without_secrets(known, known)
+        is_whole = self.index is not None and self.collection.shards.selection is None
+        self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
         self.previews = Previews(self.dataset)
         self.rows = Rows(self)
         self.marks = Marks(self, marks)

@@ -1,4 +1,5 @@
 // The first page: what the index says, then what is found in member tables while they are looked at.
+import { cell } from "/static/cells.js";
 import { ask, count, fail, make, size } from "/static/common.js";
 
 const place = (id) => document.getElementById(id);
@@ -149,5 +150,25 @@ async function look() {
   }
 }
 
+/** The first samples; those whose member table is still on its way are asked for again. */
+async function showStrip(indices = null) {
+  const strip = place("strip");
+  try {
+    const { rows } = await ask(indices === null ? `/api/rows?start=0&count=${STRIP}` : `/api/rows?indices=${indices.join(",")}`);
+    strip.hidden = !rows.length && indices === null;
+    for (const row of rows) {
+      const before = strip.querySelector(`[data-index="${row.index}"]`);
+      if (before) before.replaceWith(cell(row));
+      else strip.append(cell(row));
+    }
+    const pending = rows.filter((row) => row.is_pending).map((row) => row.index);
+    if (pending.length) setTimeout(showStrip, 2 * AGAIN_MS, pending);
+  } catch (error) {
+    strip.hidden = false;
+    fail(strip, error);
+  }
+}
+
 ask("/api/overview").then(showIndex).catch((error) => fail(place("index"), error));
 look();
+showStrip();

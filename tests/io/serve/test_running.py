@@ -1,0 +1,118 @@
+"""The server of a notebook's process: its end, a cell that is run again, a dataset in the place of an index."""
+
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from tests.support.children import call_in_child
+from tests.support.clocks import PATIENCE_SECONDS, threads_named
+from tests.support.shards import write_index, write_json, write_shards
+from wids import ShardListDataset
+from wids.errors import DependencyError, InputError, OutputError
+from wids.serve import start
+from wids.testing import Server as FileServer
+
+
+def get(server, path="api/overview"):
+    """An answer of a server, as text."""
+    with urllib.request.urlopen(server.url + path, timeout=PATIENCE_SECONDS) as answer:
+        return answer.read().decode()
+
+
+def is_gone(server):
+    """Whether nobody answers any more."""
+    try:
+        get(server)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_cell_that_is_run_again(tmp_path):
+    """It closes the server before it; another index, or another view, has one of its own."""
+    index, other = write_index(tmp_path / "a"), write_index(tmp_path / "b")
+    dataset = ShardListDataset(index)
+    with start(other) as apart, start(dataset.select([0, 1])) as view:
+        servers = [start(index) for _ in range(3)]
+        assert [is_gone(server) for server in (*servers, apart, view)] == [True, True, False, False, False]
+        assert len(threads_named("wids-serve")) >= 3
+        port = int(servers[-1].url.rsplit(":", 1)[1].strip("/"))
+        servers[-1].close()
+        with start(index, port=port) as first, start(index, port=port) as second:
+            assert first.url == second.url
+            assert '"samples":9' in get(second)
+    assert all(map(is_gone, (*servers, apart, view)))
+    assert not [thread for thread in threads_named("wids-serve") if thread.name == "wids-serve"]
+
+
+def test_a_port_that_is_in_use(tmp_path):
+    """The error says so, and nothing is left open."""
+    with start(write_index(tmp_path / "a")) as server:
+        port = int(server.url.rsplit(":", 1)[1].strip("/"))
+        with pytest.raises(OutputError, match=f"port {port} "):
+            start(write_index(tmp_path / "b"), port=port)
+
+
+def _fork_holds(server):
+    """In a forked child, which has a copy of the socket."""
+    return server.url
+
+
+def test_a_forked_worker_does_not_hold_the_port(tmp_path):
+    """It has a copy of the socket for as long as it lives."""
+    index = write_index(tmp_path)
+    server = start(index)
+    assert call_in_child(_fork_holds, server) == server.url
+    server.close()
+    assert is_gone(server)
+
+
+def test_the_end_of_the_process(tmp_path):
+    """It ends at once though a server runs."""
+    program = f"import wids.serve; print(wids.serve.start({write_index(tmp_path)!r}))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    assert "wids serve: " in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_dataset(tmp_path):
+    """A view of a remote dataset: its samples alone, undecoded, with all fields; nothing is downloaded, nor counted."""
+    shards = write_shards(tmp_path / "data", (3, 4))
+    write_json(
+        tmp_path / "data" / "train.json",
+        {"wids_version": 1, "shardlist": [{**shard, "url": shard["url"].rsplit("/", 1)[1]} for shard in shards]},
+    )
+    with FileServer(tmp_path / "data") as files:
+        dataset = ShardListDataset(
+            f"{files.url}/train.json", cache_dir=tmp_path / "cache", fields=(".txt",), transformations=[str]
+        )
+        view = dataset.select([1, 5])
+        with start(view) as server:
+            served = server._served
+            assert served.opening == ""
+            assert served.dataset[1][".bin"].getvalue() == bytes([5]) * 40
+            assert '"samples":2' in get(server)
+            assert served.cache_dir == dataset.cache_dir
+        assert dataset.stats().range_requests == 0
+        assert view[0].startswith("{")
+        with start(dataset) as server:
+            assert server._served.opening == f"wids.ShardListDataset('{files.url}/train.json')"
+    assert dataset.stats().fetches == 1  # by view[0], not by the pages
+
+
+def test_a_dataset_has_its_own_cache(tmp_path):
+    """Another one beside it is a mistake."""
+    with pytest.raises(InputError, match="cache_dir"):
+        start(ShardListDataset(write_index(tmp_path)), cache_dir=tmp_path)
+
+
+def test_a_frame(tmp_path, monkeypatch):
+    """It shows a page of the server; where there is no notebook, an error says what to do."""
+    with start(write_index(tmp_path)) as server:
+        assert server.url + "samples" in server.show(300, "/samples")._repr_html_()
+        monkeypatch.setitem(sys.modules, "IPython.display", None)
+        with pytest.raises(DependencyError, match="open the server's url"):
+            server.show()
