@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.support import columns
 from tests.support.cli import run_ok
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index, write_json, write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.serve import epoch
@@ -58,8 +59,9 @@ class Pages:
 
 
 @pytest.fixture
-def open_pages():
-    """Serve an index; each is closed at the end."""
+def open_pages(set_limits):
+    """Serve an index, whose answers may take as long as they do; each is closed at the end."""
+    set_limits(epoch, seconds=PATIENCE_SECONDS)
     opened = []
 
     def open_one(index):

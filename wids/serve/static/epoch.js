@@ -266,7 +266,9 @@ function go(step, rank = now.rank) {
   now.rank = rank;
   remember();
   showBatch();
-  if (isOther) later("plots", 150, showPlots);
+  if (!isOther) return;
+  running.plots?.abort();
+  later("plots", 150, showPlots);
 }
 
 const number = (text) => (/^\s*[+-]?[0-9][0-9,_ ]*$/.test(text) ? Number(text.replaceAll(/[,_ ]/g, "")) : NaN);
