@@ -212,6 +212,10 @@ class Marks:
         except OutputExistsError as error:
             if not reasons:
                 raise
+            if isinstance(reasons[0], WidsError) and not isinstance(
+                reasons[0], SpecError
+            ):  # whether it is, is not known
+                raise reasons[0] from None
             raise OutputExistsError(f"{error} ({reasons[0]})", path=self.path) from error
         marked = set(found[0].tolist()) if found else set[int]()
         if len(marked) > MAX_MARKS:

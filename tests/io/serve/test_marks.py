@@ -12,7 +12,7 @@ import pytest
 from tests.support.columns import make_columns, write_dataset
 from tests.support.shards import write_index, write_json, write_shards, write_tar
 from wids.dataset import ShardListDataset
-from wids.errors import InputError, OutputError, OutputExistsError
+from wids.errors import InputError, OutputError, OutputExistsError, ShardNotFoundError
 from wids.serve import marks as serve_marks
 from wids.serve.served import Served
 from wids.testing import Server
@@ -225,6 +225,17 @@ def test_files_that_are_something_else(index, tmp_path):
         with pytest.raises(OutputError):
             Served(index, marks=str(path))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before} == before
+
+
+def test_keys_that_cannot_be_looked_up(tmp_path):
+    """A shard that is gone is the error: whether the file is one of marks is not known."""
+    shards = write_shards(tmp_path, (2, 2))
+    index = write_json(tmp_path / "a.json", {"wids_version": 1, "shardlist": shards})
+    os.unlink(shards[1]["url"])
+    (tmp_path / "m.txt").write_text("s0-000\n")
+    with pytest.raises(ShardNotFoundError, match=r"s1\.tar"):
+        Served(index, marks=str(tmp_path / "m.txt"))
+    assert (tmp_path / "m.txt").read_text() == "s0-000\n"
 
 
 def test_too_many_in_a_file(index, tmp_path, monkeypatch):
