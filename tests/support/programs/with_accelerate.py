@@ -70,6 +70,7 @@ def train_resumable(name):
             loader = wids.resumable(adopt(accelerator, loader))
         accelerator.register_for_checkpointing(loader)
         if resumes:
+            accelerator.wait_for_everyone()  # the first rank may still write the checkpoint
             accelerator.load_state(f"{RESULTS}/{name}")
         seen = {}
         for epoch in range(int(resumes), 3):
