@@ -214,9 +214,12 @@ class BucketBatchSampler(Sampler[list[int]]):
     def _current_run(self, *, is_counted: bool) -> Run | None:
         return cursor.current_run(self._cursor, is_counted=is_counted)
 
-    def _state_after(self, run: Any, batches: int | None) -> dict[str, Any]:
-        """The state after so many batches of a run, which another may have followed; None: all that were drawn."""
-        return self._state(run.config, run.place_after(run.drawn if batches is None else batches))
+    def _state_after(self, run: Any, batches: int, *, is_over: bool) -> dict[str, Any]:
+        """The state after so many batches of a run, which another may have followed, or after all of its epoch."""
+        config, place = run.config, run.place_after(batches)
+        if is_over and config.end(place) is not None and not config.is_over(place):  # by a trainer's own limit
+            place = run.place_after(config.count(run.place) - run.place.yielded)
+        return self._state(config, place)
 
     def _state(self, config: BatchConfig, place: BatchPlace) -> dict[str, Any]:
         inner = self.sampler._state(config.lanes_config, EpochPosition(place.epoch, place.position))
@@ -373,9 +376,9 @@ class MixtureBatchSampler(Sampler[list[int]]):
     def _current_run(self, *, is_counted: bool) -> Run | None:
         return cursor.current_run(self.sampler._cursor, is_counted=is_counted)
 
-    def _state_after(self, run: Run, batches: int | None) -> dict[str, Any]:
-        """The state after so many batches of a run, which another may have followed; None: all that were drawn."""
-        count = run.drawn if batches is None else min(batches * self.batch_size, run.drawn)  # the last may be smaller
+    def _state_after(self, run: Run, batches: int, *, is_over: bool) -> dict[str, Any]:
+        """The state after so many batches of a run, which another may have followed, or after all that were drawn."""
+        count = run.drawn if is_over else min(batches * self.batch_size, run.drawn)  # the last may be smaller
         return self.sampler._state(run.config, run.place_after(count))
 
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
-from wids.errors import DependencyError
-from wids.loaders import Counting, count_by
+from wids.batch_samplers import BucketBatchSampler
+from wids.errors import DependencyError, InputError
+from wids.loaders import Counting, _ByBatches, _BySamples, count_by
 from wids.order.layout import takes_marks
 from wids.order.mixture import mixed_parts
 from wids.samplers import DistributedChunkedSampler
@@ -59,7 +60,7 @@ class _TrainLoader(Counting, DataLoader[Any]):
     def __len__(self) -> int:
         """Batches of the whole epoch, with those before a resume."""
         counted = self._counted()
-        return super().__len__() if counted is None else self._count_epoch(counted)
+        return self._count_epoch(counted) if isinstance(counted, _BySamples) else super().__len__()
 
     @property
     def has_begun(self) -> bool:
@@ -67,11 +68,19 @@ class _TrainLoader(Counting, DataLoader[Any]):
         return self._delivery is not None
 
     @property
+    def epoch(self) -> int:
+        """Of the latest iteration, the state that was loaded, or as it was named."""
+        counted = self._counted()
+        return 0 if counted is None else int(counted.sampler.epoch)
+
+    @property
     def is_length_fixed(self) -> bool:
         """Whether all epochs from the present one on have as many batches as it."""
         counted: Any = self._counted()
         sampler = counted.sampler
         config = sampler._config()
+        if isinstance(counted, _ByBatches):
+            return config.epochs is None
         if config.epochs is None and config.epoch_size is None:
             return True  # one epoch without end
         if config.is_stream and (config.epoch_size or len(config.plan) * config.epochs) % config.world:
@@ -140,16 +149,20 @@ class DataModule(LightningDataModule):
         val_dataset, test_dataset: one, or a list or dict of them. Samples come in order, in equal counts on all ranks;
             ``sample["__valid__"]`` is False where one is repeated for that.
         predict_dataset: likewise, but nothing is repeated: ranks may differ by one sample.
-        batch_size: samples of a rank's batch.
+        batch_size: samples of a rank's batch; with ``batches`` of those that are not trained on.
         num_workers: of each loader.
         sampler: options of `wids.DistributedChunkedSampler` for training: ``{"window": 8, "seed": 1}``.
+        batches: options of `wids.BucketBatchSampler` for training: ``{"lengths": "tokens", "max_tokens": 32_768}``.
+            Lightning counts the batches of each epoch anew, and each epoch is cut for that when it begins.
         **options: of `torch.utils.data.DataLoader`: ``pin_memory``, ``collate_fn``, ``persistent_workers``, ...
 
     Attributes:
-        train_dataset, val_dataset, test_dataset, predict_dataset, batch_size, num_workers: as given; may be assigned.
+        train_dataset, val_dataset, test_dataset, predict_dataset, batch_size, num_workers, batches: as given; may be
+            assigned.
 
     Raises:
-        ValueError: a dataset that a stage needs is None; a bad option of the sampler or a loader.
+        ValueError: a dataset that a stage needs is None; a bad option of the sampler, the batches or a loader;
+            ``overfit_batches`` together with ``batches``.
         StateError: the checkpoint's state belongs to another dataset, seed or setting.
     """
 
@@ -163,15 +176,16 @@ class DataModule(LightningDataModule):
         batch_size: int = 1,
         num_workers: int = 0,
         sampler: Mapping[str, Any] | None = None,
+        batches: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.test_dataset, self.predict_dataset = test_dataset, predict_dataset
-        self.batch_size, self.num_workers = batch_size, num_workers
+        self.batch_size, self.num_workers, self.batches = batch_size, num_workers, batches
         self._sampler_options, self._loader_options = dict(sampler or {}), options
         self._loader: _TrainLoader | None = None
-        self._made_for: tuple[Any, ...] = ()  # trainer, dataset and batch size of the loader
+        self._made_for: tuple[Any, ...] = ()  # trainer, dataset, batch size and options of batches of the loader
         self._state: Any = None  # that the next loader resumes at
         self._users_reload: int | None = None  # Trainer(reload_dataloaders_every_n_epochs=), where another was set
 
@@ -200,14 +214,14 @@ class DataModule(LightningDataModule):
         if loader is None:
             ranks = {} if self._sampler_options.get("mesh") is not None else self._ranks()
             sampler = DistributedChunkedSampler(self.train_dataset, **{**ranks, **self._sampler_options})
-            loader = self._loader = self._load(self.train_dataset, sampler, kind=_TrainLoader)
+            loader = self._loader = self._load_for_training(sampler)
             loader.trainer, self._users_reload = self.trainer, None
-            self._made_for = (self.trainer, self.train_dataset, self.batch_size)
-        elif loader.has_begun and self.trainer is not None:  # its length is asked for before the epoch is named
-            loader.sampler.set_epoch(self.trainer.current_epoch)  # type: ignore[attr-defined]
+            self._made_for = (self.trainer, self.train_dataset, self.batch_size, self.batches)
         if self._state is not None:
             state, self._state = self._state, None
             loader.load_state_dict(state)
+        if self.trainer is not None and (loader.has_begun or loader.epoch <= self.trainer.current_epoch):
+            loader.sampler.set_epoch(self.trainer.current_epoch)  # type: ignore[attr-defined]  # before its length
         self._set_reload(loader)
         if self.trainer is not None and self.trainer.fit_loop.restarting:
             self._warn_of_start("the checkpoint was saved", "resume from one of another moment")
@@ -260,7 +274,7 @@ class DataModule(LightningDataModule):
 
     def _present_loader(self) -> _TrainLoader | None:
         """The loader, if it was made for the present trainer, dataset and batch size."""
-        wanted = (self.trainer, self.train_dataset, self.batch_size)
+        wanted = (self.trainer, self.train_dataset, self.batch_size, self.batches)
         is_present = self._loader is not None and all(a is b for a, b in zip(wanted, self._made_for, strict=True))
         return self._loader if is_present else None
 
@@ -273,6 +287,11 @@ class DataModule(LightningDataModule):
             if self._users_reload is None:
                 self._users_reload = trainer.reload_dataloaders_every_n_epochs
             trainer.reload_dataloaders_every_n_epochs = 1
+            loop = trainer.fit_loop.epoch_loop
+            if getattr(loop, "restarted_on_train_batch_end", False) and loop.batch_progress.is_last_batch:
+                # Of a checkpoint after an epoch's last batch Lightning begins the next epoch, if that is not longer.
+                done = loop.batch_progress.current
+                done.completed = max(done.completed, len(loader))
         elif self._users_reload is not None:
             trainer.reload_dataloaders_every_n_epochs, self._users_reload = self._users_reload, None
 
@@ -280,9 +299,19 @@ class DataModule(LightningDataModule):
         """``num_replicas`` and ``rank``, as the trainer's strategy shares out data."""
         return dict((self.trainer and self.trainer.distributed_sampler_kwargs) or {})
 
-    def _load(self, dataset: Any, sampler: Any, *, kind: type[DataLoader[Any]] = DataLoader, **options: Any) -> Any:
-        options = {**self._loader_options, **options}
-        return kind(dataset, batch_size=self.batch_size, sampler=sampler, num_workers=self.num_workers, **options)
+    def _load_for_training(self, sampler: DistributedChunkedSampler) -> _TrainLoader:
+        options = {"num_workers": self.num_workers, **self._loader_options}
+        if self.batches is None:
+            return _TrainLoader(self.train_dataset, batch_size=self.batch_size, sampler=sampler, **options)
+        if getattr(self.trainer, "overfit_batches", 0):
+            raise InputError(
+                "overfit_batches trains on the first samples of the dataset, in batches of batch_size, and not on "
+                "those of batches=; leave one of them out"
+            )
+        loader = _TrainLoader(self.train_dataset, batch_sampler=BucketBatchSampler(sampler, **self.batches), **options)
+        # Lightning looks here, and would divide the samples among the ranks a second time.
+        object.__setattr__(loader, "sampler", sampler)
+        return loader
 
     def _load_in_order(self, name: str) -> Any:
         datasets = getattr(self, name)
@@ -303,4 +332,5 @@ class DataModule(LightningDataModule):
         sampler = DistributedChunkedSampler(dataset, shuffle=False, tail=tail, **self._ranks())
         if name == "predict_dataset":
             sampler.dslength_per_replica = sampler.num_valid
-        return self._load(dataset, sampler, drop_last=False)
+        options = {"num_workers": self.num_workers, **self._loader_options, "drop_last": False}
+        return DataLoader(dataset, batch_size=self.batch_size, sampler=sampler, **options)

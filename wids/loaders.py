@@ -21,12 +21,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from wids.errors import InputError, StateError
 from wids.order import cursor
+from wids.order.batch_epochs import BatchRun
 from wids.order.state import EpochPosition, flat_state, nested_state
 from wids.order.validation import check_flag, parse_int, suggest_names
 from wids.samplers import _EpochSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from wids.order.config import EpochConfig
     from wids.order.iteration import Run
@@ -130,7 +131,7 @@ class _ByBatches:
         state: dict[str, Any]
         is_over = is_over or delivery.is_over
         if self.has_runs:
-            state = self.sampler._state_after(delivery.run, None if is_over else batches)
+            state = self.sampler._state_after(delivery.run, batches, is_over=is_over)
             return state
         if is_over:
             state = self.sampler.state_dict()
@@ -193,11 +194,12 @@ class Counting:
                 state["batches"] = self._count_before(place, counted.size)
             return flat_state(state)
         batches, is_over = self._progress(delivery)
+        own = max(batches - delivery.before, 0)
         if isinstance(counted, _BySamples):
-            state = counted.state(delivery, max(batches - delivery.before, 0), is_over=is_over)
+            state = counted.state(delivery, own, is_over=is_over)
             state["batches"] = batches
         elif counted.has_runs or delivery is self._newest:
-            state = counted.state(delivery, batches, is_over=is_over)
+            state = counted.state(delivery, own, is_over=is_over)
         else:
             raise StateError(
                 "two loops read this loader at the same time, and its batch sampler knows the place of the one that "
@@ -234,7 +236,7 @@ class Counting:
     def _follow(self, counted: _BySamples | _ByBatches) -> None:
         """Let what else counts epochs know that a state was loaded."""
 
-    def _deliver(self, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def _deliver(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of a loader's iteration, counted."""
         counted, previous = self._counted(), self._newest
         if counted is None:
@@ -244,7 +246,7 @@ class Counting:
             # An epoch without end goes on with the batch after the last that was delivered.
             self.load_state_dict(self.state_dict())
         before = counted.begun()
-        batches = iter(make())
+        batches = make()  # without another iter(), with which the iterator of Ray's loader begins anew
         try:
             batch = next(batches, _END)
         except BaseException:
@@ -270,6 +272,8 @@ class Counting:
         run, before = counted.begun(), 0
         if isinstance(counted, _BySamples):
             before = self._count_before(run.place, counted.size)
+        elif isinstance(run, BatchRun):
+            before = run.place.yielded
         self._delivery = self._newest = _Delivery(run, source, before=before)
         self._loaded = None
         return self._delivery

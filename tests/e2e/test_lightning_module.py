@@ -52,7 +52,7 @@ def checkpoint(directory, name, epoch, batches, answers):
 @pytest.fixture(scope="module")
 def two(directory):
     """Both ranks' answers of whole runs; a last run is killed in its second epoch."""
-    runs = [{"name": f"two-{kind}", "kind": kind} for kind in (*KINDS, "workers")]
+    runs = [{"name": f"two-{kind}", "kind": kind} for kind in (*KINDS, "workers", "buckets, workers")]
     return launch(directory, 2, [*runs, {"name": "killed", "kind": "plain", "kill": KILLED_AT}], code=1)
 
 
@@ -62,7 +62,7 @@ def one(directory, two):
     runs = [{"name": f"one-{kind}", "kind": kind} for kind in KINDS]
     resumed = [
         {"name": f"two-one-{kind}", "kind": kind, "resume": checkpoint(directory, f"two-{kind}", 1, 2, two)}
-        for kind in KINDS
+        for kind in (*KINDS, "buckets, workers")
     ]
     killed = str(directory / "killed" / f"epoch=1-step={6 + KILLED_AT[1] - 1}.ckpt")
     return launch(directory, 1, [*runs, *resumed, {"name": "killed-one", "resume": killed}])
@@ -73,7 +73,7 @@ def again(directory, two, one):
     """Two ranks' answers: their own runs resumed, and those of one rank."""
     own = [
         {"name": f"two-two-{kind}", "kind": kind, "resume": checkpoint(directory, f"two-{kind}", 1, 2, two)}
-        for kind in (*KINDS, "workers")
+        for kind in (*KINDS, "workers", "buckets, workers")
     ]
     others = [
         {"name": f"one-two-{kind}", "kind": kind, "resume": checkpoint(directory, f"one-{kind}", 1, 3, one)}
@@ -106,7 +106,7 @@ def test_each_sample_once_in_each_epoch(two, one, kind):
         assert all(a != b for a, b in pairwise(epochs))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "workers"])
+@pytest.mark.parametrize("kind", [*KINDS, "workers", "buckets, workers"])
 def test_same_ranks_resume_as_if_never_stopped(two, again, kind):
     """Each rank has just what the whole run had from there on."""
     for whole, resumed in zip(two, again, strict=True):
@@ -128,6 +128,17 @@ def test_other_ranks_resume_with_the_next_sample(two, one, again, kind):
         check_epoch(kind, epoch_of(after, second, 2))
         wanted, found = Counter(epoch_of(before, first, 2)), Counter(epoch_of(after, second, 2))
         assert ((wanted - found) + (found - wanted)).total() <= 2  # one is repeated, or is not
+
+
+def test_other_ranks_resume_batches_of_like_length(two, one):
+    """2 -> 1: the batches that were left of the epoch, and then a whole one."""
+
+    def batches(answers, name, epoch, first=0):
+        steps = [[indices for e, indices in answer[name]["steps"] if e == epoch][first:] for answer in answers]
+        return [batch for row in zip(*steps, strict=True) for batch in row]
+
+    assert batches(one, "two-one-buckets, workers", 1) == batches(two, "two-buckets, workers", 1, first=2)
+    assert {i for batch in batches(one, "two-one-buckets, workers", 2) for i in batch} == set(range(N))
 
 
 def test_killed_in_mid_epoch(directory, two, one, again):
@@ -163,7 +174,7 @@ def test_lightning_is_content(two, one, again):
                 assert not said, name
     for answer in (*one, *again):
         for name, run in answer.items():
-            if "nominal" not in name:
+            if "nominal" not in name and "buckets" not in name:
                 assert run["reloads"] == 0, name
 
 
@@ -180,7 +191,20 @@ class TestInOneProcess:
 
     @pytest.mark.parametrize(
         "kind",
-        ["validating", "accumulating", "steps", "limited", "dropping", "endless", "scheduled", "mixture", "nominal"],
+        [
+            *(
+                "validating",
+                "accumulating",
+                "steps",
+                "limited",
+                "dropping",
+                "endless",
+                "scheduled",
+                "mixture",
+                "nominal",
+            ),
+            *("buckets", "buckets, limited", "buckets, validating", "buckets, endless"),
+        ],
     )
     def test_resumes_as_if_never_stopped(self, tmp_path, directory, runs, kind):
         """From mid-epoch, after the last batch of one, its validation, and its end."""
@@ -192,12 +216,12 @@ class TestInOneProcess:
             return model.steps, saving.done
 
         steps, done = fit()
-        size = sum(epoch == 0 for epoch, _ in steps)
-        # In the two epochs after the first: after two batches, after the last, its end, and the validations.
-        names = [f"{epoch}-{when}" for epoch in (0, 1) for when in (2, size, "end")]
+        sizes = Counter(epoch for epoch, _ in steps)
+        # In the first two epochs: after two batches, after the last, its end, and the validations.
+        names = [f"{epoch}-{when}" for epoch in (0, 1) for when in (2, sizes[epoch], "end")]
         names += [name.stem.removeprefix("run-") for name in tmp_path.glob("run-1-val*.ckpt")]
         chosen = {path: count for path, count in done.items() if path.split("run-")[1][:-5] in names}
-        assert len(chosen) >= (2 if kind == "endless" else 7)
+        assert len(chosen) >= (2 if "endless" in kind else 7)
         for path, count in chosen.items():
             assert fit(path)[0] == steps[count:], path
 
@@ -325,6 +349,27 @@ class TestInOneProcess:
         mesh = SimpleNamespace(ndim=1, size=lambda: 3, get_coordinate=lambda: [2])
         loader = runs.make_module(directory / "data/index.json", sampler={"mesh": mesh}).train_dataloader()
         assert (loader.sampler.num_replicas, loader.sampler.rank) == (3, 2)
+
+    def test_batches_of_like_length(self, directory, runs):
+        """Each epoch has all samples, in batches within the budget; what does not fit is an error."""
+        index, model = directory / "data/index.json", runs.Model()
+        trainer = runs.make_trainer()
+        trainer.fit(model, datamodule=runs.make_module(index, "buckets", batch_size=7))
+        for epoch in EPOCHS:
+            batches = [indices for e, indices in model.steps if e == epoch]
+            assert sorted(i for batch in batches for i in batch) == list(range(N))
+            assert len(batches) == (15, 13, 15)[epoch]
+            assert max(len(batch) * max(1 + i % 5 for i in batch) for batch in batches) <= 9
+        assert trainer.reload_dataloaders_every_n_epochs == 1
+        for options, message in (
+            ({"batches": {}}, "max_tokens"),
+            ({"batches": {"max_token": 9}}, "max_tokens"),
+            ({"drop_last": True}, "drop_last"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=message):
+                runs.make_module(index, "buckets", **options).train_dataloader()
+        with pytest.raises(wids.errors.InputError, match="leave one of them out"):
+            runs.make_trainer(overfit_batches=2).fit(model, datamodule=runs.make_module(index, "buckets"))
 
     def test_overfitting(self, directory, runs):
         """Lightning puts a sampler of its own into the loader: the same batches in each epoch."""

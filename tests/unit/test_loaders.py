@@ -404,6 +404,43 @@ def test_a_loop_that_reads_ahead(kind):
     assert wids.resumable(loader, reads_ahead=True) is loader
 
 
+class Ahead(DataLoader):
+    """As that of Ray Train's `prepare_data_loader`: it is its own iterator, and has drawn a batch more."""
+
+    def __iter__(self):
+        self.batches = super().__iter__()
+        self.held = next(self.batches, None)
+        return self
+
+    def __next__(self):
+        batch, self.held = self.held, next(self.batches, None)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+def test_a_loader_that_is_its_own_iterator():
+    """Its epochs are those that were chosen, and what it has drawn ahead is not counted."""
+
+    def make_one():
+        plain = make()._loader
+        return wids.resumable(Ahead(plain.dataset, batch_size=4, sampler=plain.sampler, collate_fn=list))
+
+    loader, states = make_one(), []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        whole = lists(make_epoch("plain", epoch))
+        for step, batch in enumerate(loader, 1):
+            assert batch == whole[step - 1]
+            states.append((saved(loader), whole[step:]))
+        assert step == len(whole)
+    for state, rest in states:
+        again = make_one()
+        again.load_state_dict(state)
+        again.set_epoch(state["epoch"])
+        assert lists(again) == rest
+
+
 def test_it_has_what_its_loader_has():
     """Attributes are read and assigned there; it is a Stateful of torch's checkpoints, and no DataLoader."""
     loader = make(workers=2, pin_memory=False)

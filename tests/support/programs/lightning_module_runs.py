@@ -19,6 +19,11 @@ import wids.lightning
 from tests.support.programs.samples import as_marked
 
 EPOCHS, BATCH = 3, 2
+# The epochs of one rank have 15, 13 and 15 batches.
+BUCKETS = {
+    "batches": {"lengths": [1 + k % 5 for k in range(21)], "max_tokens": 9},
+    "sampler": {"chunksize": 2, "seed": 3},
+}
 # Trainer's options, the module's, and the dataset's kind.
 KINDS = {
     "plain": ({}, {}, "one"),
@@ -35,6 +40,19 @@ KINDS = {
     "limited": ({"limit_train_batches": 4}, {}, "one"),
     "dropping": ({}, {"drop_last": True}, "one"),
     "endless": ({"max_steps": 25, "max_epochs": -1}, {"sampler": {"epochs": None}}, "one"),
+    "buckets": ({}, BUCKETS, "one"),
+    "buckets, workers": (
+        {"limit_val_batches": 0},
+        {"num_workers": 1, "multiprocessing_context": "forkserver", **BUCKETS},
+        "one",
+    ),
+    "buckets, limited": ({"limit_train_batches": 5}, BUCKETS, "one"),
+    "buckets, validating": ({"val_check_interval": 0.3, "accumulate_grad_batches": 2}, BUCKETS, "one"),
+    "buckets, endless": (
+        {"max_steps": 25, "max_epochs": -1},
+        {**BUCKETS, "sampler": {"chunksize": 2, "epochs": None}},
+        "one",
+    ),
     "scheduled": ({}, {}, "one"),  # the scheduler asks for the number of steps before the checkpoint is read
 }
 
