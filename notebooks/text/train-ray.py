@@ -86,8 +86,8 @@ print(f"{len(node_names)} nodes")
 # ## What each worker does
 #
 # It is a plain PyTorch loop. The sampler finds rank and world size in the process group that Ray Train sets up, and
-# `prepare_data_loader` leaves it alone. A checkpoint holds the model, the optimizer and `sampler.state_dict(consumed=...)`,
-# which is the same on all ranks; `consumed` is what the loop has received, for on a GPU that loader is a batch ahead of it.
+# `prepare_data_loader` leaves it alone. `wids.resumable` is around Ray's loader, which is a batch ahead of the loop: so it counts
+# what the loop has received. A checkpoint holds the model, the optimizer and `loader.state_dict()`, which is the same on all ranks.
 #
 # Only for the figures at the end, the ranks also exchange the `__index__`es of each batch, and the names of the shards that
 # were downloaded.
@@ -123,7 +123,7 @@ def build_loader(url, config, fetches=None, **options):
     dataset = wids.ShardListDataset(url, cache_dir=config["cache_dir"], hooks=hooks).add_transform(make_sample)
     sampler = wids.DistributedChunkedSampler(dataset, **options)
     loader = torch.utils.data.DataLoader(dataset, batch_size=config["global_batch"] // world, sampler=sampler)
-    return ray.train.torch.prepare_data_loader(loader), sampler
+    return wids.resumable(ray.train.torch.prepare_data_loader(loader))
 
 
 def train_loop_per_worker(config):
@@ -131,8 +131,8 @@ def train_loop_per_worker(config):
     rank, world = context.get_world_rank(), context.get_world_size()
     torch.manual_seed(0)
     fetches = Fetches()
-    loader, sampler = build_loader(config["train_url"], config, fetches)
-    test_loader, _ = build_loader(config["test_url"], config, shuffle=False, tail="mask")
+    loader = build_loader(config["train_url"], config, fetches)
+    test_loader = build_loader(config["test_url"], config, shuffle=False, tail="mask")
     model = ray.train.torch.prepare_model(build_model())
     plain_model = getattr(model, "module", model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
@@ -144,10 +144,10 @@ def train_loop_per_worker(config):
             saved = torch.load(f"{directory}/state.pt", map_location="cpu")
         plain_model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        sampler.load_state_dict(saved["sampler"])
+        loader.load_state_dict(saved["loader"])
         first, had = saved["epoch"], saved["had"]
 
-    def report(metrics, epoch, had, state):
+    def report(metrics, epoch, had):
         """Rank 0 writes the checkpoint; the ranks wait for each other."""
         parts = [None] * world
         distributed.all_gather_object(parts, (ray.get_runtime_context().get_node_id(), list(fetches)))
@@ -155,12 +155,12 @@ def train_loop_per_worker(config):
         with tempfile.TemporaryDirectory() as directory:
             if rank == 0:
                 saved = {"model": plain_model.state_dict(), "optimizer": optimizer.state_dict()}
-                saved |= {"sampler": state, "epoch": epoch, "had": had}
+                saved |= {"loader": loader.state_dict(), "epoch": epoch, "had": had}
                 torch.save(saved, f"{directory}/state.pt")
             ray.train.report(metrics, ray.train.Checkpoint.from_directory(directory) if rank == 0 else None)
 
     for epoch in range(first, config["epochs"]):
-        sampler.set_epoch(epoch)
+        loader.set_epoch(epoch)
         read = []
         for step, (images, labels, indices, _) in enumerate(loader, 1):
             progress = (epoch + had / len(loader.dataset)) / config["epochs"]
@@ -174,12 +174,11 @@ def train_loop_per_worker(config):
             if [epoch, step] == config["lost_at"] and rank == world - 1:
                 raise ConnectionError("the node is lost")
             if step % config["checkpoint_steps"] == 0:
-                state = sampler.state_dict(consumed=step * loader.batch_sampler.batch_size)  # steps of this run
-                report({"epoch": epoch, "read": read}, epoch, had, state)
+                report({"epoch": epoch, "read": read}, epoch, had)
                 read = []
         had = 0
         accuracy = evaluate(plain_model, test_loader)
-        report({"epoch": epoch, "read": read, "accuracy": accuracy}, epoch + 1, 0, sampler.state_dict())
+        report({"epoch": epoch, "read": read, "accuracy": accuracy}, epoch + 1, 0)
 
 
 def everybody(indices):
