@@ -41,7 +41,6 @@ _PIECE_BYTES = 512 << 10
 _TYPES = {
     **dict.fromkeys(("jpg", "jpeg"), "image/jpeg"),
     **{name: f"image/{name}" for name in ("png", "webp", "gif", "bmp", "avif")},
-    "svg": "image/svg+xml",
     **{name: f"video/{name}" for name in ("mp4", "webm")},
     "m4v": "video/mp4",
     "mov": "video/quicktime",
@@ -52,7 +51,7 @@ _TYPES = {
     "m4a": "audio/mp4",
     **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
 }
-_TEXT = "text/plain; charset=utf-8"
+_TEXT, _SVG = "text/plain; charset=utf-8", "image/svg+xml"
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _LETTERS, _MAX_LETTERS = 2_000, 1_000_000
 _BROKEN = re.compile("[\udc80-\udcff]")
@@ -105,7 +104,8 @@ class _Fields:
             wanted = None
         found = None if wanted is None else parse_range(wanted, size)
         lo, hi = found or (0, size)
-        headers = {**_headers(name), "accept-ranges": "bytes", "content-length": str(hi - lo)}
+        is_image = request.headers.get("sec-fetch-dest") == "image"
+        headers = {**_headers(name, is_image=is_image), "accept-ranges": "bytes", "content-length": str(hi - lo)}
         if found is not None and lo >= hi:
             return Response(None, 416, {**headers, "content-range": f"bytes */{size}", "content-length": "0"})
         if found is not None:
@@ -158,9 +158,11 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
     return (lo, min(hi, size)) if lo < size else (size, size)
 
 
-def _headers(name: str) -> dict[str, str]:
+def _headers(name: str, *, is_image: bool) -> dict[str, str]:
+    """What tells a browser what to do with a field; ``is_image``: it is asked for by a picture on a page."""
     extension = name.casefold().rpartition(".")[2]
-    kind = _TYPES.get(extension)
+    # As a picture on a page it neither runs scripts nor loads anything; as a page of its own it is a program.
+    kind = _SVG if is_image and extension == "svg" else _TYPES.get(extension)
     if kind is None and kind_of(name) == "text" and extension != "gz":
         kind = _TEXT
     # What is of no such type is saved, under a name without anything that is no letter.
@@ -194,16 +196,31 @@ def begin_text(member: Member, most: int) -> dict[str, Any]:
     Raises:
         DecodeError: it is packed, and damaged.
     """
-    is_packed = member.name.casefold().endswith(".gz")
-    data = member.read_part(0, 4 * most + 4)
+    most_bytes = 4 * most + 4
+    data = member.read_part(0, most_bytes)
     is_whole = len(data) == member.size
-    if is_packed:
-        stream = zlib.decompressobj(_GZIP)
-        try:
-            data = stream.decompress(data, 4 * most + 4)
-        except zlib.error as error:
-            raise DecodeError(f"it is damaged ({error})") from error
-        is_whole = stream.eof
+    if member.name.casefold().endswith(".gz"):
+        data, is_done = _unpack(data, most_bytes)
+        is_whole = is_whole and is_done
     text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(data, final=is_whole)
     found, count = _BROKEN.subn("\ufffd", text[:most])
     return {"text": found, "is_whole": is_whole and len(found) == len(text), "size": member.size, "damaged": count}
+
+
+def _unpack(data: bytes, most: int) -> tuple[bytes, bool]:
+    """The first bytes of what the beginning of a gzip file unpacks to, and whether that is all of it.
+
+    Raises:
+        DecodeError: it is damaged.
+    """
+    found = b""
+    while data.rstrip(b"\0") and len(found) < most:
+        stream = zlib.decompressobj(_GZIP)
+        try:
+            found += stream.decompress(data, most - len(found))
+        except zlib.error as error:
+            raise DecodeError(f"it is damaged ({error})") from error
+        if not stream.eof:
+            return found, False
+        data = stream.unused_data
+    return found, not data.rstrip(b"\0")

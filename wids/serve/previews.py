@@ -48,6 +48,7 @@ _THREADS = 8
 # Bytes of pictures that are kept; of a member that is read for one.
 _KEPT_BYTES, _MAX_BYTES = 64 << 20, 256 << 20
 _LARGE_BYTES = 8 << 20
+_DECODE = SampleDecoder("numpy", also=UNASKED, max_inflate_bytes=64 << 20)
 _LARGE_PIXELS = 16_000_000
 _WATCH_SECONDS = 0.25
 _SMALL = 128  # an array of fewer numbers a side is drawn with larger squares
@@ -180,7 +181,7 @@ class Previews:
                 is_photo = image.mode in ("RGB", "L", "CMYK", "YCbCr") and image.format not in ("PNG", "GIF", "BMP")
                 is_small = max(image.size) <= side
                 return _encode(pictures.draw_small(image, side), is_photo=is_photo or not is_small)
-            value = SampleDecoder("numpy", also=UNASKED)({name: data, **place})[name]
+            value = _DECODE({name: data, **place})[name]
             return _encode(_enlarge(pictures.from_array(first_array(value)), side), is_photo=False)
 
     def _keep(self, key: tuple[int, str, int], made: Preview) -> None:

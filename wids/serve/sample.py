@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from wids.serve.served import Served
 
 _THREADS = 4
-# What is decoded to be described: bytes of a member, of what it unpacks to, and of text, which takes ten times as much.
-_MAX_BYTES, _MAX_TEXT_BYTES = 64 << 20, 8 << 20
+# What is decoded to be described: bytes of a member and of what it unpacks to. Of text less: a value of JSON takes many
+# times as much, and while it is parsed no other thread goes on.
+_MAX_BYTES, _MAX_TEXT_BYTES = 64 << 20, 2 << 20
 _FULL_SIDE = 4096
 # What a browser draws as it is: formats, up to so many pixels.
 _DRAWN = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF"})

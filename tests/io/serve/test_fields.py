@@ -24,7 +24,7 @@ DATA = bytes(i * i % 251 for i in range(1_500_000))
         (".jpg", "image/jpeg", False),
         (".JPEG", "image/jpeg", False),
         (".seg.png", "image/png", False),
-        (".svg", "image/svg+xml", False),
+        (".svg", "text/plain; charset=utf-8", False),
         (".mp4", "video/mp4", False),
         (".wav", "audio/wav", False),
         (".html", "text/plain; charset=utf-8", False),
@@ -48,6 +48,13 @@ def test_types(pages, name, kind, is_saved):
     assert answer.headers["content-security-policy"] == SANDBOX
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.content == b"<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("image", "image/svg+xml"), ("document", "text/plain; charset=utf-8")])
+def test_a_drawing_that_could_hold_scripts(pages, asked, kind):
+    """It is one where a page shows it as a picture, which runs none; by itself it is text."""
+    answer = pages({".svg": b"<svg/>"}).get("/field/0/.svg", headers={"sec-fetch-dest": asked})
+    assert answer.headers["content-type"] == kind
 
 
 @pytest.mark.parametrize(
@@ -178,6 +185,8 @@ def test_a_field_goes_out_in_pieces(pages, monkeypatch):
         (".txt", "\U0001f40e".encode() * 2001, {"text": "\U0001f40e" * 2000, "is_whole": False, "damaged": 0}),
         (".txt.gz", gzip.compress(b"x" * 1_000_000, mtime=0), {"text": "x" * 2000, "is_whole": False, "damaged": 0}),
         (".txt.gz", gzip.compress(b"x", mtime=0), {"text": "x", "is_whole": True, "damaged": 0}),
+        (".txt.gz", gzip.compress(b"x", mtime=0) * 2, {"text": "xx", "is_whole": True, "damaged": 0}),
+        (".txt.gz", gzip.compress(b"x", mtime=0)[:-3], {"text": "x", "is_whole": False, "damaged": 0}),
         (".json", b"[" * 100_000, {"text": "[" * 2000, "is_whole": False, "damaged": 0}),
         (".txt", b"a\0\x1b[31m", {"text": "a\0\x1b[31m", "is_whole": True, "damaged": 0}),
     ],

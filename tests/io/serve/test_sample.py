@@ -63,7 +63,7 @@ def test_where_it_is(pages, tmp_path):
         (".json", b'{"a": NaN}', {"kind": "json", "type": "dict"}),
         (".json", b"NaN", {"kind": "number", "value": "nan"}),
         (".json", b"[" * 100_000, {"kind": "damaged"}),
-        (".json", b" " * (9 << 20), {"kind": "large"}),
+        (".json", b" " * (3 << 20), {"kind": "large"}),
         (".pkl", pickle.dumps(1), {"kind": "unopened"}),
         (".pt", checkpoint({"x": object}), {"kind": "unopened"}),
         (".npy", array(np.array([{}], object)), {"kind": "unopened"}),

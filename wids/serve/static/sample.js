@@ -46,6 +46,16 @@ function fitted(width, height, side) {
   return [Math.max(Math.round(width * scale), 1), Math.max(Math.round(height * scale), 1)];
 }
 
+/** An SVG as a picture, which runs no script and loads nothing, and its text. */
+async function showDrawing(body, field) {
+  const image = make("img", { src: `/field/${index}/${field.at}`, alt: field.name });
+  image.addEventListener("error", () => image.parentElement.remove());
+  const text = make("div", { "aria-busy": "true" });
+  body.replaceChildren(make("div", { class: "drawing" }, image), text);
+  await showText(text, field);
+  text.removeAttribute("aria-busy");
+}
+
 function showPlayer(body, field, kind) {
   const player = make(kind, { controls: true, preload: "metadata", src: `/field/${index}/${field.at}`, "aria-label": field.name });
   player.addEventListener("error", () => fail(body, new Error("the browser cannot play this; it may be damaged, or of a kind that it does not know")));
@@ -96,6 +106,7 @@ async function showField(body, words, field) {
     return body.replaceChildren(make("p", { class: "number-big" }, String(found.value), found.class === undefined ? "" : make("span", { class: "soft" }, " · "), ...letters(found.class ?? "")));
   }
   const isText = field.kind === "text";
+  if (isText && field.name.toLowerCase().endswith(".svg")) return showDrawing(body, field);
   if (found.kind === "text" || (isText && found.kind === "bytes")) return showText(body, field);
   const told = make("p", { class: found.kind === "damaged" ? "error" : "soft", ...(found.kind === "damaged" ? { role: "alert" } : {}) }, ...letters(found.kind === "damaged" ? `damaged: ${found.words}` : found.words));
   body.replaceChildren(told);
