@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import time
 import wave
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.support.browser import Visit, open_browser
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_json
 from wids.serve import start
 
@@ -74,12 +76,20 @@ def test_what_it_shows(browser, server, width, scheme):
         page = visit.go("/sample/1")
         see_all(page)
         words = page.inner_text("main")
-        for said in ("s1", "1600 x 1000 RGB JPEG", "1 · dog", "(3, 4)", "5.5", "not opened", "dataset[1]"):
+        for said in ("s1", "word word", "1600 x 1000 RGB JPEG", "1 · dog", "(3, 4)", "5.5", "not opened", "dataset[1]"):
             assert said in words
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.evaluate("document.querySelector('.view img').naturalWidth") == 1600
-        page.wait_for_function("document.querySelector('.drawing img').naturalWidth > 0")
+        until(page, "document.querySelector('.drawing img').naturalWidth > 0")
         assert (visit.left, visit.said) == ([], [])
+
+
+def until(page, expression):
+    """Wait until an expression is true; the page's policy lets no text be run within it."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not page.evaluate(expression):
+        assert time.monotonic() < ends, expression
+        page.wait_for_timeout(20)
 
 
 def scale(page):
@@ -102,7 +112,7 @@ def test_a_picture_is_looked_at_closely(browser, server):
         assert scale(page) == whole
         page.hover(".view")
         page.mouse.wheel(0, -100)
-        page.wait_for_function(f"parseInt(document.querySelector('.view-bar output').textContent) > {whole}")
+        until(page, f"parseInt(document.querySelector('.view-bar output').textContent) > {whole}")
         page.keyboard.press("0")
         page.dblclick(".view")
         assert scale(page) == 100
@@ -122,10 +132,10 @@ def test_a_player_seeks_by_ranges(browser, server):
         page.on("response", lambda a: ranges.append(a.headers.get("content-range")) if a.status == 206 else None)
         visit.go("/sample/1")
         page.locator("audio").scroll_into_view_if_needed()
-        page.wait_for_function("document.querySelector('audio')?.readyState > 0")
+        until(page, "document.querySelector('audio')?.readyState > 0")
         assert abs(page.evaluate("document.querySelector('audio').duration") - SECONDS) < 1
         page.evaluate("document.querySelector('audio').currentTime = 100")
-        page.wait_for_function("!document.querySelector('audio').seeking")
+        until(page, "!document.querySelector('audio').seeking")
         assert page.evaluate("document.querySelector('audio').currentTime") == 100
         assert ranges
 
@@ -141,7 +151,7 @@ def test_a_tree_opens_a_level_at_a_time(browser, server):
         page.wait_for_selector(".tree .name:text-is('149')")
         short = len(page.inner_text(".text >> nth=0"))
         page.click("button:has-text('More') >> nth=0")
-        page.wait_for_function(f"document.querySelector('.text').textContent.length > {short} + 100")
+        until(page, f"document.querySelector('.text').textContent.length > {short} + 100")
         assert visit.said == []
 
 

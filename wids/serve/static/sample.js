@@ -106,7 +106,7 @@ async function showField(body, words, field) {
     return body.replaceChildren(make("p", { class: "number-big" }, String(found.value), found.class === undefined ? "" : make("span", { class: "soft" }, " · "), ...letters(found.class ?? "")));
   }
   const isText = field.kind === "text";
-  if (isText && field.name.toLowerCase().endswith(".svg")) return showDrawing(body, field);
+  if (isText && field.name.toLowerCase().endsWith(".svg")) return showDrawing(body, field);
   if (found.kind === "text" || (isText && found.kind === "bytes")) return showText(body, field);
   const told = make("p", { class: found.kind === "damaged" ? "error" : "soft", ...(found.kind === "damaged" ? { role: "alert" } : {}) }, ...letters(found.kind === "damaged" ? `damaged: ${found.words}` : found.words));
   body.replaceChildren(told);
