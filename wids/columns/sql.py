@@ -15,7 +15,9 @@ import contextlib
 import json
 import os
 import threading
+import time
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -44,6 +46,7 @@ _SOME = 5
 # How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
 _SIGNAL_SECONDS = 0.5
+_limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 # The parts of a statement from whose names it is known which columns it reads; of any other part, it is all.
@@ -56,6 +59,16 @@ _WHOLE_ROWS = frozenset({"STAR", "POSITIONAL_REFERENCE"})
 
 class _RefusedError(Exception):
     """What DuckDB says of SQL that it was asked to parse, or what we say."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Let what this thread asks in the block take so long at most: then it is ended, with a QueryError."""
+    before = _limit.set(seconds)
+    try:
+        yield
+    finally:
+        _limit.reset(before)
 
 
 class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -397,7 +410,7 @@ def _describe(connection: Any) -> list[str]:
 
 
 def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """What ``work`` gives or raises, in a thread; if waiting for it is ended (Ctrl-C), it is interrupted first.
+    """What ``work`` gives or raises, in a thread; where the wait is ended (Ctrl-C, `within`), it is interrupted first.
 
     A thread that waits for DuckDB itself hears of signals when DuckDB is done.
     """
@@ -414,8 +427,12 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
     try:
         thread.start()
+        seconds = _limit.get()
+        end = None if seconds is None else time.monotonic() + seconds
         while not future.done():  # a signal that comes to another thread does not end the wait of this one
-            wait([future], _SIGNAL_SECONDS)
+            wait([future], _SIGNAL_SECONDS if end is None else max(0, min(_SIGNAL_SECONDS, end - time.monotonic())))
+            if end is not None and time.monotonic() >= end and not future.done():
+                raise _RefusedError(f"it took longer than {seconds:g} seconds and was ended")  # noqa: TRY301 - below
         return future.result()
     except BaseException:
         if not future.cancel():  # it has begun

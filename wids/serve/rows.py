@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from wids.columns.kinds import writable
 from wids.columns.plain import rows_of, to_plain
+from wids.columns.sql import within
 from wids.errors import InputError, SelectionError, WidsError, shorten, shown, without_secrets
 from wids.serve.answers import answer
 from wids.serve.previews import main_field
@@ -37,6 +38,7 @@ MAX_ROWS = 200
 _TABLE_BYTES, _MATCH_BYTES = 128 << 20, 256 << 20  # that are kept
 _THREADS = 16
 _QUERIES = 2  # at a time: each may take 512 MiB
+_QUERY_SECONDS = 60.0
 _EXACT = 1 << 53  # beyond, JavaScript has not all integers
 _INTEGER = re.compile(r"[0-9]{1,18}")
 
@@ -123,8 +125,8 @@ class Rows:
         return found
 
     def ask(self, query: Callable[[], Any]) -> Any:
-        """What a query of the columns gives; two run at a time."""
-        with self._queries:
+        """What a query of the columns gives; two run at a time, each for a minute at most."""
+        with self._queries, within(_QUERY_SECONDS):
             return query()
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:

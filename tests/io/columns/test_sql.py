@@ -19,7 +19,7 @@ from tests.support import columns as made
 from tests.support.children import call_in_child
 from tests.support.clocks import PATIENCE_SECONDS, threads_named
 from wids.columns import sql as sql_module
-from wids.columns.sql import SampleTable, find_rows, run_query
+from wids.columns.sql import SampleTable, find_rows, run_query, within
 from wids.errors import ColumnsError, DependencyError, QueryError
 
 COUNTS = (3, 0, 40, 2)
@@ -152,6 +152,15 @@ def test_bad_queries(dataset, scratch, query):
     assert (failed.value.found, os.listdir(scratch)) == (query, [])
 
 
+NEVER = [
+    ("find_rows", "exists(select 1 from range(10000000000000) r where hash(r.range) = index)"),
+    ("find_rows", "sleep_ms(100000000) is null"),
+    ("query", "select count(*) from range(10000000000000) r where hash(r.range) = 1"),
+    ("query", "from range(10000000000000) r where hash(r.range) = 1"),
+    ("query", "with recursive t(i) as (select 1 union all select i + 1 from t) select max(i) from t"),
+]
+
+
 def interrupted(ask, sql):
     """What becomes of SQL that never ends when SIGINT comes while DuckDB is at it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script ignore it
@@ -170,19 +179,19 @@ def interrupted(ask, sql):
         return "interrupted", [thread.name for thread in threads_named("wids-sql")]
 
 
-@pytest.mark.parametrize(
-    ("name", "never"),
-    [
-        ("find_rows", "exists(select 1 from range(10000000000000) r where hash(r.range) = index)"),
-        ("find_rows", "sleep_ms(100000000) is null"),
-        ("query", "select count(*) from range(10000000000000) r where hash(r.range) = 1"),
-        ("query", "from range(10000000000000) r where hash(r.range) = 1"),
-        ("query", "with recursive t(i) as (select 1 union all select i + 1 from t) select max(i) from t"),
-    ],
-)
+@pytest.mark.parametrize(("name", "never"), NEVER)
 def test_ctrl_c(dataset, name, never):
     """Ends it, as KeyboardInterrupt; DuckDB has stopped by then, and the next query is answered."""
     assert call_in_child(interrupted, getattr(dataset, name), never) == ("interrupted", [])
+    assert len(dataset.find_rows("true")) == len(ROWS)
+
+
+@pytest.mark.parametrize(("name", "never"), NEVER)
+def test_a_limit_of_time(dataset, name, never):
+    """Ends it, and says so; DuckDB has stopped by then, and the next query is answered."""
+    with within(0.05), pytest.raises(QueryError, match=r"longer than 0\.05 seconds"):
+        getattr(dataset, name)(never)
+    assert threads_named("wids-sql") == []
     assert len(dataset.find_rows("true")) == len(ROWS)
 
 
