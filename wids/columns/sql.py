@@ -448,6 +448,7 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
 
 
 def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
+    connection.execute("SET enable_progress_bar = false")  # it is on where Python is interactive
     parts = [f'(SELECT range AS "index" FROM range({table.samples:d}))']  # noqa: S608 - a number
     allowed = ""
     if table.path is not None:
@@ -473,7 +474,6 @@ def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:
     connection.execute(f"CREATE VIEW samples AS {whole}")
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
-    connection.execute("SET enable_progress_bar = false")  # it is on where Python is interactive
     connection.execute("SET lock_configuration = true")
 
 

@@ -1,5 +1,6 @@
 """Small pictures of fields, and the field that stands for a sample."""
 
+import asyncio
 import io
 import threading
 import zlib
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from wids.readers.local import LocalReader
-from wids.serve.previews import Preview, Previews, kind_of, main_field
+from wids.serve.previews import NoPreviewError, Preview, Previews, kind_of, main_field
 
 
 def picture(kind="PNG", size=(300, 200), mode="RGB", color=(200, 30, 30), **options):
@@ -207,3 +208,31 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(pages, monkeypatch)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     answer = pages({".png": bytes(data)}).get("/thumb/0/.png")
     assert (answer.status_code, "pixels" in answer.json()["error"]) == (422, True)
+
+
+def test_what_nobody_waits_for_is_not_begun():
+    """A browser that scrolls on takes its requests back; those that another still waits for are made."""
+
+    class Request:
+        def __init__(self, is_gone):
+            self.is_gone = is_gone
+
+        async def is_disconnected(self):
+            return self.is_gone
+
+    async def ask(previews, go):
+        waiting = asyncio.ensure_future(previews.get(Request(is_gone=False), 1, ".png"))
+        for index in (1, 2):
+            with pytest.raises(NoPreviewError, match="nobody waits"):
+                await previews.get(Request(is_gone=True), index, ".png")
+        go.set()
+        assert (await waiting).data == bytes(9)
+
+    previews, go, made = Previews(None), threading.Event(), []
+    previews._make = lambda key: made.append(key[0]) or Preview(bytes(9), "image/png")
+    busy = [previews._pool.submit(go.wait, 60) for _ in range(8)]
+    asyncio.run(ask(previews, go))
+    previews.close()
+    assert all(each.result() for each in busy)
+    assert made == [1]
+    assert not previews._begun
