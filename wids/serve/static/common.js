@@ -55,6 +55,7 @@ export const count = (number) => number.toLocaleString("en");
 
 /** Bytes as people read them: 1.2 MB. */
 export function size(bytes) {
+  if (bytes === 1) return "1 byte";
   const units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
   let k = 0;
   while (bytes >= 1000 && k < units.length - 1) [bytes, k] = [bytes / 1000, k + 1];
