@@ -42,6 +42,7 @@ from matplotlib.patches import Patch
 from torch.utils.data import DataLoader
 
 import wids
+import wids.serve
 
 BLUE, VERMILLION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8A8A8A"  # Okabe and Ito's, for all eyes
 
@@ -98,6 +99,14 @@ jpeg = io.BytesIO()  # a PNG of so many photographs would be most of this notebo
 fig.savefig(jpeg, format="jpeg", pil_kwargs={"quality": 80})
 plt.close(fig)
 Image(jpeg.getvalue())
+
+# %% [markdown]
+# The same in a browser: a grid to scroll through, each sample at full size, the batches of an epoch, the cache. In a notebook the pages
+# are a frame; run again, the cell closes the server before it. For a kernel on another machine see [wids/serve](../wids/serve/README.md#in-a-notebook).
+
+# %%
+pages = wids.serve.start(dataset)
+pages.show(height=600, page="/samples")
 
 # %% [markdown]
 # The requests and bytes, as counted by the dataset and by the server:

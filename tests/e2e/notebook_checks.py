@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import collections
 import inspect
+import json
 import os
+import urllib.request
 
 import numpy as np
 
@@ -147,8 +149,12 @@ def lengths_and_shapes(
     assert largest <= max_tokens
 
 
-def looking_at_data(*, photos, grid_stats, dataset_bytes, tables, runs, run_url):
-    """A look reads only what it shows; a run fetches each shard once, ahead of its use."""
+def looking_at_data(*, photos, pages, dataset, grid_stats, dataset_bytes, tables, runs, run_url):
+    """A look reads only what it shows; its pages are there; a run fetches each shard once, ahead of its use."""
+    with urllib.request.urlopen(f"{pages.url}api/overview") as answer:
+        assert json.load(answer)["samples"] > 0, "the pages do not answer"
+    pages.close()
+    assert dataset.stats().fetches == 0, "the pages downloaded a shard"
     assert grid_stats.fetches == 0, "a whole shard was fetched for a look"
     if photos is not None:
         assert grid_stats.range_bytes < dataset_bytes / 10, "a look at a few pictures read much of the dataset"

@@ -196,6 +196,13 @@ def test_one_sample_is_told():
     assert "too small" in said
 
 
+def test_the_first_grid_is_timed():
+    """`serve.py --quick` asks for a grid as its page does, from a new process and from a running server."""
+    said = run_quick("serve.py")
+    assert said.count("process start") == 2
+    assert "too small" in said
+
+
 def test_indexing_is_measured(tmp_path):
     """`index.py --quick` measures local and remote shards, says what was read of them, and leaves no files behind."""
     figures, scratch = tmp_path / "figures.json", tmp_path / "scratch"

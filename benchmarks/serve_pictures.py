@@ -1,0 +1,90 @@
+"""The pictures of wids/serve/README.md: `wids serve` in Chromium, over patches of scikit-learn's two photographs.
+
+    python benchmarks/serve_pictures.py     writes wids/serve/pictures/*.png; half a minute
+
+A job trains from a slow server meanwhile, through a bounded cache: the cache page is a picture of it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "notebooks"))
+
+import bucket
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from wids.serve import start
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "wids" / "serve" / "pictures"
+MOST_BYTES = 150_000
+# (file, path, what has to be there, seconds to look on)
+PAGES = (
+    ("samples", "/samples?at=12", ".cell img", 3),
+    ("sample", "/sample/150", "main img", 2),
+    ("epoch", "/epoch?batch_size=16&world_size=2&window=4&step=2", ".cell img", 4),
+    ("cache", "/cache", "#rows tr", 14),
+)
+JOB = """
+import sys, time, torch, wids
+dataset = wids.ShardListDataset(sys.argv[1], cache_dir=sys.argv[2], cache_size=600_000, transformations=[])
+while True:
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, window=2)
+    for index in sampler:
+        dataset[index]
+        time.sleep(0.01)
+"""
+
+
+def save(data: bytes, name: str) -> None:
+    """Write a picture with as many colours as its limit has space for."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    for colours in (256, 128, 64, 32):
+        small = io.BytesIO()
+        picture.quantize(colours, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+        if small.tell() < MOST_BYTES:
+            break
+    (PICTURES / f"{name}.png").write_bytes(small.getvalue())
+    print(f"{name}.png: {small.tell():,} bytes, {colours} colours")
+
+
+def main() -> None:
+    """Write the pictures."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        os.chdir(place)  # whose name is then in no picture
+        photos = bucket.photos("photos", step=40, latency=0.03, rate=150_000)
+        command = [sys.executable, "-c", JOB, photos.train, cache]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
+            try:
+                draw("photos/train.json", cache)
+            finally:
+                job.kill()
+
+
+def draw(index: str, cache: str) -> None:
+    """Write a picture of each page."""
+    browser_path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with start(index, cache_dir=cache) as server, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        for name, path, there, seconds in PAGES:
+            page.goto(server.url.rstrip("/") + path)
+            page.wait_for_selector(there)
+            time.sleep(seconds)
+            save(page.screenshot(), name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
