@@ -294,7 +294,7 @@ class CacheWatch:
         )
         end, self._noted = time.monotonic(), {}
         self._states, self._listed, self._sort_at = states, end, 0.0
-        self._list_at = end + LIMITS.listing_pauses * (end - start)
+        self._list_at = end + LIMITS.listing_pauses * (0.0 if is_first else end - start)  # at first all are looked at
 
     def _see(self, name: str) -> WatchedShard | None:
         """Look at a shard that is new, or new in its place; None: it is gone again, or no file."""
