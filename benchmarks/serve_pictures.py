@@ -67,9 +67,19 @@ def main() -> None:
         command = [sys.executable, "-c", JOB, photos.train, cache]
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as job:
             try:
-                draw("photos/train.json", cache)
+                run(
+                    "pack", "photos/train.json", "-o", "photographs/train-%04d.tar", "--shuffle", "3", "--samples", "64"
+                )
+                run("columns", "create", "photographs/train.json", "--field", ".cls=label")
+                draw("photographs/train.json", cache)
             finally:
                 job.kill()
+
+
+def run(*arguments: str) -> None:
+    """Run a command of wids."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "wids.cli", *arguments], env=environ, check=True)
 
 
 def draw(index: str, cache: str) -> None:
