@@ -187,6 +187,9 @@ def test_find_a_sample(browser, server, index):
         assert page.get_attribute("#cells .found", "data-index") == "40"
         page = visit.go(f"{QUERY}&sample=40")
         wait_for(page, step, 1, batches[step])
+        page = visit.go("/sample/40")
+        page.click("text=When is it read?")
+        assert page.wait_for_selector("#cells .found").get_attribute("data-index") == "40"
         page.fill("#find input", "k9999")
         page.press("#find input", "Enter")
         assert "no sample has the key" in page.wait_for_selector("#found .error").inner_text()
