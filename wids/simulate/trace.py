@@ -148,9 +148,9 @@ class Course:
         # What a tail repeats is a visit of its own.
         groups, base = np.full(len(positions), -1, np.int64), 0
         if isinstance(self.plan, Plan):
-            groups, base = _number_chunks(
-                self.segments(epoch), times, indices, is_weighted=self.plan.copies is not None
-            )
+            is_far = self.is_stream() and len(times)  # of a long epoch, only the passes that are looked at
+            passes = _passes(self.plan, int(times[0]), int(times[-1]) + 1) if is_far else self.segments(epoch)
+            groups, base = _number_chunks(passes, times, indices, is_weighted=self.plan.copies is not None)
         else:
             for where, source, places in self.plan.places(times):
                 passes = _passes(source.plan, int(places[0]), int(places[-1]) + 1)

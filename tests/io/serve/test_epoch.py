@@ -21,6 +21,7 @@ from wids.serve import epoch
 from wids.serve.app import make_app
 from wids.serve.epoch_settings import Settings
 from wids.serve.served import Served
+from wids.simulate import trace
 
 COUNTS = (30, 0, 12, 21)
 PARTS = {"web": ((20, 0, 11), 0.6), "books": ((9,), 0.3), "rest": ((14, 3), 0.1)}
@@ -252,6 +253,24 @@ def test_open_shards(open_pages, plain, set_limits):
         assert part["first"] <= step < part["last"]
         assert shards <= is_open(part, step) <= is_open(whole, step)
     assert whole["bands"][0]["name"].startswith("s")
+
+
+def test_a_long_epoch_of_few_samples(open_pages, plain, monkeypatch):
+    """It reads them again and again: which shards are open is asked of the passes of some steps, not of all."""
+    pages, made, segment = open_pages(plain), [], trace.Segment
+
+    def count(*facts):
+        made.append(facts)
+        assert len(made) < 100_000, "all passes are gone through"
+        return segment(*facts)
+
+    monkeypatch.setattr(trace, "Segment", count)
+    for step in (0, -1):
+        found = pages.get("/open", epoch_size=10**12, step=step)
+        samples = pages.get("/batch", epoch_size=10**12, step=step)["samples"]
+        at = step % found["steps"]
+        is_open = {band["shard"] for band in found["bands"] if band["first"] <= at <= band["last"]}
+        assert {one["shard"] for one in samples} <= is_open
 
 
 def test_a_billion_samples(tmp_path, open_pages):
