@@ -8,7 +8,6 @@ and loads from us, nothing else; what comes out of a shard is looked at and neve
 from __future__ import annotations
 
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -44,7 +43,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, *, hosts: frozenset[str] | None, token: str | None = None, has_frames: bool = False
     ) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+        self._app, self._hosts, self._token, self._has_frames = app, hosts, token, has_frames
         ancestors = "'self' http://localhost:* http://127.0.0.1:*" if has_frames else "'none'"
         self._headers = {
             "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}",
@@ -77,6 +76,8 @@ class Guard:
         host = headers.get("host", "")
         if self._hosts is not None and _name_of(host) not in self._hosts:
             return _refuse(f"these pages are not {host!r}: ask by the address that wids serve has printed", 421)
+        if _is_foreign(headers, has_frames=self._has_frames):
+            return _refuse("only these pages themselves may ask for parts of them", 403)
         if self._token is not None:
             cookie = f"wids-{(scope.get('server') or ('', 0))[1]}"
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -92,6 +93,17 @@ class Guard:
         if scope["method"] not in _READING and not _is_own(headers, host):
             return _refuse("only these pages themselves may change anything", 403)
         return None
+
+
+def _is_foreign(headers: Headers, *, has_frames: bool) -> bool:
+    """Whether the page of another site asks, as browsers say, but by a link that somebody has followed.
+
+    It could not read the answers, but make us work: a query takes long.
+    """
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return False
+    is_page = headers.get("sec-fetch-mode") == "navigate"
+    return not (is_page and (has_frames or headers.get("sec-fetch-dest") == "document"))
 
 
 def _is_own(headers: Headers, host: str) -> bool:
@@ -112,11 +124,9 @@ def _name_of(host: str) -> str:
 
 
 def _cookie_of(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return found[name].value if name in found else ""
+    """The value of a cookie. Those of other servers of this host come, too, whatever is in them."""
+    pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+    return next((value for found, _, value in pairs if found == name), "")
 
 
 def _is_same(given: str, token: str) -> bool:

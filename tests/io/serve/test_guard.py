@@ -92,3 +92,32 @@ def test_headers():
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
     framed = client(has_frames=True).get("/").headers["content-security-policy"]
     assert framed.endswith("frame-ancestors 'self' http://localhost:* http://127.0.0.1:*")
+
+
+@pytest.mark.parametrize("foreign", ['theme={"a": 1, "b": [2]}', 'a="b; c', "_xsrf=2|1:0|é", "a[0]=1", "=;;a b"])
+def test_a_cookie_among_others(foreign):
+    """Other servers of this host have cookies, too, and any letters in them."""
+    for cookies in (f"{foreign}; wids-8000=s3cret", f"wids-8000=s3cret; {foreign}"):
+        answer = client(hosts=None, token="s3cret").get("/", headers={b"cookie": cookies.encode()})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "dest", "has_frames", "status"),
+    [
+        ("none", "navigate", "document", False, 200),
+        ("same-origin", "cors", "empty", False, 200),
+        ("same-origin", "no-cors", "image", False, 200),
+        ("cross-site", "navigate", "document", False, 200),
+        ("cross-site", "navigate", "iframe", True, 200),
+        ("cross-site", "navigate", "iframe", False, 403),
+        ("cross-site", "no-cors", "empty", False, 403),
+        ("cross-site", "no-cors", "image", True, 403),
+        ("same-site", "cors", "empty", True, 403),
+        ("same-site", "no-cors", "script", False, 403),
+    ],
+)
+def test_other_sites_give_no_work(site, mode, dest, has_frames, status):
+    """A page of another site may link to ours; it cannot make us query or read samples by its images and requests."""
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+    assert client(has_frames=has_frames).get("/api/rows", headers=headers).status_code == status
