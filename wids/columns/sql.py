@@ -5,8 +5,8 @@ network, extensions, other databases and the program's variables are out of reac
 (``enable_external_access``, ``lock_configuration``). A predicate is one expression: its text is parsed as the WHERE of
 a fixed statement, and refused unless that is all that it is. Memory is limited; what does not fit goes to a temporary
 directory while the query runs. DuckDB does not look at the checksums of pages: the columns that a statement names are
-read by pyarrow before, once for each version of the file in a process. Time is not limited: DuckDB works in a thread,
-so that Ctrl-C reaches the one that asks, who then stops it.
+read by pyarrow before, once for each version of the file in a process. Time is limited by `within` and `REASON_TO_STOP`
+alone: DuckDB works in a thread, so that Ctrl-C reaches the one that asks, who then stops it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
+
+# Asked now and then while a query runs: why it should end, in words; "": it should not.
+REASON_TO_STOP: ContextVar[Callable[[], str]] = ContextVar("wids-sql-stop", default=str)
 
 DEFAULT_MEMORY_BYTES = 512 << 20
 _DESCRIBE = "DESCRIBE samples"
@@ -427,12 +430,7 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     thread = threading.Thread(target=run, args=(future,), daemon=True, name="wids-sql")
     try:
         thread.start()
-        seconds = _limit.get()
-        end = None if seconds is None else time.monotonic() + seconds
-        while not future.done():  # a signal that comes to another thread does not end the wait of this one
-            wait([future], _SIGNAL_SECONDS if end is None else max(0, min(_SIGNAL_SECONDS, end - time.monotonic())))
-            if end is not None and time.monotonic() >= end and not future.done():
-                raise _RefusedError(f"it took longer than {seconds:g} seconds and was ended")  # noqa: TRY301 - below
+        _wait_for(future)
         return future.result()
     except BaseException:
         if not future.cancel():  # it has begun
@@ -445,6 +443,22 @@ def _run_apart(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         if thread.ident is not None:
             thread.join()
         del future  # its error's traceback holds this frame
+
+
+def _wait_for(future: Future[Any]) -> None:
+    """Wait until a query is done.
+
+    Raises:
+        _RefusedError: it should end before; see `within` and `REASON_TO_STOP`.
+    """
+    seconds = _limit.get()
+    end = None if seconds is None else time.monotonic() + seconds
+    while not future.done():  # a signal that comes to another thread does not end the wait of this one
+        wait([future], _SIGNAL_SECONDS if end is None else max(0, min(_SIGNAL_SECONDS, end - time.monotonic())))
+        is_late = end is not None and time.monotonic() >= end
+        reason = f"it took longer than {seconds:g} seconds and was ended" if is_late else REASON_TO_STOP.get()()
+        if reason and not future.done():
+            raise _RefusedError(reason)
 
 
 def _make_view(connection: Any, table: SampleTable, scratch: str) -> None:

@@ -15,4 +15,4 @@ def answer(value: Any, status: int = 200) -> Response:
         value: of what JSON knows, and without NaN and infinity.
         status: of HTTP.
     """
-    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+    return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), status, media_type="application/json")

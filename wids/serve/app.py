@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
@@ -21,12 +20,14 @@ from wids import __version__
 from wids.errors import NotAllowedError, SelectionError, WidsError, without_secrets
 from wids.events import logger
 from wids.serve import cache, epoch, facets, fields, marks, overview, places, rows, sample, samples
+from wids.serve.answers import answer
 from wids.serve.guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.types import ASGIApp
 
     from wids.serve.served import Served
@@ -50,7 +51,11 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
         has_frames: see there.
     """
     environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_writable,
     )
     environment.globals |= {"pages": PAGES, "version": __version__, "name": served.name}
     templates = Jinja2Templates(env=environment)
@@ -71,7 +76,7 @@ def make_app(served: Served, *, token: str | None = None, has_frames: bool = Fal
     async def refuse(request: Request, error: Exception) -> Response:
         status, words = _status_of(error), _words_of(error)
         if request.url.path.startswith("/api/"):
-            return JSONResponse({"error": words}, status)
+            return answer({"error": words}, status)
         return templates.TemplateResponse(request, "error.html", {"words": words, "status": status}, status)
 
     async def fail(request: Request, error: Exception) -> Response:
@@ -90,6 +95,11 @@ def _status_of(error: Exception) -> int:
     if isinstance(error, NotAllowedError):
         return 403
     return 400 if isinstance(error, (WidsError, ValueError)) else 500
+
+
+def _writable(value: Any) -> Any:
+    """A value for a page, which is UTF-8: names of files may have letters that it lacks."""
+    return value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
 
 
 def _words_of(error: Exception) -> Any:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from wids.cache.watching import CacheWatch
 from wids.errors import CacheError, InputError
+from wids.serve.answers import answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -59,7 +59,7 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
         if live is None:
             raise InputError("this dataset has no cache directory: its localname decides where each shard is")
         since = [_number(request, name) for name in ("since", "changes")]
-        return JSONResponse(live.describe(request.query_params.get("boot", ""), *since))
+        return answer(live.describe(request.query_params.get("boot", ""), *since))
 
     return [Route("/cache", show), Route("/api/cache", look)]
 

@@ -16,6 +16,7 @@ from wids.columns.spec import OWN_COLUMNS, fold, stem_of
 from wids.errors import InputError, SelectionError, WidsError, shown
 from wids.serve.answers import answer
 from wids.serve.rows import as_json, words_of
+from wids.serve.waiting import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,4 +209,4 @@ def routes(served: Served) -> list[Route]:
             raise InputError("column is missing")
         return answer(count_values(served, name, request.query_params.get("where", "")))
 
-    return [Route("/api/columns", columns), Route("/api/facet", facet)]
+    return [Route("/api/columns", columns), Route("/api/facet", watched(facet))]

@@ -62,9 +62,9 @@ def routes(served: Served) -> list[Route]:
     """What is answered of a field; errors are ``{"error": "..."}``."""
     fields = _Fields(served)
     return [
-        Route("/thumb/{index:int}/{field:path}", fields.draw),
-        Route("/field/{index:int}/{field:path}", fields.send),
-        Route("/api/text/{index:int}/{field:path}", fields.tell),
+        Route("/thumb/{index:index}/{field:path}", fields.draw),
+        Route("/field/{index:index}/{field:path}", fields.send),
+        Route("/api/text/{index:index}/{field:path}", fields.tell),
     ]
 
 

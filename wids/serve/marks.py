@@ -1,8 +1,9 @@
 """Marked samples, and the file that they are kept in: a view, or a list as ``exclude`` takes it.
 
 Rules: a change is in the file before it is answered. The file is replaced as a whole; one that is not of marks of this
-dataset is refused at the start. A list of keys means all samples that have one of them: marked with one are the others
-of its shard, and of all shards those that a list names when it is read.
+dataset is refused at the start, and one that another program has written since is not replaced. A list of keys means
+all samples that have one of them: marked with one are the others of its shard, and of all shards those that a list
+names when it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from starlette.routing import Route
 
 from wids.columns.kinds import writable
 from wids.dataset import ShardListDataset
-from wids.errors import InputError, OutputExistsError, SelectionError, SpecError, WidsError, shown, without_secrets
+from wids.errors import (
+    InputError,
+    OutputError,
+    OutputExistsError,
+    SelectionError,
+    SpecError,
+    WidsError,
+    shown,
+    without_secrets,
+)
 from wids.files import atomic
 from wids.index import view_file
 from wids.index.fingerprint import fingerprint
@@ -30,6 +40,7 @@ from wids.index.spec import parse_json
 from wids.serve.answers import answer
 from wids.serve.places import read_tables, stream
 from wids.serve.rows import check_indices, parse_indices
+from wids.serve.waiting import work_for
 from wids.transport.upload import check_place, check_replaceable, explained
 
 if TYPE_CHECKING:
@@ -68,6 +79,7 @@ class Marks:
         self._keys = dict[int, str]()  # of those that are marked, where keys are kept
         self._lock = threading.Lock()
         self.path, self.kind = "", ""
+        self._version: tuple[int, ...] | None = None  # of the file, as it was read or written last
         if path:
             self.kind = _KINDS.get(os.path.splitext(path)[1].lower(), "keys")
             self.path = check_place(path, "a file of marks", "marks.json")
@@ -173,6 +185,13 @@ class Marks:
     def _write(self, marked: set[int], keys: dict[int, str]) -> None:
         if not self.path:
             return
+        version = _version_of(self.path)
+        if version not in (None, self._version):  # of one that was deleted, nothing is lost
+            raise OutputError(
+                f"{self.path}: another program has written it, maybe another wids serve; start this one again, and it "
+                "reads what is there now",
+                path=self.path,
+            )
         indices = self._sorted(marked)
         with explained(self.path):
             if self.kind == "view":
@@ -182,6 +201,7 @@ class Marks:
             else:
                 lines = dict.fromkeys(keys[index] for index in indices.tolist())
                 atomic.write_atomically(self.path, pack_keys(lines), is_synced=True)
+        self._version = _version_of(self.path)
 
     def _open(self) -> None:
         """Read the file that is there, if there is one.
@@ -189,6 +209,7 @@ class Marks:
         Raises:
             WidsError: see the class.
         """
+        self._version = _version_of(self.path)
         served, read = self._served, {"view": self._read_view, "indices": self._read_indices, "keys": self._read_keys}
         found: list[Integers] = []
         reasons: list[Exception] = []
@@ -283,6 +304,15 @@ def _find_keys(served: Served, keys: set[str]) -> tuple[Integers, set[str]]:
     return np.array(found, np.int64), missing
 
 
+def _version_of(path: str) -> tuple[int, ...] | None:
+    """What tells a file from one that is written later; None: there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _may_be_listed(key: str) -> bool:
     is_text = not any("\ud800" <= letter <= "\udfff" for letter in key)
     return is_text and bool(key) and "\n" not in key and "\r" not in key and not key.startswith("\ufeff")
@@ -367,8 +397,6 @@ def routes(served: Served) -> list[Route]:
     marks = served.marks
 
     async def respond(request: Request) -> Response:
-        from starlette.concurrency import run_in_threadpool
-
         if request.method != "POST":
             asked = parse_indices(request.query_params.get("indices", ""), len(served.dataset))
             return answer({**_facts_of(marks), "marked": [index for index in asked if marks.has(index)]})
@@ -377,7 +405,7 @@ def routes(served: Served) -> list[Route]:
             body += part
             if len(body) > _MAX_BODY:
                 raise InputError(f"a request has {_MAX_BODY} bytes at most")
-        return answer(await run_in_threadpool(_change, served, bytes(body)))
+        return answer(await work_for(request, lambda: _change(served, bytes(body))))
 
     def give(make: Callable[[], bytes], name: str, kind: str) -> Callable[[Request], Response]:
         def give(_: Request) -> Response:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from starlette.convertors import IntegerConvertor, register_url_convertor
+
 from wids.errors import SelectionError, shown
 
 if TYPE_CHECKING:
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 
 # The field of a number, for names that no URL can have: "." and "..", or what is no UTF-8.
 _NUMBER = re.compile(r"@([0-9]{1,9})")
+
+
+class _IndexConvertor(IntegerConvertor):
+    """An index in a path: ``{index:index}``. Python refuses to read the numbers of some thousand digits."""
+
+    regex = "[0-9]{1,400}"
+
+
+register_url_convertor("index", _IndexConvertor())
 
 
 @dataclass(frozen=True, slots=True)

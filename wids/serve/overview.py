@@ -10,11 +10,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from wids.collection import facts
 from wids.errors import WidsError, shorten, without_secrets
+from wids.serve.answers import answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,11 +44,11 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     def describe(_: Request) -> Response:
         if not described:
             described.append(_describe(served.collection))
-        return JSONResponse(described[0])
+        return answer(described[0])
 
     def look(_: Request) -> Response:
         survey.start()
-        return JSONResponse(survey.describe())
+        return answer(survey.describe())
 
     return [
         Route("/", show),

@@ -19,6 +19,7 @@ from wids.columns.kinds import writable
 from wids.errors import InputError, SelectionError, WidsError
 from wids.serve.answers import answer
 from wids.serve.rows import check_indices, parse_integer, words_of
+from wids.serve.waiting import watched
 from wids.tables.key_search import rows_of
 
 if TYPE_CHECKING:
@@ -156,4 +157,4 @@ def routes(served: Served) -> list[Route]:
 
         return stream(find_key(served, key))
 
-    return [Route("/api/place", place), Route("/api/find", find)]
+    return [Route("/api/place", watched(place)), Route("/api/find", find)]

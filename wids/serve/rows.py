@@ -23,6 +23,7 @@ from wids.columns.sql import within
 from wids.errors import InputError, SelectionError, WidsError, shorten, shown, without_secrets
 from wids.serve.answers import answer
 from wids.serve.previews import main_field
+from wids.serve.waiting import acquire, check_waited_for, is_left, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 200
 _TABLE_BYTES, _MATCH_BYTES = 128 << 20, 256 << 20  # that are kept
 _THREADS = 16
+_WATCH_SECONDS = 0.25
 _QUERIES = 2  # at a time: each may take 512 MiB
 _QUERY_SECONDS = 60.0
 _EXACT = 1 << 53  # beyond, JavaScript has not all integers
@@ -125,9 +127,17 @@ class Rows:
         return found
 
     def ask(self, query: Callable[[], Any]) -> Any:
-        """What a query of the columns gives; two run at a time, each for a minute at most."""
-        with self._queries, within(_QUERY_SECONDS):
-            return query()
+        """What a query of the columns gives; two run at a time, each for a minute at most.
+
+        Raises:
+            QueryError: nobody waits for it any more; see `wids.serve.waiting`.
+        """
+        acquire(self._queries)
+        try:
+            with within(_QUERY_SECONDS):
+                return query()
+        finally:
+            self._queries.release()
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows that a SELECT gives, as JSON has them.
@@ -139,17 +149,25 @@ class Rows:
         return [tuple(map(as_json, row)) for row in rows_of(found)]
 
     def _once(self, what: Any, work: Callable[[], Any]) -> Any:
-        """What ``work`` gives; those who ask for the same meanwhile wait for it."""
-        with self._lock:
-            asked = self._asked.get(what)
-            if asked is None:
-                own = self._asked[what] = Future()
-        if asked is not None:
-            return asked.result()
+        """What ``work`` gives; those who ask for the same meanwhile wait for it, and do it if its asker has left."""
+        while True:
+            with self._lock:
+                asked = self._asked.get(what)
+                if asked is None:
+                    own = self._asked[what] = Future()
+                    break
+            while not wait([asked], _WATCH_SECONDS).done:
+                check_waited_for()
+            if not asked.cancelled():
+                return asked.result()
         try:
             own.set_result(work())
         except BaseException as error:
-            own.set_exception(error)
+            if is_left():
+                own.cancel()
+                own.set_running_or_notify_cancel()  # or who waits would not hear of it
+            else:
+                own.set_exception(error)
             raise
         finally:
             with self._lock:
@@ -356,4 +374,4 @@ def routes(served: Served) -> list[Route]:
         found = rows.describe(indices, field=field, columns=columns)
         return answer({"total": total, "rows": [{"at": at, **row} for at, row in zip(places, found, strict=True)]})
 
-    return [Route("/api/rows", show)]
+    return [Route("/api/rows", watched(show))]

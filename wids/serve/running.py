@@ -69,6 +69,7 @@ class Server:
         config = uvicorn.Config(
             make_app(served, token=token, has_frames=has_frames),
             log_config=None,
+            access_log=False,  # whose lines would have the token
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_END_SECONDS,

@@ -65,12 +65,12 @@ def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
     """``/sample/{index}`` and what its script asks for."""
     page = _Page(served, templates)
     return [
-        Route("/sample/{index:int}", page.show),
-        Route("/picture/{index:int}/{field:path}", page.draw),
-        Route("/api/sample/{index:int}", page.tell),
-        Route("/api/field/{index:int}/{field:path}", page.describe),
-        Route("/api/tree/{index:int}/{field:path}", page.branch),
-        Route("/api/columns/{index:int}", page.columns),
+        Route("/sample/{index:index}", page.show),
+        Route("/picture/{index:index}/{field:path}", page.draw),
+        Route("/api/sample/{index:index}", page.tell),
+        Route("/api/field/{index:index}/{field:path}", page.describe),
+        Route("/api/tree/{index:index}/{field:path}", page.branch),
+        Route("/api/columns/{index:index}", page.columns),
     ]
 
 

@@ -363,3 +363,18 @@ def test_a_remote_index(tmp_path, serve_index):
         assert json.loads((tmp_path / "m" / "view.json").read_text())["view_of"] == url
         again = serve_index(url, marks=path, cache_dir=tmp_path / "c")
         assert again.get("/api/marks", indices="3,4")["marked"] == [4]
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.npy", "m.txt"])
+def test_two_servers_of_one_file(tmp_path, index, serve_index, name):
+    """What another one has marked meanwhile is not overwritten; a file that was deleted is written again."""
+    file = tmp_path / name
+    first, second = (serve_index(index, marks=str(file)) for _ in range(2))
+    first.post("/api/marks", {"index": 1, "is_marked": True})
+    assert "another program" in second.post("/api/marks", {"index": 2, "is_marked": True}, 400)["error"]
+    assert second.get("/api/marks")["count"] == 0
+    first.post("/api/marks", {"index": 3, "is_marked": True})
+    assert serve_index(index, marks=str(file)).get("/api/marks", indices="1,2,3")["marked"] == [1, 3]
+    file.unlink()
+    first.post("/api/marks", {"index": 4, "is_marked": True})
+    assert serve_index(index, marks=str(file)).get("/api/marks")["count"] == 3

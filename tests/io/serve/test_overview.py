@@ -161,3 +161,28 @@ def test_many_shards_are_not_looked_at_one_by_one(tmp_path, open_pages, monkeypa
     found = pages.get("/api/overview").json()
     assert (found["samples"], found["bytes"], found["with_filesize"]) == (30_000, 3_000_000, 3000)
     assert len(made) < 5
+
+
+def test_names_that_are_no_text(tmp_path, open_pages):
+    """Names of shards, fields and datasets may have letters that UTF-8 lacks: pages and answers show them escaped."""
+    write_tar(tmp_path / "a.tar", [("k.t\udcffxt", b"x")])
+    lost = {"url": "gone\udcff.tar", "nsamples": 1}
+    index = tmp_path / "i\udcff.json"
+    write_json(index, {"wids_version": 1, "name": "n\udcff", "shardlist": [{"url": "a.tar", "nsamples": 1}, lost]})
+    pages = open_pages(index)
+    assert pages.get("/api/overview").json()["name"] == "n\udcff"
+    found = looked(pages)
+    assert [field["name"] for field in found["fields"]] == [".t\udcffxt"]
+    assert len(found["errors"]) == 1
+    for path in ("/", "/samples", "/sample/1", "/epoch", "/cache"):
+        answer = pages.get(path)
+        assert answer.status_code == 200
+        assert "i\\udcff.json" in answer.text
+    assert pages.get("/api/place?shard=9").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["sample", "api/sample", "thumb", "field", "api/text"])
+def test_an_index_of_thousands_of_digits(tmp_path, open_pages, path):
+    """It is no page, as any other that no sample has."""
+    pages = open_pages(write_index(tmp_path, (2,)))
+    assert pages.get(f"/{path}/{'9' * 5000}{'' if 'sample' in path else '/.txt'}").status_code == 404

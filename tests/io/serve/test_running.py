@@ -1,17 +1,22 @@
 """The server of a notebook's process: its end, a cell that is run again, a dataset in the place of an index."""
 
+import logging
+import socket
 import subprocess
 import sys
 import urllib.request
+from urllib.parse import quote
 
 import pytest
 
 from tests.support.children import call_in_child
-from tests.support.clocks import PATIENCE_SECONDS, threads_named
+from tests.support.clocks import PATIENCE_SECONDS, threads_named, wait_until
 from tests.support.shards import write_index, write_json, write_shards
 from wids import ShardListDataset
 from wids.errors import DependencyError, InputError, OutputError
 from wids.serve import start
+from wids.serve.running import Server
+from wids.serve.served import Served
 from wids.testing import Server as FileServer
 
 
@@ -116,3 +121,49 @@ def test_a_frame(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "IPython.display", None)
         with pytest.raises(DependencyError, match="open the server's url"):
             server.show()
+
+
+ENDLESS = "row >= 0 and (select count(*) from range(100000000000000) t(n) where n % 7 = 3) > 0"
+
+
+def begin(server, path):
+    """A connection that asks, and does not read."""
+    port = int(server.url.rstrip("/").rpartition(":")[2])
+    asking = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
+    asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    return asking
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_endless_filters(tmp_path, is_same):
+    """A query ends when its page is left, whoever else has waited for it or for its turn; others are answered then."""
+    with Server(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
+        wheres = [ENDLESS if is_same else f"{ENDLESS} or {k} > {k}" for k in range(50)]
+        asking = [begin(server, f"/api/rows?where={quote(where)}") for where in wheres]
+        wait_until(lambda: threads_named("wids-sql"))
+        for connection in asking:
+            connection.close()
+        assert '"total":' in get(server, "api/rows?where=row<9")
+        wait_until(lambda: not threads_named("wids-sql"))
+
+
+def test_the_end_of_a_server_with_an_endless_filter(tmp_path):
+    """Its query ends with it."""
+    with Server(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
+        asking = begin(server, f"/api/rows?where={quote(ENDLESS)}")
+        wait_until(lambda: threads_named("wids-sql"))
+    wait_until(lambda: not threads_named("wids-sql"))
+    asking.close()
+
+
+def test_a_token_is_in_no_log(tmp_path, caplog):
+    """A program that logs everything does not log who may look."""
+    caplog.set_level(logging.DEBUG)
+    served = Served(write_index(tmp_path), cache_dir=tmp_path / "cache")
+    with Server(served, port=0, has_token=True).start() as server:
+        token = server.url.rpartition("=")[2]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(server.url, timeout=PATIENCE_SECONDS) as answer:
+            assert (answer.status, answer.url) == (200, server.url.partition("?")[0])
+    assert len(token) > 20
+    assert token not in caplog.text
