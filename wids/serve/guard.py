@@ -7,6 +7,7 @@ and loads from us, nothing else; what comes out of a shard is looked at and neve
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -60,7 +61,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        has_begun = False
+
         async def send_guarded(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in self._headers.items():
@@ -68,7 +73,11 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope) or self._app
-        await answer(scope, receive, send_guarded)
+        try:
+            await answer(scope, receive, send_guarded)
+        except asyncio.CancelledError:  # the server ends, and waits no more for this answer
+            if not has_begun:
+                await _refuse("the server ends", 503)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """The answer to a request that goes no further."""
