@@ -83,6 +83,8 @@ class Marks:
         if path:
             self.kind = _KINDS.get(os.path.splitext(path)[1].lower(), "keys")
             self.path = check_place(path, "a file of marks", "marks.json")
+            if os.path.islink(self.path):  # what it leads to is kept up to date, for whoever reads that
+                self.path = check_place(os.path.realpath(self.path), "a file of marks", "marks.json")
             self._open()
 
     def __len__(self) -> int:

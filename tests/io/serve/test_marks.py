@@ -378,3 +378,15 @@ def test_two_servers_of_one_file(tmp_path, index, serve_index, name):
     file.unlink()
     first.post("/api/marks", {"index": 4, "is_marked": True})
     assert serve_index(index, marks=str(file)).get("/api/marks")["count"] == 3
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_to_a_file(tmp_path, index, serve_index, is_there):
+    """Marks are in the file that it leads to, and it stays a link."""
+    file, link = tmp_path / "kept.npy", tmp_path / "m.npy"
+    link.symlink_to(file)
+    if is_there:
+        np.save(file, np.array([2]))
+    serve_index(index, marks=str(link)).post("/api/marks", {"index": 1, "is_marked": True})
+    assert link.is_symlink()
+    assert np.load(file).tolist() == ([1, 2] if is_there else [1])
