@@ -144,7 +144,8 @@ class Answers:
         rank, step = _place_in(schedule, query)
         table = schedule.table
         if isinstance(table, Timetable):
-            count = max(LIMITS.open_samples // table.batch_size, 1)
+            passes = _MAX_BANDS * len(self._served.dataset)  # samples in so many: each pass has its own visits
+            count = max(min(LIMITS.open_samples, passes // table.world) // table.batch_size, 1)
         else:
             count = min(max(int(LIMITS.open_samples // table.config.rule.per_batch), 1), _OPEN_STEPS)
         while True:

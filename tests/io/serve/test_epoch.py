@@ -273,6 +273,15 @@ def test_a_long_epoch_of_few_samples(open_pages, plain, monkeypatch):
         assert {one["shard"] for one in samples} <= is_open
 
 
+def test_open_shards_of_one_sample(tmp_path, open_pages, monkeypatch):
+    """A long epoch reads it at each position: only so many steps are looked at as can be drawn."""
+    made, segment = [], trace.Segment
+    monkeypatch.setattr(trace, "Segment", lambda *facts: (made.append(1), segment(*facts))[1])
+    found = open_pages(write_index(tmp_path, (1,))).get("/open", epoch_size=10**12, step=10**9)
+    assert found["first"] <= 10**9 < found["last"]
+    assert len(made) < 2000
+
+
 def test_a_billion_samples(tmp_path, open_pages):
     """A batch in the middle of an epoch of 1e9 samples, and the step of one of them, are found at once."""
     shards = [{"url": f"s{k}.tar", "nsamples": 1_000_000, "filesize": 1} for k in range(1000)]
