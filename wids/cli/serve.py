@@ -59,11 +59,11 @@ def run_serve(
 
     `wids serve https://host/train.json --marks bad.txt --no-open`
     """
-    from wids.serve.running import Server
+    from wids.serve.running import PageServer
     from wids.serve.served import Served
 
     served = Served(index, cache_dir=cache_dir or None, storage_options=storage_options, marks=marks)
-    with Server(served, host=host, port=port, has_token=has_token) as server:
+    with PageServer(served, host=host, port=port, has_token=has_token) as server:
         print(f"{served.name}: {server.url}", flush=True)
         if server.is_local and (line := _ssh_line(server.url)):
             print(f"To open it where you are: {line}", flush=True)

@@ -186,7 +186,7 @@ class FieldSizes:
 
 
 @dataclass
-class Fields:
+class FieldFacts:
     """The fields of the samples of some shards.
 
     Attributes:

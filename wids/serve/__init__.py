@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import os
 
     from wids.dataset import ShardListDataset
-    from wids.serve.running import Server
+    from wids.serve.running import PageServer
 
 
 def start(
@@ -22,7 +22,7 @@ def start(
     cache_dir: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
     marks: str = "",
-) -> Server:
+) -> PageServer:
     """Serve the pages of a dataset to this machine's browsers, from a thread of this process.
 
     ``wids.serve.start("train.json").show()`` at the end of a notebook's cell shows them there. To start the same again,
@@ -43,16 +43,16 @@ def start(
         DependencyError: ``wids[serve]`` is not installed. WidsError: the index, or the file of marks, cannot be read.
         InputError: ``cache_dir`` or ``storage_options`` beside a dataset. OutputError: the port cannot be had.
     """
-    from wids.serve.running import Server, start_alone
+    from wids.serve.running import PageServer, start_alone
     from wids.serve.served import Served
 
     steps = () if isinstance(index, str) else (index.dataset_name, len(index), *index._steps)  # noqa: SLF001 - of a view
     place = index if isinstance(index, str) else index._collection.place  # noqa: SLF001
 
-    def make() -> Server:
+    def make() -> PageServer:
         served = Served(index, cache_dir=cache_dir, storage_options=storage_options, marks=marks)
         try:
-            return Server(served, port=port, has_frames=True)
+            return PageServer(served, port=port, has_frames=True)
         except BaseException:
             served.close()
             raise

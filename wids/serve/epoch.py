@@ -50,7 +50,7 @@ _LABELS = ("label", "cls", "class", "category")
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpochLimits:
     """How much one answer may take.
 
     Attributes:
@@ -61,7 +61,7 @@ class Limits:
     open_samples: int = 200_000
 
 
-LIMITS = Limits()
+LIMITS = EpochLimits()
 
 
 def routes(served: Served, templates: Jinja2Templates) -> list[Route]:
@@ -114,7 +114,7 @@ class Answers:
     """
 
     def __init__(self, served: Served, schedules: Schedules) -> None:
-        self._served, self._schedules, self._labels = served, schedules, Labels()
+        self._served, self._schedules, self._labels = served, schedules, ClassLabels()
 
     def describe(self, schedule: Schedule, query: QueryParams) -> dict[str, Any]:
         """How many steps there are; with ``more=1`` more of an epoch of batches of like length is cut."""
@@ -226,7 +226,7 @@ class Answers:
         return {**_describe(schedule), "samples": samples}
 
 
-class Labels:
+class ClassLabels:
     """Columns of classes, numbered; the latest is kept."""
 
     def __init__(self) -> None:

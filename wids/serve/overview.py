@@ -91,7 +91,7 @@ class Survey:
         self._collection = collection
         self._lock, self._is_closed = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._fields = facts.Fields()
+        self._fields = facts.FieldFacts()
         self._classes: facts.Classes | None = None
         self._is_done, self._chosen, self._absent = False, 0, 0
         self._errors: list[str] = []

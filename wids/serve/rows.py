@@ -45,7 +45,7 @@ _EXACT = 1 << 53  # beyond, JavaScript has not all integers
 _INTEGER = re.compile(r"[0-9]{1,18}")
 
 
-class Limits(NamedTuple):
+class RowLimits(NamedTuple):
     """How long tables are waited for; tests put others in their place.
 
     Attributes:
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
     error_seconds: float = 10.0
 
 
-LIMITS = Limits()
+LIMITS = RowLimits()
 
 
 class _Kept(OrderedDict[Any, tuple[Any, int]]):
@@ -82,7 +82,7 @@ class _Kept(OrderedDict[Any, tuple[Any, int]]):
             self._bytes -= self.popitem(last=False)[1][1]
 
 
-class Rows:
+class ServedRows:
     """Facts of samples, and which samples a predicate chooses.
 
     Args:

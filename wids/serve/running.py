@@ -26,7 +26,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _END_SECONDS = 5
 
 
-class Server:
+class PageServer:
     """The pages of a dataset, at an address.
 
     Args:
@@ -125,11 +125,11 @@ class Server:
         return import_ipython().display.IFrame(urljoin(self.url, page), "100%", height)
 
 
-_started: dict[Hashable, Server] = {}
+_started: dict[Hashable, PageServer] = {}
 _starting = threading.RLock()
 
 
-def start_alone(key: Hashable, make: Callable[[], Server]) -> Server:
+def start_alone(key: Hashable, make: Callable[[], PageServer]) -> PageServer:
     """Start a server in a thread of this process, which ends with it; the one that was started for the same is closed.
 
     Raises:

@@ -10,7 +10,7 @@ from wids.dataset import ShardListDataset
 from wids.errors import InputError, without_secrets
 from wids.serve.marks import Marks
 from wids.serve.previews import Previews
-from wids.serve.rows import Rows
+from wids.serve.rows import ServedRows
 
 if TYPE_CHECKING:
     import os
@@ -63,7 +63,7 @@ class Served:
         is_whole = self.index is not None and self.collection.shards.selection is None
         self.opening = f"wids.ShardListDataset({self.name!r})" if isinstance(index, str) or is_whole else ""
         self.previews = Previews(self.dataset)
-        self.rows = Rows(self)
+        self.rows = ServedRows(self)
         self.marks = Marks(self, marks)
         self.closing: list[Callable[[], None]] = [self.previews.close, self.rows.close]
 

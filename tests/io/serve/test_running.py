@@ -15,9 +15,9 @@ from tests.support.shards import write_index, write_json, write_shards
 from wids import ShardListDataset
 from wids.errors import DependencyError, InputError, OutputError
 from wids.serve import start
-from wids.serve.running import Server
+from wids.serve.running import PageServer
 from wids.serve.served import Served
-from wids.testing import Server as FileServer
+from wids.testing import Server
 
 
 def get(server, path="api/overview"):
@@ -90,7 +90,7 @@ def test_a_dataset(tmp_path):
         tmp_path / "data" / "train.json",
         {"wids_version": 1, "shardlist": [{**shard, "url": shard["url"].rsplit("/", 1)[1]} for shard in shards]},
     )
-    with FileServer(tmp_path / "data") as files:
+    with Server(tmp_path / "data") as files:
         dataset = ShardListDataset(
             f"{files.url}/train.json", cache_dir=tmp_path / "cache", fields=(".txt",), transformations=[str]
         )
@@ -137,7 +137,7 @@ def begin(server, path):
 @pytest.mark.parametrize("is_same", [True, False])
 def test_endless_filters(tmp_path, is_same):
     """A query ends when its page is left, whoever else has waited for it or for its turn; others are answered then."""
-    with Server(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
+    with PageServer(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
         wheres = [ENDLESS if is_same else f"{ENDLESS} or {k} > {k}" for k in range(50)]
         asking = [begin(server, f"/api/rows?where={quote(where)}") for where in wheres]
         wait_until(lambda: threads_named("wids-sql"))
@@ -149,7 +149,7 @@ def test_endless_filters(tmp_path, is_same):
 
 def test_the_end_of_a_server_with_an_endless_filter(tmp_path, caplog):
     """Its query ends with it, and is no error of the program."""
-    with Server(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
+    with PageServer(Served(write_index(tmp_path), cache_dir=tmp_path / "cache"), port=0).start() as server:
         asking = begin(server, f"/api/rows?where={quote(ENDLESS)}")
         wait_until(lambda: threads_named("wids-sql"))
     wait_until(lambda: not threads_named("wids-sql"))
