@@ -162,7 +162,7 @@ def test_a_token_is_in_no_log(tmp_path, caplog):
     """A program that logs everything does not log who may look."""
     caplog.set_level(logging.DEBUG)
     served = Served(write_index(tmp_path), cache_dir=tmp_path / "cache")
-    with Server(served, port=0, has_token=True).start() as server:
+    with PageServer(served, port=0, has_token=True).start() as server:
         token = server.url.rpartition("=")[2]
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with browser.open(server.url, timeout=PATIENCE_SECONDS) as answer:
