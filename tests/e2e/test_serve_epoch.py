@@ -11,6 +11,8 @@ from tests.support.browser import Visit, open_browser
 from tests.support.shards import write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.serve import epoch, start
+from wids.serve.running import PageServer
+from wids.serve.served import Served
 
 QUERY = "/epoch?world_size=2&batch_size=5&seed=3"
 
@@ -153,7 +155,8 @@ def test_answers_that_take_long(browser, index, set_limits):
     set_limits(epoch, seconds=0.0)
     sizes = ShardListDataset(index).read_column("bytes")
     ranks = [batches_of(index, rank, lengths=sizes, max_tokens=300, block=8) for rank in range(2)]
-    with start(str(index)) as server, Visit(browser, server.url) as visit:
+    server = PageServer(Served(str(index)), port=0)  # start would close the other one of this index
+    with server.start(), Visit(browser, server.url) as visit:
         asked = []
         query = "/epoch?world_size=2&seed=3&batch_size=&lengths=bytes&max_tokens=300&block=8"
         page = visit.go(query)

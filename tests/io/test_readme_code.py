@@ -2,6 +2,7 @@
 
 import json
 import random
+import urllib.request
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from PIL import Image
 
 import wids
 from tests.support import columns as made
+from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.readme_code import PYTHON, at, execute, write_images
 from tests.support.readmes import blocks
-from tests.support.shards import write_json
+from tests.support.shards import write_index, write_json
 from wids import testing
 
 E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate")}
@@ -34,6 +36,7 @@ HERE = {
     "wids/order/README.md#mixtures",
     "wids/order/README.md#resume-anywhere",
     "wids/order/README.md#weights-of-samples",
+    "wids/serve/README.md#in-a-notebook",
     "wids/transport/README.md#credentials",
 }
 
@@ -247,6 +250,15 @@ def test_credentials(tmp_path):
         replaced = {"https://example.com": server.url}
         names = execute(only("wids/transport/README.md#credentials"), replaced, wids=wids, key="mine", other="theirs")
         assert names["dataset"][0][".cls"] == 0
+
+
+def test_pages_in_a_notebook():
+    """A cell shows them in a frame, which answers."""
+    write_index(".", (3,), name="train.json")
+    replaced = {"wids.serve.start": "frame = wids.serve.start"}
+    frame = execute(only("wids/serve/README.md#in-a-notebook"), replaced)["frame"]
+    with urllib.request.urlopen(frame.src, timeout=PATIENCE_SECONDS) as answer:
+        assert b"<title>" in answer.read()
 
 
 def test_server_for_tests(tmp_path):
