@@ -5,18 +5,11 @@ import urllib.request
 
 import pytest
 
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.cli import complaint, spawn
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_index
 from wids.serve import start
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,7 @@ import contextlib
 import os
 import time
 
-import pytest
-
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.cache_dirs import put_shard
 from tests.support.shards import write_index
 from wids.cache.directory import CacheDirectory
@@ -15,13 +13,6 @@ from wids.files import atomic, locks, system
 from wids.serve import start
 
 DIGEST = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 def test_it_shows_what_happens(browser, tmp_path):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.support import columns
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.shards import write_mixture
 from wids import BucketBatchSampler, DistributedChunkedSampler, ShardListDataset
 from wids.serve import epoch, start
@@ -15,13 +15,6 @@ from wids.serve.running import PageServer
 from wids.serve.served import Served
 
 QUERY = "/epoch?world_size=2&batch_size=5&seed=3"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

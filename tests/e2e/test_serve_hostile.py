@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Error
 
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.hostile import fields
 from tests.support.shards import write_json
 
@@ -25,13 +25,6 @@ with start(sys.argv[1]) as server:
     sys.stdin.read()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,11 @@
 
 import pytest
 
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.shards import write_json, write_tar
 from wids.serve import start
 
 HOSTILE = "<img src=x onerror=document.title=1>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

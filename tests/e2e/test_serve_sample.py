@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.shards import write_json
 from wids.serve import start
@@ -37,13 +37,6 @@ def fields():
         ".svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>',
         ".pkl": b"\x80\x04N.",
     }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

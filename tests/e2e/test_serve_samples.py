@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import wids
-from tests.support.browser import Visit, open_browser
+from tests.support.browser import Visit
 from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.columns import make_columns
 from tests.support.shards import write_json, write_tar
@@ -21,13 +21,6 @@ from wids.columns.spec import parse_spec
 from wids.serve import start
 
 HUGE = 1_000_000_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium."""
-    with open_browser() as found:
-        yield found
 
 
 def picture(number):
