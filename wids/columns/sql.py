@@ -49,7 +49,6 @@ _SOME = 5
 # How often DuckDB is asked to stop, which it does not hear before it has begun.
 _STOP_SECONDS = 0.02
 _SIGNAL_SECONDS = 0.5
-_limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 # The parts of a statement from whose names it is known which columns it reads; of any other part, it is all.
@@ -67,11 +66,13 @@ class _RefusedError(Exception):
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Let what this thread asks in the block take so long at most: then it is ended, with a QueryError."""
-    before = _limit.set(seconds)
+    outer, end = REASON_TO_STOP.get(), time.monotonic() + seconds
+    late = f"it took longer than {seconds:g} seconds and was ended"
+    before = REASON_TO_STOP.set(lambda: late if time.monotonic() >= end else outer())
     try:
         yield
     finally:
-        _limit.reset(before)
+        REASON_TO_STOP.reset(before)
 
 
 class SampleTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -449,15 +450,11 @@ def _wait_for(future: Future[Any]) -> None:
     """Wait until a query is done.
 
     Raises:
-        _RefusedError: it should end before; see `within` and `REASON_TO_STOP`.
+        _RefusedError: it should end before; see `REASON_TO_STOP`.
     """
-    seconds = _limit.get()
-    end = None if seconds is None else time.monotonic() + seconds
     while not future.done():  # a signal that comes to another thread does not end the wait of this one
-        wait([future], _SIGNAL_SECONDS if end is None else max(0, min(_SIGNAL_SECONDS, end - time.monotonic())))
-        is_late = end is not None and time.monotonic() >= end
-        reason = f"it took longer than {seconds:g} seconds and was ended" if is_late else REASON_TO_STOP.get()()
-        if reason and not future.done():
+        wait([future], _SIGNAL_SECONDS)
+        if (reason := REASON_TO_STOP.get()()) and not future.done():
             raise _RefusedError(reason)
 
 

@@ -215,11 +215,8 @@ class _JsonIndex:
         if not urls.is_local(self._place):
             return None
         status = look_at(os.path.expanduser(urls.local_path(self._place)))
-        return (
-            None
-            if status is None or status.size < compiled_files.LIMITS.min_shards * compiled_files.LIMITS.min_row_bytes
-            else status
-        )
+        limits = compiled_files.LIMITS
+        return None if status is None or status.size < limits.min_shards * limits.min_row_bytes else status
 
     def _take(self, file: SharedFile) -> LoadedIndex | None:
         """The shards of a compiled index, if its sub-datasets are what they were.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from wids.order.batching import make_rule, name_sizes, parse_sizes
 from wids.order.layout import ShardCounts
 from wids.order.mixture import mixed_parts
 from wids.order.schedule import make_timetable
+from wids.readers.lru import LRUCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -147,7 +147,8 @@ class Schedules:
         self.parts, self.ends = mixed_parts(dataset), np.asarray(dataset.cum_lengths)
         self._counts = ShardCounts(dataset.lengths)
         self._lock = threading.Lock()
-        self._tables, self._columns = OrderedDict[Settings, Schedule](), OrderedDict[str, Any]()
+        self._tables: LRUCache[Settings, Schedule] = LRUCache(_KEPT_TABLES)
+        self._columns: LRUCache[str, Any] = LRUCache(_KEPT_COLUMNS)
 
     def columns(self) -> dict[str, str]:
         """The columns of the file beside the index: name -> type; none where it cannot be read."""
@@ -166,15 +167,12 @@ class Schedules:
         Raises:
             SettingsError: they do not go together.
         """
-        with self._lock:
-            found = self._tables.get(settings)
+        found = self._tables[settings]
         if found is None:
-            found = self._make(settings, should_stop)
-        with self._lock:
-            found = self._tables.setdefault(settings, found)
-            self._tables.move_to_end(settings)
-            while len(self._tables) > _KEPT_TABLES:
-                self._tables.popitem(last=False)
+            made = self._make(settings, should_stop)
+            with self._lock:  # who asks for the same meanwhile shares what was made first, and goes on with it
+                found = self._tables[settings] or made
+                self._tables[settings] = found
         return found
 
     def read(self, column: str, name: str) -> Any:
@@ -187,8 +185,7 @@ class Schedules:
         Raises:
             SettingsError: it cannot be read.
         """
-        with self._lock:
-            found = self._columns.get(column)
+        found = self._columns[column]
         if found is None:
             try:
                 there = self._served.columns()
@@ -198,11 +195,7 @@ class Schedules:
                 found = self._served.dataset.read_column(column)
             except WidsError as error:
                 raise SettingsError(str(error), name) from error
-        with self._lock:
             self._columns[column] = found
-            self._columns.move_to_end(column)
-            while len(self._columns) > _KEPT_COLUMNS:
-                self._columns.popitem(last=False)
         return found
 
     def _make(self, settings: Settings, should_stop: Callable[[], bool]) -> Schedule:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from wids.errors import (
     without_secrets,
 )
 from wids.events import format_size
+from wids.readers.lru import LRUCache
 from wids.serve.answers import answer
 from wids.serve.fields import refuse
 from wids.serve.members import open_member
@@ -79,7 +79,7 @@ class _Page:
         self._served, self._templates = served, templates
         self._pool = ThreadPoolExecutor(_THREADS, "wids-sample")
         # Values whose parts were asked for last, with the places of their members.
-        self._values: OrderedDict[tuple[str, str, int, int], Any] = OrderedDict()
+        self._values: LRUCache[tuple[str, str, int, int], Any] = LRUCache(_VALUES)
         served.closing.append(lambda: self._pool.shutdown(wait=False, cancel_futures=True))
 
     def show(self, request: Request) -> Response:
@@ -183,8 +183,8 @@ class _Page:
         return _describe_node(value, first)
 
     def _value(self, member: Member) -> Any:
-        if member.place in self._values:
-            return self._values[member.place]
+        if (found := self._values[member.place]) is not None:
+            return found
         if member.size > _MAX_TEXT_BYTES:
             raise DecodeError(f"it has {format_size(member.size)}, and up to {format_size(_MAX_TEXT_BYTES)} are parsed")
         field = describe(
@@ -193,8 +193,6 @@ class _Page:
         if field.kind in ("damaged", "unopened"):
             raise DecodeError(field.words)
         self._values[member.place] = field.value
-        while len(self._values) > _VALUES:
-            self._values.popitem(last=False)
         return field.value
 
     def _columns(self, index: int) -> dict[str, Any]:
