@@ -7,6 +7,7 @@ code 1. To add a command: ``app.command(...)`` or ``app.add_typer(...)`` below.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import io
@@ -133,6 +134,20 @@ def main() -> None:
         _fail_output(error)
     except KeyboardInterrupt:  # while options are parsed, or after the command
         _end_interrupted()
+    except SystemExit as end:
+        _end_before_ray(end.code)
+        raise
+
+
+def _end_before_ray(code: object) -> None:
+    """End the process here if Ray was used: its C++ threads can crash while Python shuts down (SIGSEGV as exit code)."""
+    if "ray" not in sys.modules or not isinstance(code, int | None):
+        return
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit would leave them out
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _open_standard_files() -> None:
