@@ -10,6 +10,7 @@ the process that began it; a forked child has none of it.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import os
 import queue
@@ -22,13 +23,13 @@ import numpy as np
 
 from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
+from wids.cache.upcoming import environ_int, ranks_of_node
 from wids.errors import CacheFull, FetchError, WidsError
 from wids.events import NotFetchedAhead, emit, format_size, logger
 from wids.order.layout import Shards, inside_of
 from wids.policy import prefetching
-from wids.policy.prefetch_window import PrefetchWindow
+from wids.policy.prefetch_window import Life, PrefetchWindow
 from wids.policy.prefetching import RateEstimator
-from wids.transport import filesystems, urls
 from wids.transport.failures import DAMAGE, CancelledTransferError
 
 if TYPE_CHECKING:
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from wids.cache.upcoming import Source, UpcomingShard
-    from wids.index.shardlist import Shard
     from wids.order.layout import Visit
     from wids.order.permutation import Indices
-    from wids.policy.prefetch_window import ShardKey
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
 
@@ -64,22 +63,14 @@ class Prefetcher:
         mixed: int = 0,
     ) -> None:
         self._sources, self._position = sources, position
-        self._files: dict[ShardKey, UpcomingShard] = {}
         self._plans: dict[str, usage_hints.PlanFile] = {}
         self._pid = os.getpid()
         self._cancelled, self._woken, self._finished = threading.Event(), threading.Event(), False
-        self._ended: queue.SimpleQueue[tuple[ShardKey, bool, bool]] = queue.SimpleQueue()
+        # Downloads, whether they brought their shard, and when to try again what failed.
+        self._ended: queue.SimpleQueue[tuple[UpcomingShard, bool, float | None]] = queue.SimpleQueue()
+        self._downloading: set[threading.Thread] = set()
         self._pace = RateEstimator(time.monotonic())
-        ranks = _ranks_of_node()
-        self._window = PrefetchWindow(
-            visits,
-            [source.limits(ranks) for source in sources],
-            size_of=lambda key: self._file(key).size,
-            needs_download=lambda key: self._file(key).needs_download(),
-            slots_of=lambda key: _slots(self._file(key).shard),
-            connections=prefetching.LIMITS.connections,
-            mixed=mixed,
-        )
+        self._window = PrefetchWindow(visits, sources, connections=prefetching.LIMITS.connections, mixed=mixed)
         self._planned, self._planned_at, self._passed = -_PLAN_SECONDS, 0, 0
         self._read_before = self._reads()
         self._thread = threading.Thread(target=self._run, daemon=True, name="wids-prefetch")
@@ -101,8 +92,7 @@ class Prefetcher:
         """Wait until its threads have ended, or for so long."""
         if os.getpid() != self._pid:
             return
-        threads = [self._thread, *(file.thread for file in list(self._files.values()) if file.thread is not None)]
-        current = threading.current_thread()
+        threads, current = [self._thread, *self._downloading.copy()], threading.current_thread()
         join_threads([each for each in threads if each is not current and each.ident is not None], seconds)
 
     # --- the thread
@@ -110,7 +100,8 @@ class Prefetcher:
     def _run(self) -> None:
         try:
             self._woken.wait(limits.LIMITS.start_seconds)
-            self._window.has_early_reads = self._has_early_reads()
+            for source in self._sources:
+                source.look_for_tables()
             while not (self._cancelled.is_set() or self._finished):
                 self._look_ahead()
                 self._start_downloads()
@@ -126,87 +117,68 @@ class Prefetcher:
             for plan in self._plans.values():
                 plan.close()
 
-    def _has_early_reads(self) -> bool:
-        """Whether all that is read through limited caches is read early; its first shard stands for each list."""
-        limited = [source for source in self._sources if source.cache_size is not None]
-        return bool(limited) and all(
-            source.reads_early is not None and source.reads_early(source.find(0)) for source in limited
-        )
-
     def _look_ahead(self) -> None:
         """Tell the window how far the reader is, and which shards are cached."""
         position, now = self._position(), time.monotonic()
         self._pace.note(position, now)
         self._window.advance(position, rate=self._pace.rate, read_before=position - self._burst(position))
         while not self._ended.empty():
-            key, is_present, is_complete = self._ended.get()
-            self._window.end_download(key, is_complete=is_complete)
-            self._window.report(key, is_present=is_present)
+            download, is_complete, retry_at = self._ended.get()
+            self._window.end(download, is_complete=is_complete, retry_at=retry_at)
         looks = prefetching.LIMITS.min_shards
-        for key in self._window.present():
-            file = self._files[key]
-            if file.retry_at and now >= file.retry_at:
-                file.retry_at = 0.0
-                self._window.report(key, is_present=False)
-            elif looks >= file.look_cost and file.can_go():
-                looks -= file.look_cost  # only the next ones are looked at again
-                if not file.is_here(self._window.upcoming(key)[0]):
-                    self._window.report(key, is_present=False)
-        for key in [key for key, file in self._files.items() if key not in self._window and file.thread is None]:
-            del self._files[key]
-
-    def _file(self, key: ShardKey) -> UpcomingShard:
-        file = self._files.get(key)
-        if file is None:
-            file = self._files[key] = self._sources[key[0]].upcoming(key[1])
-        return file
+        for download in self._window.present():
+            if download.life is Life.FAILED:
+                if now >= download.retry_at:
+                    self._window.plan_again(download)
+            elif looks >= download.look_cost and download.can_go():
+                looks -= download.look_cost  # only the next ones are looked at again
+                if not download.is_here():
+                    self._window.plan_again(download)
 
     def _start_downloads(self) -> None:
         # The end may come while this runs; downloads under way may have ended meanwhile, too.
-        while not self._finished and (visit := self._window.take()) is not None:
-            key = visit.dataset, visit.shard
-            file = self._file(key)
-            if file.store.cache_size is not None and not file.is_in_place:
+        while not self._finished and (download := self._window.take()) is not None:
+            if download.store.cache_size is not None and not download.is_in_place:
                 # Eviction candidates must be judged by the same clock as this shard.
                 self._write_plans(is_due=self._is_plan_late())
-            use = prefetching.with_margin(self._when(visit, self._position()), time.time())
-            file.thread = threading.Thread(
+            use = prefetching.with_margin(self._when(download.upcoming[0], self._position()), time.time())
+            thread = threading.Thread(
                 target=self._download,
-                args=(key, file, list(self._window.upcoming(key)), use),
+                args=(download, list(download.upcoming), use),
                 daemon=True,
                 name="wids-prefetch-one",
             )
+            self._downloading.add(thread)
             try:
-                file.thread.start()
+                thread.start()
             except RuntimeError:  # no more threads
-                file.thread, file.retry_at = None, time.monotonic() + _AGAIN_SECONDS
-                self._ended.put((key, True, False))
+                self._downloading.discard(thread)
+                self._ended.put((download, False, time.monotonic() + _AGAIN_SECONDS))
                 return
 
-    def _download(self, key: ShardKey, file: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
+    def _download(self, download: UpcomingShard, visits: Sequence[Visit], use: float) -> None:
         """In a thread of its own: download one shard."""
         start = time.monotonic()
-        is_complete = is_cancelled = False
+        is_complete, retry_at = False, None
         try:
-            is_complete = file.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
-            if not is_complete and not file.is_cached():  # another process downloads it
-                file.retry_at = time.monotonic() + _AGAIN_SECONDS
+            is_complete = download.bring(visits, after=use, is_cancelled=self._cancelled.is_set)
+            if not is_complete and not download.is_cached():  # another process downloads it
+                retry_at = time.monotonic() + _AGAIN_SECONDS
         except CacheFull:  # there may be space at any moment, but a large directory is not to be listed all the time
             now = time.monotonic()
-            file.retry_at = now + max(10 * (now - start), _TICK_SECONDS)
+            retry_at = now + max(10 * (now - start), _TICK_SECONDS)
         except CancelledTransferError:
-            is_cancelled = True
+            retry_at = 0.0
         except WidsError as error:
-            file.is_left = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
-            file.retry_at = 0.0 if file.is_left else time.monotonic() + limits.LIMITS.failed_seconds
-            emit(file.store.hooks, NotFetchedAhead(url=file.shard.url, cause=str(error)))
+            is_hopeless = not isinstance(error, FetchError) or isinstance(error, DAMAGE)
+            retry_at = math.inf if is_hopeless else time.monotonic() + limits.LIMITS.failed_seconds
+            emit(download.store.hooks, NotFetchedAhead(url=download.shard.url, cause=str(error)))
         except Exception:  # noqa: BLE001 - the edge of a thread; who reads the shard meets the error itself
-            file.is_left = True
-            logger.exception("%s: cannot be downloaded ahead", file.shard.url)
+            retry_at = math.inf
+            logger.exception("%s: cannot be downloaded ahead", download.shard.url)
         finally:
-            file.thread = None
-            # What failed, or is tried again later, needs no download for now.
-            self._ended.put((key, not is_cancelled, is_complete))
+            self._ended.put((download, is_complete, retry_at))
+            self._downloading.discard(threading.current_thread())
             self._woken.set()
 
     def _when(self, visit: Visit, position: int) -> float:
@@ -238,17 +210,16 @@ class Prefetcher:
         """Publish when upcoming shards are used, and which ones a loader that draws ahead may still have to read."""
         now, position = time.monotonic(), self._position()
         burst = self._burst(position)
-        passed = sum(visit.last < position for visit in self._window.visits)
+        passed = sum(visit.last < position for visit, _ in self._window.visits)
         if now - self._planned < _PLAN_SECONDS and passed == self._passed and not is_due:
             return
         self._planned, self._planned_at, self._passed = now, position, passed
         uses: dict[str, dict[str, float]] = {}
         busy: dict[str, dict[str, float]] = {}
-        for visit in self._window.visits:
-            file = self._file((visit.dataset, visit.shard))
-            if file.is_in_place:
+        for visit, download in self._window.visits:
+            if download.is_in_place:
                 continue
-            directory, name = os.path.split(file.path)
+            directory, name = os.path.split(download.path)
             if visit.last >= position:
                 uses.setdefault(directory, {}).setdefault(name, self._when(visit, position))
             else:  # counted from when an index was last drawn: a loader that waits has read the samples before
@@ -394,14 +365,14 @@ class _Need(NamedTuple):
 
 def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
     """Whether a cache of ``limit`` bytes is too small, of which this warns."""
-    ranks = _ranks_of_node()
+    ranks = ranks_of_node()
     shards = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) for need in needs)
     needed = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) * need.shard_bytes for need in needs)
     if limit >= needed:
         return False
     size = needed // shards
     window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
-    if _environ_int("LOCAL_RANK") == 0:
+    if environ_int("LOCAL_RANK") == 0:
         logger.warning(
             "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
             "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
@@ -413,21 +384,3 @@ def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
             f", or window={window}" if window >= 1 else "",
         )
     return True
-
-
-def _ranks_of_node() -> int:
-    return max(_environ_int("LOCAL_WORLD_SIZE"), 1)
-
-
-def _slots(shard: Shard) -> int:
-    """How many connections a download keeps busy."""
-    size = prefetching.LIMITS.unknown_bytes if shard.filesize is None else shard.filesize
-    length = filesystems.connections().range_bytes(urls.host_of(shard.url), size)
-    return prefetching.slots(size, length, prefetching.LIMITS.connections)
-
-
-def _environ_int(name: str) -> int:
-    try:
-        return int(os.environ.get(name, ""))
-    except ValueError:
-        return 0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from wids.events import PrefetchBegun, emit
 from wids.files import page_cache
 from wids.policy import prefetching
-from wids.policy.prefetch_window import AheadLimits
+from wids.policy.prefetch_window import AheadLimits, PlannedDownload
+from wids.transport import filesystems, urls
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
     from wids.events import Hook
@@ -48,7 +48,8 @@ class Source:
         find: shard number -> the shard.
         ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
         shard_bytes: of a shard, about; None: not known.
-        reads_early: whether samples of a shard are read by byte ranges before it is cached; may ask a server. None: no.
+        reads_early: whether samples of a shard are read by ranges before it is cached, as far as is known. None: no.
+        has_table: asks for the member table of a shard, by which the former is known; None: there is none.
         leaves: whether the shard of a number is left to its readers, who take little of it. None: no.
         directory: the cache directory; None: not known, or nothing goes there.
         reads: how many samples of it this process has read; None: not known.
@@ -60,6 +61,7 @@ class Source:
     ahead_bytes: int | None
     shard_bytes: int | None = None
     reads_early: Callable[[Shard], bool] | None = None
+    has_table: Callable[[Shard], bool] | None = None
     leaves: Callable[[int], bool] | None = None
     directory: str | None = None
     reads: Callable[[], int] | None = None
@@ -70,43 +72,62 @@ class Source:
         """Bytes of the cache that its shards go into; None: no limit, or no cache."""
         return self.store.cache_size
 
-    def limits(self, ranks: int) -> AheadLimits:
+    @property
+    def limits(self) -> AheadLimits:
         """How far ahead one of the ranks of this node may be."""
-        return AheadLimits(self.ahead_bytes, self.cache_size, ranks, self.directory)
+        return AheadLimits(self.ahead_bytes, self.cache_size, ranks_of_node(), self.directory)
 
-    def upcoming(self, number: int) -> UpcomingShard:
+    def plan(self, shard: int) -> UpcomingShard:
         """A shard that will be read."""
-        return UpcomingShard(self, number)
+        return UpcomingShard(self, shard)
+
+    def look_for_tables(self) -> None:
+        """See whether samples are read by ranges, where that matters; the first shard stands for all."""
+        if self.cache_size is not None and self.has_table is not None:
+            self.has_table(self.find(0))
 
     def announce(self) -> None:
         """Tell the hooks that downloads begin."""
         emit(self.store.hooks, PrefetchBegun(cache_size=self.cache_size))
 
 
-class UpcomingShard:
-    """The cache file of an upcoming shard, and what became of downloading it.
+class UpcomingShard(PlannedDownload):
+    """The cache file of an upcoming shard, and its download.
 
     Attributes:
         shard, store: the shard, and its source's store.
         path: of its bytes. is_in_place: whether they are read where they are, and not copied.
-        size: in bytes; None: not known yet.
-        is_left: whether it is left to its readers.
-        thread: the one that downloads it; None: none does.
-        retry_at: not to be tried before; 0: at any time.
+        is_left: whether it is left to its readers, who take little of it.
         look_cost: what `is_here` costs: calls of the operating system.
     """
 
-    __slots__ = ("is_in_place", "is_left", "path", "retry_at", "shard", "size", "store", "thread")
+    __slots__ = ("_has_early_reads", "_size", "is_in_place", "is_left", "path", "shard", "store")
 
     look_cost = 1
 
     def __init__(self, source: Source, number: int) -> None:
+        super().__init__()
         self.store, self.shard = source.store, source.find(number)
         self.path, self.is_in_place = source.store.place(self.shard.url)
-        self.size = self.shard.filesize
+        self._size, self._has_early_reads = self.shard.filesize, source.reads_early
         self.is_left = source.leaves is not None and source.leaves(number)
-        self.thread: threading.Thread | None = None
-        self.retry_at = 0.0
+
+    @property
+    def size(self) -> int | None:
+        """In bytes; None: not known yet."""
+        return self._size
+
+    @property
+    def slots(self) -> int:
+        """How many connections its download keeps busy."""
+        size = prefetching.LIMITS.unknown_bytes if self.shard.filesize is None else self.shard.filesize
+        length = filesystems.connections().range_bytes(urls.host_of(self.shard.url), size)
+        return prefetching.slots(size, length, prefetching.LIMITS.connections)
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether its samples are read by byte ranges until it is cached."""
+        return self._has_early_reads is not None and self._has_early_reads(self.shard)
 
     def is_cached(self) -> bool:
         """Whether there is a file that looks like the shard; its readers look closer."""
@@ -115,7 +136,7 @@ class UpcomingShard:
         except OSError:
             return False
         if self.shard.filesize is None:
-            self.size = found
+            self._size = found
         return self.shard.filesize in (None, found)
 
     def needs_download(self) -> bool:
@@ -124,9 +145,9 @@ class UpcomingShard:
 
     def can_go(self) -> bool:
         """Whether it may have been here, and be gone: other processes evict shards."""
-        return not (self.is_in_place or self.is_left or self.retry_at)
+        return not (self.is_in_place or self.is_left)
 
-    def is_here(self, _visit: Visit) -> bool:
+    def is_here(self) -> bool:
         """Whether nothing has to be done for its next visit."""
         return self.is_cached()
 
@@ -153,12 +174,13 @@ class FarSource(Source):
         """None: no cache."""
         return None
 
-    def limits(self, ranks: int) -> AheadLimits:
+    @property
+    def limits(self) -> AheadLimits:
         """At most a share of the memory that is free."""
-        most = int(page_cache.free_memory() * prefetching.LIMITS.memory_share)
+        most, ranks = int(page_cache.free_memory() * prefetching.LIMITS.memory_share), ranks_of_node()
         if self.ahead_bytes is None:
-            return AheadLimits(None, most, ranks, has_early_reads=False)
-        return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks, has_early_reads=False)
+            return AheadLimits(None, most, ranks)
+        return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks)
 
     def part(self, number: int, part: tuple[float, float, float]) -> tuple[float, float, float]:
         """The part of a shard's file that a visit reads; ``part`` is that of the view's samples in it."""
@@ -169,9 +191,9 @@ class FarSource(Source):
         first, last = round(begin * len(rows)), round(end * len(rows)) - 1
         return rows[first] / count, (rows[last] + 1) / count, share * len(rows) / count
 
-    def upcoming(self, number: int) -> FarShard:
+    def plan(self, shard: int) -> FarShard:
         """A shard that will be read."""
-        return FarShard(self, number)
+        return FarShard(self, shard)
 
     def announce(self) -> None:
         """Nothing is downloaded."""
@@ -187,14 +209,14 @@ class FarShard(UpcomingShard):
     def __init__(self, source: FarSource, number: int) -> None:
         super().__init__(source, number)
         self._source, self._number = source, number
-        if self.size is None:
+        if self._size is None:
             with contextlib.suppress(OSError):
-                self.size = os.stat(self.path).st_size
+                self._size = os.stat(self.path).st_size
         self._read_until = -1  # the position of the last visit whose part was read
 
     def needs_download(self) -> bool:
         """Whether a part should be read now."""
-        return not self.retry_at
+        return True
 
     def is_cached(self) -> bool:
         """Whether a part of it was read."""
@@ -204,9 +226,9 @@ class FarShard(UpcomingShard):
         """A visit may need another part than those before it."""
         return True
 
-    def is_here(self, visit: Visit) -> bool:
-        """Whether the part of a visit was read."""
-        return self._read_until >= visit.first
+    def is_here(self) -> bool:
+        """Whether the part of its next visit was read."""
+        return self._read_until >= self.upcoming[0].first
 
     def bring(self, visits: Sequence[Visit], *, after: float, is_cancelled: Callable[[], bool]) -> bool:  # noqa: ARG002
         """Read the part that its next visits need; False: no other read or download takes as long as this."""
@@ -215,3 +237,16 @@ class FarShard(UpcomingShard):
         with contextlib.suppress(OSError):  # its reader says so
             page_cache.read_ahead(self.path, begin, end, is_cancelled=is_cancelled)
         return False
+
+
+def ranks_of_node() -> int:
+    """How many ranks of a distributed job this node has."""
+    return max(environ_int("LOCAL_WORLD_SIZE"), 1)
+
+
+def environ_int(name: str) -> int:
+    """The value of an environment variable; 0 for none, or one that is no number."""
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        return 0

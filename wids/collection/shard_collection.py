@@ -408,6 +408,7 @@ class ShardCollection:
             ahead_bytes,
             self.shard_bytes(),
             self.provider.reads_early,
+            self.provider.has_table,
             lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
             self.provider.cache.placement.directory,
             lambda: self.pool.accesses,

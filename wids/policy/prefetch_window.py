@@ -1,23 +1,30 @@
 """Which upcoming shards one reader should have downloaded by now.
 
-Pure: the reader's position and rate are arguments, and its owner reports what became of each download. The prefetcher
-(`wids.cache.prefetch`) and `wids simulate` run the same object.
+Pure: the reader's position and rate are arguments, and its owner says how each download ended. The prefetcher
+(`wids.cache.prefetch`) and `wids simulate` run the same object, each with downloads of its own kind.
 
     visits    . . forgotten . . [ . passed . | . . . . upcoming . . . . . . ] . . not looked at yet . .
                                     position ^ -- within reach: download -- ^
+
+    a download    PLANNED -- take() --> RUNNING -- end() --> DONE     the shard needs none, as far as is known
+                   ^  ^                    |
+                   |  |                    +-- end(retry_at=) --> FAILED
+                   |  +--- plan_again(): it was evicted, or may be tried again
+                   +-- the next visit -- LATE     its samples are left to byte ranges
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from wids.policy import prefetching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from wids.order.layout import Visit
 
@@ -33,14 +40,12 @@ class AheadLimits(NamedTuple):
         cache_size: bytes of their cache; None: no limit.
         ranks: how many share that cache.
         directory: of that cache: lists with equal limits in one directory have them together; None: each by itself.
-        has_early_reads: whether samples of a shard that is not there can be read by byte ranges instead.
     """
 
     given: int | None
     cache_size: int | None
     ranks: int = 1
     directory: str | None = None
-    has_early_reads: bool = True
 
     def max_bytes(self, typical: int, *, shards: int = prefetching.LIMITS.min_shards) -> int:
         """The maximum, for shards of about ``typical`` bytes, of which ``shards`` are to be within reach."""
@@ -53,27 +58,66 @@ class AheadLimits(NamedTuple):
         return max(self.max_bytes(typical, shards=shards), self.cache_size or 0)
 
 
-class _Upcoming:
-    """A shard with visits in the window.
+class Life(enum.Enum):
+    """Where a planned download is in its life; see the picture above."""
+
+    PLANNED, RUNNING, DONE, FAILED, LATE = range(5)
+
+
+class PlannedDownload:
+    """A shard that the reader comes to, and what became of its download; owners derive their own kind from it.
 
     A large shard has a visit in each of many blocks of the order. Those that follow each other within a block are one
     stay.
 
     Attributes:
-        visits: how many, passed ones included. upcoming: those that were not passed, in order.
+        life: see `Life`. retry_at: when one that failed may be tried again, by its owner's clock.
+        key: which shard of which list. upcoming: the visits that were not passed, in order.
+        visits: how many are in the window, passed ones included.
         passed: the stay of the visits that were passed last: its first position, and its last so far.
-        size: in bytes, a guess unless it ``is_sized``.
-        is_counted: its bytes are ahead of the reader. is_near: it is within reach. is_present: it needs no download.
-        is_late: its samples are left to byte ranges, until the next visit at least.
+        weight: its bytes, a guess unless they are known (``is_sized``).
+        is_counted: its bytes are ahead of the reader. is_near: it is within reach.
+        begun: the reader's position when it began.
     """
 
-    __slots__ = ("is_counted", "is_late", "is_near", "is_present", "is_sized", "passed", "size", "upcoming", "visits")
+    __slots__ = (
+        *("begun", "is_counted", "is_near", "is_sized", "key", "life", "passed", "retry_at", "upcoming", "visits"),
+        "weight",
+    )
 
-    def __init__(self, size: int, *, is_sized: bool) -> None:
-        self.size, self.is_sized, self.visits = size, is_sized, 0
+    def __init__(self) -> None:
+        self.life, self.retry_at = Life.PLANNED, 0.0
+        self.key: ShardKey = (0, 0)
         self.upcoming: list[Visit] = []
+        self.visits = self.weight = self.begun = 0
         self.passed: tuple[float, float] = (0, -math.inf)
-        self.is_counted = self.is_near = self.is_present = self.is_late = False
+        self.is_counted = self.is_near = self.is_sized = False
+
+    # --- what owners say
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the shard; None: not known, or not before it is cached."""
+        raise NotImplementedError
+
+    @property
+    def slots(self) -> int:
+        """How many connections its download keeps busy."""
+        raise NotImplementedError
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether its samples are read by byte ranges until it is cached, as far as is known now; costs nothing.
+
+        Where its cache is limited, it is then downloaded in time or not at all: see `prefetching.is_in_time`.
+        """
+        raise NotImplementedError
+
+    def needs_download(self) -> bool:
+        """Whether it has to be downloaded, as far as its owner sees; asked when it comes within reach."""
+        raise NotImplementedError
+
+    # --- its visits
 
     def note_passed(self, visit: Visit) -> None:
         """A visit was passed."""
@@ -90,6 +134,21 @@ class _Upcoming:
                 first = visit.first
             last = max(last, visit.last)
         return first, last
+
+
+D = TypeVar("D", bound=PlannedDownload)
+D_co = TypeVar("D_co", bound=PlannedDownload, covariant=True)
+
+
+class PlannedSource(Protocol[D_co]):
+    """A shard list whose shards are downloaded ahead."""
+
+    @property
+    def limits(self) -> AheadLimits:
+        """How far ahead; asked once."""
+
+    def plan(self, shard: int) -> D_co:
+        """A new download of the shard of a number."""
 
 
 class _Reach:
@@ -109,99 +168,61 @@ class _Reach:
         return self.limits.given is None and self.limits.cache_size is None
 
 
-class _UnderWay:
-    """Downloads under way, and how far the reader goes on during one."""
-
-    __slots__ = ("_begun", "_lag")
-
-    def __init__(self) -> None:
-        self._begun: dict[ShardKey, int] = {}  # at which positions
-        self._lag = 0.0
-
-    def __contains__(self, key: ShardKey) -> bool:
-        return key in self._begun
-
-    def is_full(self, slots_of: Callable[[ShardKey], int], connections: int) -> bool:
-        """Whether no other may begin."""
-        return len(self._begun) >= prefetching.LIMITS.min_under_way and sum(map(slots_of, self._begun)) >= connections
-
-    def begin(self, key: ShardKey, position: int) -> None:
-        self._begun[key] = position
-
-    def end(self, key: ShardKey, position: int, *, is_complete: bool) -> None:
-        begun = self._begun.pop(key, None)
-        if begun is not None and is_complete:
-            self._lag = prefetching.new_lag(self._lag, position - begun)
-
-    def arrival(self, position: int) -> float:
-        """Where the reader will be, about, when a download that begins now has ended."""
-        return position + max([self._lag, *(position - begun for begun in self._begun.values())])
-
-
-class PrefetchWindow:
+class PrefetchWindow(Generic[D]):
     """The upcoming visits of one reader as far as they matter, and the downloads that they call for.
 
     Args:
         visits: the reader's visits to shards, in blocks, by ascending first positions; taken as needed.
-        limits: of each shard list.
-        size_of: the bytes of a shard; None: not known, or not before it is cached.
-        needs_download: whether a shard that came within reach has to be downloaded, as far as the owner sees.
-        slots_of: how many connections the download of a shard keeps busy.
+        sources: the shard lists.
         connections: byte ranges under way at a time; more downloads begin only up to ``min_under_way``.
-        has_early_reads: see below.
         mixed: shards that are read at a time, as far as known.
 
     Attributes:
-        has_early_reads: samples are read by byte ranges until their shards are cached. Where the cache is limited, a
-            shard is then downloaded in time or not at all: see `prefetching.is_in_time`. May be assigned.
-        visits: those in the window, by their first positions; some of the passed ones may be forgotten.
+        visits: those in the window with their downloads, by their first positions; some of the passed ones may be
+            forgotten.
         is_exhausted: the reader has no other visits than these.
     """
 
     def __init__(
         self,
         visits: Iterator[Sequence[Visit]],
-        limits: Iterable[AheadLimits],
+        sources: Sequence[PlannedSource[D]],
         *,
-        size_of: Callable[[ShardKey], int | None],
-        needs_download: Callable[[ShardKey], bool],
-        slots_of: Callable[[ShardKey], int],
         connections: int = prefetching.LIMITS.connections,
-        has_early_reads: bool = False,
         mixed: int = 0,
     ) -> None:
-        self.has_early_reads = has_early_reads
-        self._blocks = visits
+        self._blocks, self._sources, self._connections = visits, sources, connections
         shared: dict[AheadLimits, _Reach] = {}
         # Of each list; those of one cache have theirs together, and so its limit.
         self._reaches = [
-            _Reach(own) if own.directory is None else shared.setdefault(own, _Reach(own)) for own in limits
+            _Reach(own) if own.directory is None else shared.setdefault(own, _Reach(own))
+            for own in (source.limits for source in sources)
         ]
         self._distinct = list({id(reach): reach for reach in self._reaches}.values())
         self._min_shards = prefetching.min_reach(mixed)
-        self._size_of, self._needs_download, self._slots_of = size_of, needs_download, slots_of
-        self._connections = connections
-        self.visits: deque[Visit] = deque()
+        self.visits: deque[tuple[Visit, D]] = deque()
         self._entered: list[Visit] = []  # since the last `advance`
         self._edge = 0  # where the last block begins that was looked at
         self.is_exhausted = False
         self._position = self._weight = 0
         self._read_before = 0.0
-        self._shards: dict[ShardKey, _Upcoming] = {}
+        self._downloads: dict[ShardKey, D] = {}  # those with visits in the window, and those under way
         self._known_bytes = self._known = 0  # of the shards with known sizes, those that were forgotten included
-        self._ahead_bytes = 0
+        self._ahead_bytes, self._guess = 0, self._typical  # by which shards of unknown sizes were last weighed
         self._upcoming: list[tuple[int, Visit]] = []  # heaps, by last positions
         self._passed: list[tuple[int, Visit]] = []
         self._missing: list[tuple[int, ShardKey]] = []  # a heap, as those of `_Reach`
-        self._under_way = _UnderWay()
-
-    def __contains__(self, key: ShardKey) -> bool:
-        return key in self._shards
+        self._running: list[D] = []
+        self._lag = 0.0  # how far the reader goes on during a download, about
 
     @property
     def is_busy(self) -> bool:
         """Whether visits were passed that are not known to have been read."""
         return bool(self._passed)
+
+    def find(self, key: ShardKey) -> D | None:
+        """The download of a shard that has visits in the window, or is under way."""
+        return self._downloads.get(key)
 
     # --- the reader's progress
 
@@ -220,15 +241,15 @@ class PrefetchWindow:
         while self._upcoming and self._upcoming[0][0] < position:
             visit = heapq.heappop(self._upcoming)[1]
             heapq.heappush(self._passed, (visit.last, visit))
-            shard = self._shards[_key(visit)]
-            shard.upcoming.remove(visit)
-            shard.note_passed(visit)
-            self._renew(_key(visit))
+            download = self._downloads[_key(visit)]
+            download.upcoming.remove(visit)
+            download.note_passed(visit)
+            self._renew(download)
         for reach in self._distinct:
             while reach.begins and reach.begins[0][0] <= position:
                 first, key = heapq.heappop(reach.begins)
-                if self._is_next(key, first):
-                    self._count(key, is_counted=False)
+                if (found := self._find_next(key, first)) is not None:
+                    self._count(found, is_counted=False)
         forgotten = self.forget(read_before)
         entered = self._look()
         for reach in self._distinct:
@@ -241,12 +262,11 @@ class PrefetchWindow:
         while self._passed and self._passed[0][0] < read_before:
             visit = heapq.heappop(self._passed)[1]
             found.append(visit)
-            key, self._weight = _key(visit), self._weight - _weight(visit)
-            shard = self._shards[key]
-            shard.visits -= 1
-            if not shard.visits:
-                del self._shards[key]
-        while self.visits and self.visits[0].last < min(read_before, self._position):
+            self._weight -= _weight(visit)
+            download = self._downloads[_key(visit)]
+            download.visits -= 1
+            self._drop(download)
+        while self.visits and self.visits[0][0].last < min(read_before, self._position):
             self.visits.popleft()
         return found
 
@@ -256,53 +276,66 @@ class PrefetchWindow:
 
     # --- downloads
 
-    def take(self) -> Visit | None:
-        """The next visit whose shard should be downloaded, which is under way then; None: nothing more may begin."""
+    def take(self) -> D | None:
+        """The next download that should begin, for the first of its `upcoming`; it is running then. None: none may."""
         while self._missing:
             first, key = self._missing[0]
-            if self._is_next(key, first) and self._shards[key].is_near and self._is_missing(key):
-                if not self._needs_download(key):
-                    self._shards[key].is_present = True
-                elif self._is_in_time(key):
+            download = self._find_next(key, first)
+            if download is not None and download.is_near and download.life is Life.PLANNED:
+                if not download.needs_download():
+                    download.life = Life.DONE
+                elif self._is_in_time(download):
                     break
                 else:
-                    shard = self._shards[key]
-                    shard.is_late = True
-                    if shard.upcoming[-1].last <= shard.stay()[1]:
-                        self._count(key, is_counted=False)  # not if it comes back: others would take its place
+                    download.life = Life.LATE
+                    if download.upcoming[-1].last <= download.stay()[1]:
+                        self._count(download, is_counted=False)  # not if it comes back: others would take its place
             heapq.heappop(self._missing)
         else:
             return None
-        if self._under_way.is_full(self._slots_of, self._connections):
+        running = self._running
+        if len(running) >= prefetching.LIMITS.min_under_way and sum(e.slots for e in running) >= self._connections:
             return None
         heapq.heappop(self._missing)
-        self._under_way.begin(key, self._position)
-        return self._shards[key].upcoming[0]
+        download.life, download.begun = Life.RUNNING, self._position
+        running.append(download)
+        return download
 
-    def end_download(self, key: ShardKey, *, is_complete: bool = False) -> None:
-        """A download has ended; `report` says whether the shard is cached. ``is_complete``: this brought it."""
-        self._under_way.end(key, self._position, is_complete=is_complete)
+    def end(self, download: D, *, is_complete: bool = False, retry_at: float | None = None) -> None:
+        """A running download has ended, and its shard needs none for now.
 
-    def report(self, key: ShardKey, *, is_present: bool) -> None:
-        """A shard is cached; or it is not, was evicted or may be tried again."""
-        shard = self._shards.get(key)
-        if shard is not None:
-            shard.is_present = is_present
-            if is_present and not shard.is_sized and (size := self._size_of(key)) is not None:
-                self._learn(key, size)
-            if shard.is_near and self._is_missing(key):
-                heapq.heappush(self._missing, (shard.upcoming[0].first, key))
+        Args:
+            download: which.
+            is_complete: it brought the shard.
+            retry_at: it failed, and is not to be tried again before; see `plan_again`. None: it did not.
+        """
+        self._running.remove(download)
+        if is_complete:
+            self._lag = prefetching.new_lag(self._lag, self._position - download.begun)
+        download.life = Life.DONE if retry_at is None else Life.FAILED
+        download.retry_at = retry_at or 0.0
+        if download.visits and not download.is_sized and (size := download.size) is not None:
+            self._learn(download, size)
+        self._drop(download)
 
-    def present(self) -> list[ShardKey]:
+    def plan_again(self, download: D) -> None:
+        """A shard that needed no download was evicted, or may be tried again."""
+        if download.life in (Life.DONE, Life.FAILED):
+            download.life = Life.PLANNED
+            if download.is_near:
+                heapq.heappush(self._missing, (download.upcoming[0].first, download.key))
+
+    def present(self) -> list[D]:
         """The shards within reach that need no download, as far as is known; by their next use."""
-        found = [(shard.upcoming[0].first, key) for key, shard in self._shards.items() if shard.is_near]
-        return [key for _, key in sorted(found) if self._shards[key].is_present]
-
-    def upcoming(self, key: ShardKey) -> Sequence[Visit]:
-        """The next visits of a shard that is within reach, in order, as far as they were looked at."""
-        return self._shards[key].upcoming
+        found = [each for each in self._downloads.values() if each.is_near and each.life in (Life.DONE, Life.FAILED)]
+        return sorted(found, key=lambda each: (each.upcoming[0].first, each.key))
 
     # --- inside
+
+    def _drop(self, download: D) -> None:
+        """Forget a download that no visit calls for, unless it is under way."""
+        if not download.visits and download.life is not Life.RUNNING:
+            self._downloads.pop(download.key, None)
 
     def _look(self) -> list[Visit]:
         """Look at as many visits as matter; returns those that were not seen before."""
@@ -331,115 +364,116 @@ class PrefetchWindow:
 
     def _enter(self, visit: Visit) -> None:
         key = _key(visit)
-        shard = self._shards.get(key)
-        if shard is None:
-            size = self._size_of(key)
-            known = self._typical if size is None else size
-            shard = self._shards[key] = _Upcoming(known, is_sized=size is not None)
+        download = self._downloads.get(key)
+        if download is None:
+            download = self._downloads[key] = self._sources[visit.dataset].plan(visit.shard)
+            download.key, size = key, download.size
+            download.is_sized, download.weight = size is not None, self._typical if size is None else size
             if size is not None:
                 self._known, self._known_bytes = self._known + 1, self._known_bytes + size
-        shard.visits += 1
-        self.visits.append(visit)
+        download.visits += 1
+        self.visits.append((visit, download))
         self._weight += _weight(visit)
         if visit.last < self._position:
             heapq.heappush(self._passed, (visit.last, visit))
-            shard.note_passed(visit)
+            download.note_passed(visit)
             return
         heapq.heappush(self._upcoming, (visit.last, visit))
-        shard.upcoming.append(visit)
-        if len(shard.upcoming) == 1:
-            self._renew(key)
+        download.upcoming.append(visit)
+        if len(download.upcoming) == 1:
+            self._renew(download)
 
-    def _renew(self, key: ShardKey) -> None:
+    def _renew(self, download: D) -> None:
         """The next visit of a shard is another one, or there is none: it has to come within reach anew."""
-        shard, reach = self._shards[key], self._reaches[key[0]]
-        self._count(key, is_counted=False)
-        shard.is_near = shard.is_late = False
-        if not shard.upcoming:
+        reach = self._reach_of(download)
+        self._count(download, is_counted=False)
+        download.is_near = False
+        if download.life is Life.LATE:
+            download.life = Life.PLANNED
+        if not download.upcoming:
             return
-        first = shard.upcoming[0].first
-        heapq.heappush(reach.beyond, (first, key))
+        first = download.upcoming[0].first
+        heapq.heappush(reach.beyond, (first, download.key))
         if not reach.is_open or first > self._position:
-            self._count(key, is_counted=True)
+            self._count(download, is_counted=True)
             if reach.is_open:
-                heapq.heappush(reach.begins, (first, key))
+                heapq.heappush(reach.begins, (first, download.key))
 
-    def _count(self, key: ShardKey, *, is_counted: bool) -> None:
-        shard = self._shards[key]
-        if shard.is_counted != is_counted:
-            shard.is_counted = is_counted
-            change = shard.size if is_counted else -shard.size
-            self._ahead_bytes += change
-            if shard.is_near:
-                self._reaches[key[0]].near_bytes += change
+    def _count(self, download: D, *, is_counted: bool) -> None:
+        if download.is_counted != is_counted:
+            download.is_counted = is_counted
+            self._note_bytes(download, download.weight if is_counted else -download.weight)
+
+    def _note_bytes(self, download: D, change: int) -> None:
+        self._ahead_bytes += change
+        if download.is_near:
+            self._reach_of(download).near_bytes += change
+
+    def _reach_of(self, download: D) -> _Reach:
+        return self._reaches[download.key[0]]
 
     def _extend(self, reach: _Reach, rate: float) -> None:
         """See which shards are within reach now."""
         limit = reach.limits.max_bytes(self._typical, shards=self._min_shards)
         if reach.limits.given is None:
-            each = _samples_a_shard(self.visits, len(self._shards))
-            good = prefetching.good_ahead(rate, typical=self._typical, each=each, shards=self._min_shards)
+            good = prefetching.good_ahead(
+                rate, typical=self._typical, each=self._samples_a_shard(), shards=self._min_shards
+            )
             limit = min(limit, good)
         if reach.near_bytes > limit:  # the reader has become slower: those that come first again
-            for key, shard in self._shards.items():
-                if shard.is_near and self._reaches[key[0]] is reach:
-                    shard.is_near = False
-                    heapq.heappush(reach.beyond, (shard.upcoming[0].first, key))
+            for key, download in self._downloads.items():
+                if download.is_near and self._reach_of(download) is reach:
+                    download.is_near = False
+                    heapq.heappush(reach.beyond, (download.upcoming[0].first, key))
             reach.near_bytes = 0
         while reach.beyond:
             first, key = reach.beyond[0]
-            if self._is_next(key, first) and not (shard := self._shards[key]).is_near:
-                size = shard.size if shard.is_counted else 0
+            found = self._find_next(key, first)
+            if found is not None and not found.is_near:
+                size = found.weight if found.is_counted else 0
                 if reach.near_bytes + size > limit:
                     break
-                shard.is_near = True
+                found.is_near = True
                 reach.near_bytes += size
-                if self._is_missing(key):
+                if found.life is Life.PLANNED:
                     heapq.heappush(self._missing, (first, key))
             heapq.heappop(reach.beyond)
 
-    def _is_next(self, key: ShardKey, first: int) -> bool:
-        """Whether the shard's next visit is the one that begins there."""
-        shard = self._shards.get(key)
-        return shard is not None and bool(shard.upcoming) and shard.upcoming[0].first == first
+    def _find_next(self, key: ShardKey, first: int) -> D | None:
+        """The download of a shard whose next visit is the one that begins there; None: that is outdated."""
+        found = self._downloads.get(key)
+        return found if found is not None and found.upcoming and found.upcoming[0].first == first else None
 
-    def _is_missing(self, key: ShardKey) -> bool:
-        shard = self._shards[key]
-        return not shard.is_present and not shard.is_late and key not in self._under_way
-
-    def _is_in_time(self, key: ShardKey) -> bool:
+    def _is_in_time(self, download: D) -> bool:
         """Whether a download that begins now is worth it."""
-        limits = self._reaches[key[0]].limits
-        if not (self.has_early_reads and limits.has_early_reads) or limits.cache_size is None:
+        if self._reach_of(download).limits.cache_size is None or not download.reads_early:
             return True
-        shard, arrival = self._shards[key], self._under_way.arrival(self._position)
+        # Where the reader will be, about, when it has ended.
+        arrival = self._position + max([self._lag, *(self._position - each.begun for each in self._running)])
         while True:
-            first, last = shard.stay()
+            first, last = download.stay()
             if prefetching.is_in_time(first, last, arrival=arrival):
                 return True
             if last < self._edge or self.is_exhausted:  # the stay ends there
                 return False
             if not self._look_further() and not self.is_exhausted:  # no more may be looked at: as far as is known
-                return prefetching.is_in_time(shard.upcoming[0].first, last, arrival=arrival)
+                return prefetching.is_in_time(download.upcoming[0].first, last, arrival=arrival)
 
-    def _learn(self, key: ShardKey, size: int) -> None:
+    def _learn(self, download: D, size: int) -> None:
         """The size of a shard is known now, and so that of others, about."""
-        guess = self._typical
         self._known, self._known_bytes = self._known + 1, self._known_bytes + size
-        self._shards[key].is_sized = True
-        self._resize(key, size)
-        if not guess / 2 <= self._typical <= 2 * guess:
-            for other, shard in self._shards.items():
-                if not shard.is_sized:
+        download.is_sized = True
+        self._resize(download, size)
+        if not self._guess / 2 <= self._typical <= 2 * self._guess:
+            self._guess = self._typical
+            for other in self._downloads.values():
+                if not other.is_sized:
                     self._resize(other, self._typical)
 
-    def _resize(self, key: ShardKey, size: int) -> None:
-        shard = self._shards[key]
-        change, shard.size = size - shard.size, size
-        if shard.is_counted:
-            self._ahead_bytes += change
-            if shard.is_near:
-                self._reaches[key[0]].near_bytes += change
+    def _resize(self, download: D, size: int) -> None:
+        change, download.weight = size - download.weight, size
+        if download.is_counted:
+            self._note_bytes(download, change)
 
     @property
     def _typical(self) -> int:
@@ -451,12 +485,11 @@ class PrefetchWindow:
             min([prefetching.LIMITS.unknown_bytes, *(limit // prefetching.LIMITS.min_shards for limit in limits)]), 1
         )
 
-
-def _samples_a_shard(visits: Sequence[Visit], count: int) -> float:
-    """Positions from one of ``count`` new shards to the next, about."""
-    if len(visits) < 2:
-        return 1.0
-    return max((visits[-1].last - visits[0].first + 1) / count, 1.0)
+    def _samples_a_shard(self) -> float:
+        """Positions from one new shard to the next, about."""
+        if len(self.visits) < 2:
+            return 1.0
+        return max((self.visits[-1][0].last - self.visits[0][0].first + 1) / len(self._downloads), 1.0)
 
 
 def _key(visit: Visit) -> ShardKey:

@@ -323,6 +323,13 @@ class AutoProvider:
         return True
 
     def reads_early(self, shard: Shard) -> bool:
+        """Whether samples of a shard are read by byte ranges until it is cached, as far as is known; asks for nothing.
+
+        Where one shard has a published member table, others are taken to have theirs until they prove not to.
+        """
+        return self._arrivals is not None and self._by_ranges.has_tables and self._by_ranges.may_have_table(shard)
+
+    def has_table(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""
         return self._arrivals is not None and self._by_ranges.has_table(shard)
 

@@ -61,7 +61,12 @@ class RangeProvider:
         rule, group: see `wids.tables.table.build_table`.
         hooks: called with every event.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
+
+    Attributes:
+        has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
     """
+
+    has_tables = False
 
     def __init__(
         self,
@@ -213,6 +218,7 @@ class RangeProvider:
             self._spent.add(url)
             return None
         self._tables.remember(url, known)
+        self.has_tables = True
         return known
 
     def may_have_table(self, shard: Shard) -> bool:

@@ -105,7 +105,7 @@ class EarlyReadingNode(SimulatedNode):
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """See `SimulatedNode.begin_epoch`."""
-        self._batches = {rank: batches_of(epoch, self._job, self._lengths, rank) for rank in self._ranks}
+        self._batches = {rank: batches_of(epoch, self.job, self._lengths, rank) for rank in self._ranks}
         super().begin_epoch(epoch)
 
     def draw(self, rank: int, visit: int, shard: int, first: int, last: int) -> None:
@@ -121,7 +121,7 @@ class EarlyReadingNode(SimulatedNode):
             for shard, count in batches.of(batch).items():
                 if shard in missing:
                     samples += count
-                    size += count * self._sizes[shard] / self._lengths[shard]
+                    size += count * self.sizes[shard] / self._lengths[shard]
                     found.append((rank, shard))
         if not found:
             return
@@ -141,7 +141,7 @@ class EarlyReadingNode(SimulatedNode):
 
     def can_read(self, rank: int, shard: int, last: int) -> bool:  # noqa: ARG002 - for all shards alike
         """See `SimulatedNode.can_read`."""
-        return last // self._job.batch_size not in self._under_way
+        return last // self.job.batch_size not in self._under_way
 
     @property
     def is_watched(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wids.order.layout import Visit
 from wids.policy import prefetching
-from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
+from wids.policy.prefetch_window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 from wids.simulate.link import Delivery, Link
 from wids.simulate.node_cache import NodeCache
 
@@ -110,17 +110,56 @@ class _Meter:
         self._progress.outcome.log[self._number].append((now, used, self._size_bytes))
 
 
+class _SimulatedDownload(PlannedDownload):
+    """A shard that a simulated rank comes to."""
+
+    __slots__ = ("_node", "_shard")
+
+    def __init__(self, node: SimulatedNode, shard: int) -> None:
+        super().__init__()
+        self._node, self._shard = node, shard
+
+    @property
+    def size(self) -> int:
+        return self._node.sizes[self._shard]
+
+    @property
+    def slots(self) -> int:
+        return _slots(self.size, self._node.job)
+
+    @property
+    def reads_early(self) -> bool:
+        return self._node.job.reads_early
+
+    def needs_download(self) -> bool:
+        cache = self._node.cache
+        return self._shard not in cache.cached and self._shard not in cache.coming
+
+
+class _SimulatedSource:
+    """The shards of a job, as a rank of a node comes to them."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node, job = node, node.job
+        self.limits = AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
+
+    def plan(self, shard: int) -> _SimulatedDownload:
+        """See `PrefetchWindow`."""
+        return _SimulatedDownload(self._node, shard)
+
+
 class SimulatedNode:
     """One node of a job, whose loaders wait for shards.
 
     Attributes:
+        job: as given. sizes: bytes of each shard. cache: of the node.
         pending: what the step that waits cannot begin without: shards, or its own batch where samples are read early.
         arrived_at: when the last of it came.
     """
 
     def __init__(self, job: TrainingJob, number: int, loop: EventLoop, progress: SimulationProgress) -> None:
-        self._job, self._number, self._loop, self._progress = job, number, loop, progress
-        self._sizes: list[int] = job.sizes.tolist()
+        self.job, self._number, self._loop, self._progress = job, number, loop, progress
+        self.sizes: list[int] = job.sizes.tolist()
         self._grace = prefetching.grace(job.latency + float(job.sizes.mean()) / job.bandwidth)
         self.cache = NodeCache(job.cache_size, job.footprints.tolist(), is_busy=self._is_busy)
         self._link = Link(
@@ -132,7 +171,7 @@ class SimulatedNode:
             on_carried=lambda size: self._meter.note_use(loop.now, self.cache.used, arrived=size),
         )
         self._ranks = range(number * job.ranks_per_node, min((number + 1) * job.ranks_per_node, job.world))
-        self._windows: dict[int, PrefetchWindow] = {}
+        self._windows: dict[int, PrefetchWindow[_SimulatedDownload]] = {}
         self._waiters: deque[_Waiter] = deque()
         self.pending: set[int] = set()
         self.arrived_at: float | None = None
@@ -143,19 +182,15 @@ class SimulatedNode:
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """The ranks' loaders and prefetchers begin."""
-        job = self._job
+        job = self.job
         if job.prefetch == 0:
             return
-        limits = AheadLimits(job.prefetch, job.cache_size, min(job.ranks_per_node, job.world))
+        sources = [_SimulatedSource(self)]
         for rank in self._ranks:
             self._windows[rank] = PrefetchWindow(
                 _upcoming(epoch.coming[rank], self._progress.offset),
-                [limits],
-                size_of=lambda key: self._sizes[key[1]],
-                needs_download=lambda key: key[1] not in self.cache.cached and key[1] not in self.cache.coming,
-                slots_of=lambda key: _slots(self._sizes[key[1]], self._job),
+                sources,
                 connections=job.connections,
-                has_early_reads=job.reads_early,
                 mixed=job.mixed_shards,
             )
             self.look(rank)
@@ -174,7 +209,7 @@ class SimulatedNode:
         progress, window = self._progress, self._windows.get(rank)
         if window is not None:
             entered, forgotten = window.advance(
-                progress.position, rate=self._rate, read_before=progress.position - self._job.burst
+                progress.position, rate=self._rate, read_before=progress.position - self.job.burst
             )
             if self._is_planned:
                 for visit in entered:
@@ -214,7 +249,7 @@ class SimulatedNode:
 
     def need_batch(self, step: int) -> None:
         """A step is due: shards that were evicted while they were being read are needed for the next batch."""
-        cache, least = self.cache, step * self._job.batch_size
+        cache, least = self.cache, step * self.job.batch_size
         for shard in sorted(cache.again):
             readers = [key for key, (first, _) in cache.open.get(shard, {}).items() if first < least]
             if not cache.open.get(shard):
@@ -229,14 +264,14 @@ class SimulatedNode:
         """A step begins to wait."""
         self.arrived_at = None
         if self._waiters:
-            self._look_again_at(self._loop.now + self._job.burst / self._rate)
+            self._look_again_at(self._loop.now + self.job.burst / self._rate)
         self.ask_again()
 
     def admit_pending(self) -> None:
         """Nothing can happen any more: all space was promised to others. A limit that cannot be kept is none."""
         for shard in sorted(self.pending - self.cache.coming):
             self.cache.admit(shard)
-            self._download(self._number * self._job.ranks_per_node, shard, is_urgent=True)
+            self._download(self._number * self.job.ranks_per_node, shard, is_urgent=True)
 
     def ask_again(self) -> None:
         """Something has changed for loaders that wait for space."""
@@ -304,7 +339,7 @@ class SimulatedNode:
 
     def _read_on(self, step: int, due: float) -> None:
         """A step waits: loaders read what they have drawn, as far as they can, and plans count that they do."""
-        job, least = self._job, step * self._job.batch_size
+        job, least = self.job, step * self.job.batch_size
         self.cache.finish_read(self.cache.unread(least), least + job.drawn_samples)
         read = least + job.drawn_samples - job.burst + (self._loop.now - due) * self._rate
         for window in self._windows.values():
@@ -316,17 +351,18 @@ class SimulatedNode:
         """Let the prefetchers begin what they may."""
         position = self._progress.position
         for rank, window in self._windows.items():
-            while not self._progress.is_given_up and (visit := window.take()) is not None:
+            while not self._progress.is_given_up and (download := window.take()) is not None:
+                visit = download.upcoming[0]
                 use = prefetching.with_margin(max(visit.first, position), position)
                 if not self._reserve(visit.shard, use=use):
-                    window.end_download((0, visit.shard))
-                    window.report((0, visit.shard), is_present=False)
+                    window.end(download, retry_at=0.0)
+                    window.plan_again(download)
                     break
                 self._download(rank, visit.shard, is_urgent=False)
                 self._report_evicted()
 
     def _download(self, rank: int, shard: int, *, is_urgent: bool) -> None:
-        size = self._sizes[shard]
+        size = self.sizes[shard]
         self._link.request(Delivery(rank, shard, size, is_urgent))
         self._meter.note_download(shard, size, is_urgent=is_urgent)
 
@@ -337,9 +373,9 @@ class SimulatedNode:
             self.pending.discard(shard)
             self.arrived_at = self._loop.now
         window = self._windows.get(delivery.rank)
-        if window is not None and not delivery.is_urgent:
-            window.end_download((0, shard), is_complete=True)
-            window.report((0, shard), is_present=True)
+        download = None if window is None or delivery.is_urgent else window.find((0, shard))
+        if window is not None and download is not None and download.life is Life.RUNNING:
+            window.end(download, is_complete=True)
         self.ask_again()
         self._link.serve()
         self.pump()
@@ -348,13 +384,14 @@ class SimulatedNode:
         gone, self.cache.gone = self.cache.gone, []
         for window in self._windows.values():
             for shard in gone:
-                window.report((0, shard), is_present=False)
+                if (download := window.find((0, shard))) is not None:
+                    window.plan_again(download)
 
     @property
     def _rate(self) -> float:
         """Samples of a rank in a second."""
-        if self._job.step > 0:
-            return self._job.batch_size / self._job.step
+        if self.job.step > 0:
+            return self.job.batch_size / self.job.step
         return self._progress.position / self._loop.now if self._loop.now > 0 else prefetching.LIMITS.first_rate
 
     def _is_busy(self) -> bool:

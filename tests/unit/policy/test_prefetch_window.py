@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wids.order.layout import Visit
 from wids.policy import prefetching
-from wids.policy.prefetch_window import AheadLimits, PrefetchWindow
+from wids.policy.prefetch_window import AheadLimits, Life, PlannedDownload, PrefetchWindow
 
 SIZE, SHARDS = 10, 6
 BLOCK = prefetching.LIMITS.block
@@ -58,17 +58,55 @@ def within_reach(entered, position, limits):
     return found
 
 
-def window_of(blocks, limits, present=(), connections=1000, **options):
+class Planned(PlannedDownload):
+    """A download that happens in the test alone."""
+
+    def __init__(self, source, shard):
+        super().__init__()
+        self.source, self.shard = source, shard
+
+    size = property(lambda self: self.source.sizes.get(self.shard, self.source.size))
+    slots = 1
+    reads_early = property(lambda self: self.source.has_early_reads(self.shard))
+
+    def needs_download(self):
+        """Whether it is not there."""
+        return self.key not in self.source.present
+
+
+class Listed:
+    """A shard list."""
+
+    def __init__(self, limits, *, present=(), sizes=None, size=SIZE, has_early_reads=False):
+        self.limits, self.present, self.size, self.sizes = limits, present, size, {} if sizes is None else sizes
+        self.has_early_reads = has_early_reads if callable(has_early_reads) else lambda _: has_early_reads
+
+    def plan(self, shard):
+        """As a source does."""
+        return Planned(self, shard)
+
+
+def window_of(blocks, limits, present=(), connections=1000, mixed=0, **facts):
     """A window, without a real download; ``present`` needs none."""
-    return PrefetchWindow(
-        iter(blocks),
-        limits,
-        size_of=lambda _: SIZE,
-        needs_download=lambda key: key not in present,
-        slots_of=lambda _: 1,
-        connections=connections,
-        **options,
-    )
+    sources = [Listed(own, present=present, **facts) for own in limits]
+    return PrefetchWindow(iter(blocks), sources, connections=connections, mixed=mixed)
+
+
+def end(window, key, *, is_complete=False):
+    """A download is over, and its shard is there."""
+    window.end(window.find(key), is_complete=is_complete)
+
+
+def fail(window, key):
+    """A download is over, and may begin again at once."""
+    download = window.find(key)
+    window.end(download, retry_at=0.0)
+    window.plan_again(download)
+
+
+def take_keys(window):
+    """The keys of the shards that begin now."""
+    return [download.key for download in iter(window.take, None)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,22 +121,24 @@ def test_what_is_begun_is_what_a_walk_finds(reader, data):
         burst = data.draw(st.integers(0, 9), label="burst")
         entered += window.advance(position, rate=0.0, read_before=position - burst)[0]
         near = within_reach(entered, position, limits)
-        begun = []
-        while (visit := window.take()) is not None:
-            begun.append((visit.dataset, visit.shard))
+        begun = take_keys(window)
         assert set(begun) == set(near) - present - under_way
         assert begun == sorted_by_use(begun, entered, position)
         under_way.update(begun)
-        assert window.present() == [key for key in sorted_by_use(near, entered, position) if key in present]
+        assert [found.key for found in window.present()] == [
+            key for key in sorted_by_use(near, entered, position) if key in present
+        ]
         for key in data.draw(st.sets(st.sampled_from(sorted(under_way))) if under_way else st.just(set())):
             under_way.discard(key)
             if data.draw(st.booleans(), label="arrives"):
                 present.add(key)
-            window.end_download(key)
-            window.report(key, is_present=key in present)
+                end(window, key)
+            else:
+                fail(window, key)
         for key in data.draw(st.sets(st.sampled_from(sorted(present))) if present else st.just(set()), label="evicted"):
             present.discard(key)
-            window.report(key, is_present=False)
+            if (download := window.find(key)) is not None:
+                window.plan_again(download)
         position += data.draw(st.integers(0, 12), label="drawn") or 1
 
 
@@ -123,7 +163,7 @@ def test_visits_enter_once_and_are_forgotten_once(reader, burst, steps):
         assert all(visit.last < position - burst for visit in old)
         assert window.is_busy == any(visit.last < position for visit in set(entered) - set(forgotten))
         kept = {(visit.dataset, visit.shard) for visit in set(entered) - set(forgotten)}
-        assert {(d, s) for d in range(len(limits)) for s in range(SHARDS) if (d, s) in window} == kept
+        assert {(d, s) for d in range(len(limits)) for s in range(SHARDS) if window.find((d, s))} == kept
     assert len(set(entered)) == len(entered)
     assert sorted([*forgotten, *window.forget_all()]) == sorted(entered)
 
@@ -133,10 +173,7 @@ def test_more_shards_than_are_read_at_a_time_are_within_reach(mixed, within):
     """However slowly they are read: those of a wide window, or of many sources, and half of the usual ones beyond."""
     window = window_of([[Visit(k, 9 * k + 99, 0, k) for k in range(60)]], [AheadLimits(None, 60 * SIZE)], mixed=mixed)
     window.advance(0, rate=0.0, read_before=0)
-    begun = 0
-    while window.take() is not None:
-        begun += 1
-    assert begun == within
+    assert len(take_keys(window)) == within
 
 
 @pytest.mark.parametrize("connections", [1, 3, 8])
@@ -144,13 +181,10 @@ def test_so_many_are_under_way(connections):
     """As many as keep all connections busy, and three at least; the next one begins when one is over."""
     window = window_of([[Visit(k, k, 0, k) for k in range(12)]], [AheadLimits(None, 1000)], connections=connections)
     window.advance(0, rate=0.0, read_before=0)
-    begun = []
-    while (visit := window.take()) is not None:
-        begun.append(visit.shard)
+    begun = take_all(window)
     assert begun == list(range(max(connections, prefetching.LIMITS.min_under_way)))
-    window.end_download((0, 0))
-    window.report((0, 0), is_present=True)
-    assert window.take().shard == len(begun)
+    end(window, (0, 0))
+    assert window.take().key == (0, len(begun))
     assert window.take() is None
 
 
@@ -161,8 +195,7 @@ def test_a_reader_that_becomes_slower_is_less_far_ahead():
     window.advance(0, rate=1.0, read_before=0)
     assert len(take_all(window)) == 61  # what is read in a minute, and the one that is being read
     for shard in range(61):
-        window.end_download((0, shard))
-        window.report((0, shard), is_present=False)
+        fail(window, (0, shard))
     window.advance(0, rate=0.0, read_before=0)
     assert len(take_all(window)) == 13
 
@@ -174,8 +207,7 @@ def slow_reader(limit, *, has_early_reads=True):
     window.advance(0, rate=0.0, read_before=0)
     assert take_all(window) == [0, 1, 2]
     window.advance(40, rate=0.0, read_before=0)
-    window.end_download((0, 0), is_complete=True)
-    window.report((0, 0), is_present=True)
+    end(window, (0, 0), is_complete=True)
     return window
 
 
@@ -184,7 +216,7 @@ def test_a_shard_that_comes_too_late_is_left_to_byte_ranges():
     window = slow_reader(1000)
     assert take_all(window) == [6]
     window.advance(60, rate=0.0, read_before=0)
-    window.end_download((0, 6), is_complete=True)  # in 20 positions, but others are under way since 0
+    end(window, (0, 6), is_complete=True)  # in 20 positions, but others are under way since 0
     assert take_all(window) == [10]
 
 
@@ -210,8 +242,7 @@ def arrive(window, *, at):
     """The downloads of the first three shards have taken until a position."""
     window.advance(at, rate=0.0, read_before=0)
     for k in range(3):
-        window.end_download((0, k), is_complete=True)
-        window.report((0, k), is_present=True)
+        end(window, (0, k), is_complete=True)
 
 
 def test_a_large_shard_is_judged_by_its_whole_stay():
@@ -265,8 +296,7 @@ def test_a_shard_that_is_read_again_keeps_its_place(set_limits):
     window.advance(0, rate=0.0, read_before=0)
     assert take_all(window) == [0, 1, 2]
     window.advance(30, rate=0.0, read_before=0)
-    window.end_download((0, 0), is_complete=True)
-    window.report((0, 0), is_present=True)
+    end(window, (0, 0), is_complete=True)
     for position in (30, 31, 32):
         window.advance(position, rate=0.0, read_before=0)
         assert take_all(window) == []  # of shard 3 hardly anything would be unread; no other fits beside it
@@ -279,14 +309,56 @@ def test_downloads_that_become_faster_begin_sooner():
     window = slow_reader(1000)
     [shard] = take_all(window)
     for key in (1, 2, shard):
-        window.end_download((0, key), is_complete=True)
+        end(window, (0, key), is_complete=True)
     for _ in range(8):
-        begun = take_all(window)
-        for key in begun:
-            window.end_download((0, key), is_complete=True)
-            window.report((0, key), is_present=True)
+        for shard in take_all(window):
+            end(window, (0, shard), is_complete=True)
     window.advance(200, rate=0.0, read_before=0)
     assert take_all(window)[0] in (18, 19, 20)
+
+
+def test_each_shard_is_judged_by_itself():
+    """What is left to byte ranges is what is read by them, as it is known when its turn comes; others have to come."""
+    early = {0, 1, 2, 4, 5, 6}
+    window = slow_reader(1000, has_early_reads=early.__contains__)
+    assert take_all(window) == [3]  # of which nothing would be left when it arrives
+    early.add(7)
+    for shard in (1, 2, 3):
+        end(window, (0, shard), is_complete=True)
+    window.advance(80, rate=0.0, read_before=0)
+    assert take_all(window)[0] == 8
+
+
+@pytest.mark.parametrize("life", [Life.DONE, Life.FAILED])
+def test_what_ended_is_planned_again_when_its_owner_says_so(life):
+    """Evicted, or its time has come; until then the shard needs no download, whatever visits come."""
+    visits = [Visit(k * 10, k * 10 + 9, 0, 0) for k in range(4)]
+    window = window_of([visits], [AheadLimits(None, 1000)])
+    window.advance(0, rate=0.0, read_before=0)
+    download = window.take()
+    assert (download.life, window.take()) == (Life.RUNNING, None)
+    window.plan_again(download)
+    assert download.life is Life.RUNNING  # it is under way
+    window.end(download, retry_at=None if life is Life.DONE else 7.0)
+    window.advance(15, rate=0.0, read_before=0)
+    assert (window.present(), window.take(), download.life) == ([download], None, life)
+    assert download.retry_at == (0.0 if life is Life.DONE else 7.0)
+    window.plan_again(download)
+    assert window.take() is download
+
+
+def test_a_download_outlives_its_visits():
+    """Where the reader comes back to a shard that is under way, that is the same download."""
+    window = window_of([[Visit(0, 9, 0, 0)], [Visit(50, 59, 0, 0)]], [AheadLimits(SIZE, None)])
+    window.advance(0, rate=0.0, read_before=0)
+    download = window.take()
+    window.advance(30, rate=0.0, read_before=20)
+    assert window.find((0, 0)) is download
+    window.advance(40, rate=0.0, read_before=40)
+    assert (window.take(), download.upcoming) == (None, [Visit(50, 59, 0, 0)])
+    window.end(download, is_complete=True)
+    window.advance(70, rate=0.0, read_before=70)
+    assert window.find((0, 0)) is None
 
 
 @pytest.mark.parametrize(("limit", "has_early_reads"), [(None, True), (1000, False)])
@@ -297,10 +369,7 @@ def test_who_keeps_all_or_waits_for_shards_leaves_none_out(limit, has_early_read
 
 def take_all(window):
     """The shards that begin now."""
-    found = []
-    while (visit := window.take()) is not None:
-        found.append(visit.shard)
-    return found
+    return [shard for _, shard in take_keys(window)]
 
 
 def test_a_first_look_that_comes_late_tells_the_burst():
@@ -335,50 +404,40 @@ def test_the_rate_and_the_burst_of_a_reader():
 def test_sizes_are_learned_from_the_first_shards():
     """Of shards of unknown size some fit the cache, however small it is; once one is there, as many as do."""
     sizes = {}
-    window = PrefetchWindow(
-        iter([[Visit(10 * k, 10 * k + 9, 0, k) for k in range(40)]]),
-        [AheadLimits(None, 100)],
-        size_of=sizes.get,
-        needs_download=lambda _: True,
-        slots_of=lambda _: 1,
-        connections=1000,
-    )
+    visits = [Visit(10 * k, 10 * k + 9, 0, k) for k in range(40)]
+    window = window_of([visits], [AheadLimits(None, 100)], sizes=sizes, size=None)
     window.advance(0, rate=0.0, read_before=0)
-    begun = [visit.shard for visit in iter(window.take, None)]
+    begun = take_all(window)
     assert begun == list(range(prefetching.LIMITS.min_shards))
-    sizes[0, 0] = 40
-    window.end_download((0, 0), is_complete=True)
-    window.report((0, 0), is_present=True)
+    sizes[0] = 40
+    end(window, (0, 0), is_complete=True)
     window.advance(1, rate=0.0, read_before=0)
     for shard in begun[1:]:
-        window.end_download((0, shard))
-        window.report((0, shard), is_present=False)
-    assert [visit.shard for visit in iter(window.take, None)] == [1]
-    sizes |= {(0, shard): 5 for shard in range(1, 40)}
-    for shard in range(1, 8):
-        window.end_download((0, shard), is_complete=True)
-        window.report((0, shard), is_present=True)
-        window.advance(1 + shard, rate=0.0, read_before=0)
+        fail(window, (0, shard))
+    under_way = take_all(window)
+    assert under_way == [1]
+    sizes |= dict.fromkeys(range(1, 40), 5)
+    for position in range(2, 9):
+        end(window, (0, under_way.pop(0)), is_complete=True)
+        window.advance(position, rate=0.0, read_before=0)
+        under_way += take_all(window)
     assert len(window.present()) == 8
 
 
 def test_files_far_away_are_not_judged_by_downloads():
     """They have no byte ranges that would be read instead; in a mixture with a limited, remote source, too."""
-    far, remote = AheadLimits(None, 1 << 40, has_early_reads=False), AheadLimits(None, 100)
+    far, remote = Listed(AheadLimits(None, 1 << 40)), Listed(AheadLimits(None, 100), has_early_reads=True)
     visits = [
         [Visit(k, 1000, 1, k) for k in range(3)],
         [Visit(150 + 50 * k, 199 + 50 * k, 0, k) for k in range(20)],
     ]
-    window = window_of(visits, [far, remote], connections=5, has_early_reads=True)
+    window = PrefetchWindow(iter(visits), [far, remote], connections=5)
     window.advance(0, rate=0.0, read_before=0)
-    begun = [(visit.dataset, visit.shard) for visit in iter(window.take, None)]
-    assert begun == [(1, 0), (1, 1), (1, 2), (0, 0), (0, 1)]
+    assert take_keys(window) == [(1, 0), (1, 1), (1, 2), (0, 0), (0, 1)]
     for shard in range(2):  # a file is read in no time; the downloads go on
-        window.end_download((0, shard))
-        window.report((0, shard), is_present=True)
+        end(window, (0, shard))
     window.advance(140, rate=0.0, read_before=0)
-    visit = window.take()
-    assert (visit.dataset, visit.shard) == (0, 2)
+    assert window.take().key == (0, 2)
 
 
 def test_each_rank_may_have_a_shard_ahead():
