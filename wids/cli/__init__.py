@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _end_before_ray(code: object) -> None:
-    """End the process here if Ray was used: its C++ threads can crash while Python shuts down (SIGSEGV as exit code)."""
+    """End the process here if Ray was used: its C++ threads can crash while Python shuts down (SIGSEGV as code)."""
     if "ray" not in sys.modules or not isinstance(code, int | None):
         return
     atexit._run_exitfuncs()  # noqa: SLF001 - os._exit would leave them out
