@@ -33,7 +33,7 @@ LONGEST = (
     "test_benchmarks",
 )
 # They import so much, Ray and trainers, that forks of their process take twice as long.
-LAST = re.compile(r"test_readme_trainers|\[ray\b")
+LAST = re.compile(r"test_readme_trainers|\[ray\b|TestRay\b")
 
 # A socket's path has 103 characters on macOS and 107 on Linux; what multiprocessing adds to the directory has 33.
 _MAX_TEMP_DIR = 70

@@ -1,8 +1,6 @@
 """What tests of the cache run in processes of their own, and how they start and end them."""
 
-import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 
@@ -11,45 +9,18 @@ from tests.support.clocks import PATIENCE_SECONDS, set_limits, skip_waits
 from wids.files import locks
 from wids.index.spec import Shard
 from wids.readers.provider import AutoProvider
+from wids.testing.promises import call_in_child, child
 
-
-@contextlib.contextmanager
-def child(function, *args, method="fork"):
-    """Run ``function(connection, *args)`` in a process; gives (process, connection), and ends it."""
-    context = multiprocessing.get_context(method)
-    ours, its = context.Pipe()
-    process = context.Process(target=function, args=(its, *args))
-    process.start()
-    its.close()
-    try:
-        yield process, ours
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join(PATIENCE_SECONDS)
-        process.close()
-        ours.close()
-
-
-def call_in_child(function, *args, method="fork"):
-    """What ``function(*args)`` returns in a process of its own; its exception is raised here."""
-    with child(_answer, function, args, method=method) as (process, connection):
-        if not connection.poll(PATIENCE_SECONDS):
-            os.kill(process.pid, signal.SIGABRT)  # faulthandler, which pytest enables, says where it stands
-        answer = receive(connection)
-        process.join(PATIENCE_SECONDS)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _answer(connection, function, args):
-    try:
-        answer = function(*args)
-    except Exception as error:
-        answer = error
-    connection.send(answer)
-    connection.close()
+__all__ = [
+    "PATIENCE_SECONDS",
+    "call_in_child",
+    "child",
+    "fetch_saying_when_waiting",
+    "fetch_texts",
+    "kill",
+    "receive",
+    "stop_here",
+]
 
 
 def receive(connection):

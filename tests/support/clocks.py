@@ -4,12 +4,9 @@ import threading
 import time
 from dataclasses import replace
 
-from wids.transport import retrying
-from wids.transport.failures import CancelledTransferError
+from wids.testing.promises import PATIENCE_SECONDS, skip_waits
 
-# How long a test waits for something that another thread or process does; only a test that failed gets there. It is
-# long, for the machine may be busy, and shorter than the time-out of a test, which ends all tests of its process.
-PATIENCE_SECONDS = 200
+__all__ = ["PATIENCE_SECONDS", "set_limits", "skip_waits", "threads_named", "wait_until"]
 
 
 def wait_until(condition):
@@ -18,33 +15,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end, "it never came"
         pause.wait(0.005)
-
-
-def skip_waits(patch=setattr):
-    """Waits between tries pass at once, nothing else takes time, and no server has answered yet.
-
-    Args:
-        patch: a monkeypatch's ``setattr``; in a child process the plain one does.
-
-    Returns:
-        The list of the waits, in seconds, in order.
-    """
-    clock, waits = threading.local(), []
-
-    def pause(seconds, is_cancelled):
-        if is_cancelled():
-            raise CancelledTransferError
-        waits.append(seconds)
-        clock.seconds = now() + seconds
-
-    def now():
-        return getattr(clock, "seconds", 0.0)
-
-    patch(retrying, "pause", pause)
-    patch(retrying, "now", now)
-    patch(retrying, "_answered", set())
-    patch(retrying, "spread", lambda: 1.0)
-    return waits
 
 
 def set_limits(module, patch=setattr, **changes):

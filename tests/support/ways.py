@@ -1,8 +1,10 @@
 """The ways to open a shard: each provider of readers, and how shards get where it finds them."""
 
 import os
-from types import SimpleNamespace
 
+import pytest
+
+import wids
 from tests.support import cache_shards as shards
 from wids.readers.provider import AutoProvider, CachedProvider, InPlaceProvider, LocalFiles
 from wids.readers.range_provider import RangeProvider
@@ -10,50 +12,44 @@ from wids.readers.range_provider import RangeProvider
 KINDS = ("in place", "mapped", "cached", "cached and mapped", "ranges", "auto local", "auto cached", "auto ranges")
 
 
-def make_way(kind, *, server, home, events):
-    """One of `KINDS`: ``put`` a shard, ``remove`` it, ``make`` a provider.
+class Way:
+    """The hooks of `wids.testing.ReaderSuite` and `ShardProviderSuite`, for each of `KINDS`."""
 
-    Args:
-        kind: which.
-        server: serves the shards of the remote ones.
-        home: a directory for shards and cache.
-        events: a hook.
-    """
-    server.has_ranges = True
-    is_local = kind in ("in place", "mapped", "auto local")
+    @pytest.fixture(autouse=True, params=KINDS)
+    def _way(self, request, server):
+        self._kind, self._server = request.param, server
+        server.has_ranges = True
+        self.is_local = self._kind in ("in place", "mapped", "auto local")
+        self.has_ranges = "ranges" in self._kind
 
-    def put(name, data):
-        return shards.write(home / "data" / name, data) if is_local else server.add(f"/{name}", data)
+    def put(self, name, data):
+        """Where the provider finds it."""
+        if self.is_local:
+            return shards.write(self.home / "data" / name, data)
+        return self._server.add(f"/{name}", data)
 
-    def remove(url):
-        if is_local:
+    def remove(self, url):
+        """From there."""
+        if self.is_local:
             os.unlink(url)
         else:
-            server.files.pop(url.removeprefix(server.url))
+            self._server.files.pop(url.removeprefix(self._server.url))
 
-    def make():
-        cache_dir = str(home / "cache")
-        access = {"auto ranges": "range", "auto cached": "fetch"}.get(kind, "auto")
-        auto = AutoProvider(cache_dir=cache_dir, access=access, hooks=[events], use_mmap="mapped" in kind)
-        files = LocalFiles(hooks=[events], use_mmap="mapped" in kind)
-        ranges = {"storage_options": None, "rule": "first-dot", "group": "adjacent", "hooks": [events]}
-        return {
-            "in place": lambda: InPlaceProvider(files, auto.cache.placement),
-            "mapped": lambda: InPlaceProvider(files, auto.cache.placement),
-            "cached": lambda: CachedProvider(files, auto.cache),
-            "cached and mapped": lambda: CachedProvider(files, auto.cache),
-            "ranges": lambda: RangeProvider(is_final=True, **ranges),
-        }.get(kind, lambda: auto)()
+    def make(self, hooks=()):
+        """A provider."""
+        is_mapped = "mapped" in self._kind
+        access = {"auto ranges": "range", "auto cached": "fetch"}.get(self._kind, "auto")
+        auto = AutoProvider(cache_dir=str(self.home / "cache"), access=access, hooks=hooks, use_mmap=is_mapped)
+        files = LocalFiles(hooks=hooks, use_mmap=is_mapped)
+        if self._kind in ("in place", "mapped"):
+            return InPlaceProvider(files, auto.cache.placement)
+        if self._kind in ("cached", "cached and mapped"):
+            return CachedProvider(files, auto.cache)
+        if self._kind == "ranges":
+            return RangeProvider(is_final=True, storage_options=None, rule="first-dot", group="adjacent", hooks=hooks)
+        return auto
 
-    has_ranges = "ranges" in kind
-    return SimpleNamespace(
-        kind=kind,
-        put=put,
-        remove=remove,
-        make=make,
-        home=home,
-        is_local=is_local,
-        has_ranges=has_ranges,
-        is_cached=not (is_local or has_ranges),
-        options={"access": "range" if has_ranges else "fetch", "use_mmap": "mapped" in kind},
-    )
+    def open_dataset(self, listed):
+        """A dataset that reads so."""
+        options = {"access": "range" if self.has_ranges else "fetch", "use_mmap": "mapped" in self._kind}
+        return wids.ShardListDataset(listed, cache_dir=self.home / "cache", transformations=[], **options)

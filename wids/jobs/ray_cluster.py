@@ -67,6 +67,7 @@ class RayRunner:
         self._node_of, self._on_report = node_of, on_report
         self._reports, self._asked = None, None
         self._under_way: dict[Any, int] = {}
+        self._refused: list[TaskResult[Any]] = []
         try:
             self._remote = self._ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_on_node)
             self._function, self._directory = self._ray.put(function), os.getcwd()
@@ -84,13 +85,19 @@ class RayRunner:
 
             pinned = NodeAffinitySchedulingStrategy(self._node_of(task), soft=False)
             remote = remote.options(num_cpus=0, scheduling_strategy=pinned)
-        self._under_way[remote.remote(self._function, k, task, self._directory, self._reports)] = k
+        try:
+            reference = remote.remote(self._function, k, task, self._directory, self._reports)
+        except TypeError as error:  # the task cannot be pickled
+            self._refused.append(portable(TaskResult(k, error=error)))
+        else:
+            self._under_way[reference] = k
 
     def take(self, seconds: float) -> list[TaskResult[Any]]:
         """The tasks that have ended."""
-        done, _ = self._ray.wait([*self._under_way], timeout=seconds)
+        refused, self._refused = self._refused, []
+        done = self._ray.wait([*self._under_way], timeout=0 if refused else seconds)[0] if self._under_way else []
         self._pass_reports()
-        return [self._result(reference) for reference in done]
+        return [*refused, *(self._result(reference) for reference in done)]
 
     def close(self) -> None:
         """Interrupt tasks that have not ended, and kill those that do not end in some seconds."""

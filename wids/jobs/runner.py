@@ -145,10 +145,15 @@ def run(
     Raises:
         JobError: no task can be run at all.
     """
-    jobs = options.jobs or 1
+    yield from run_with(_start(function, options, on_report, node_of), tasks, jobs=options.jobs or 1, tick=tick)
+
+
+def run_with(
+    runner: Runner, tasks: Iterable[T], *, jobs: int, tick: Callable[[], None] = lambda: None
+) -> Generator[TaskResult[Any], None, None]:
+    """Run all tasks on a runner, ``jobs`` at a time, and close it; see `run`."""
     waiting = enumerate(tasks)
     under_way = 0
-    runner = _start(function, options, on_report, node_of)
     try:
         while True:
             for k, task in itertools.islice(waiting, jobs - under_way):

@@ -12,6 +12,7 @@ import pytest
 from tests.support.clocks import PATIENCE_SECONDS
 from wids import testing
 from wids.testing import Gate, Server
+from wids.testing import server as server_module
 
 CONTENT = bytes(range(256)) * 400
 
@@ -233,7 +234,7 @@ class Clock(threading.Event):
 def test_replies_take_as_long_as_they_should(root, monkeypatch):
     """Each reply begins after the latency, and its bytes take their time on the connection's link."""
     clock = Clock()
-    monkeypatch.setattr(testing, "time", clock)
+    monkeypatch.setattr(server_module, "time", clock)
     with (
         Server(root, latency_seconds=0.03, bytes_per_second=1e6) as server,
         contextlib.closing(connect(server)) as connection,

@@ -1,16 +1,7 @@
 """A loopback HTTP server for tests of code that reads shards: exact counts, slow links, failures on demand.
 
-    from wids import testing
-
-    with testing.Server("data", latency_seconds=0.03, bytes_per_second=40e6) as server:
-        train(f"{server.url}/train.json")
-        assert server.requests.count("/train-000000.tar") == 1
-
-    with testing.Server() as server:
-        url = server.add("/a.tar", data, testing.status(503), testing.cut, testing.whole)
-
-It needs the standard library only, and ``import wids`` does not import it. Counts are complete before a client has the
-last byte that they count. Threads and connections end with the ``with`` block, even if a client or a fault still waits.
+It needs the standard library only. Counts are complete before a client has the last byte that they count. Threads and
+connections end with the ``with`` block, even if a client or a fault still waits.
 """
 
 from __future__ import annotations
