@@ -7,10 +7,10 @@ tests/e2e/test_typing.py holds it.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,7 +21,12 @@ import wids
 from wids import errors, events
 from wids.collection.face import Location
 from wids.collection.stats import Stats
-from wids.testing import Server, status
+from wids.jobs.runner import Runner, SerialRunner
+from wids.testing import ByteSourceSuite, ReaderSuite, RunnerSuite, Server, ShardProviderSuite, status
+
+if TYPE_CHECKING:
+    from wids.readers.provider import ShardProvider
+    from wids.transport.source import ByteSource
 
 URL = "https://bucket/train.json"
 
@@ -197,6 +202,46 @@ def caring_for_caches() -> None:
     """The functions of the original."""
     assert_type(wids.keep_most_recent_files("/nvme/cache", maxsize=10**12, dry_run=True), list[str])
     assert_type(wids.create_cleanup_background_process("/nvme/cache", every=10), BaseProcess)
+
+
+class MyStore(ByteSourceSuite):
+    """What a store's author overrides."""
+
+    url = "mine://bucket/a.tar"
+    has_version = False
+    cannot = ("deny", "shorten")
+
+    def put(self, data: bytes) -> None:
+        """Into a store."""
+
+    def open_source(self, **options: Any) -> ByteSource:
+        """Out of it."""
+        return super().open_source(**options)
+
+
+class MyWay(ShardProviderSuite, ReaderSuite):
+    """What the author of a way to open shards overrides."""
+
+    is_local = True
+    has_dataset = False
+
+    def put(self, name: str, data: bytes) -> str:
+        """Into a directory of the test."""
+        return str((self.home / name).write_bytes(data))
+
+    def make(self, hooks: Sequence[Callable[[events.Event], None]] = ()) -> ShardProvider:
+        """A provider."""
+        return super().make(hooks)
+
+
+class MyEngine(RunnerSuite):
+    """What the author of an engine overrides."""
+
+    is_in_process = True
+
+    def start(self, function: Callable[..., Any], on_report: Callable[..., None] | None) -> Runner:
+        """In this thread."""
+        return SerialRunner(function, on_report or print)
 
 
 def testing(directory: Path) -> None:

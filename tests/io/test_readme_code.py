@@ -16,6 +16,7 @@ from tests.support.clocks import PATIENCE_SECONDS
 from tests.support.readme_code import PYTHON, at, execute, write_images
 from tests.support.readmes import blocks
 from tests.support.shards import write_index, write_json
+from tests.support.suites import run_suites
 from wids import testing
 
 E2E = {f"wids/order/README.md#{name}" for name in ("lightning", "the-trainer-of-hugging-face", "accelerate")}
@@ -37,7 +38,9 @@ HERE = {
     "wids/order/README.md#resume-anywhere",
     "wids/order/README.md#weights-of-samples",
     "wids/serve/README.md#in-a-notebook",
+    "wids/testing/README.md#with-the-server",
     "wids/transport/README.md#credentials",
+    "wids/transport/README.md#how-to-add-a-transport",
 }
 
 
@@ -271,6 +274,28 @@ def test_server_for_tests(tmp_path):
 
     execute(only("wids/README.md#testing-your-own-code"), {}, train=train)
     assert len(trained) == 160
+
+
+@pytest.mark.parametrize(
+    ("place", "skipped"),
+    [
+        (
+            "wids/transport/README.md#how-to-add-a-transport",
+            {"test_no_object", "test_no_permission", "test_half_of_it"},
+        ),
+        ("wids/testing/README.md#with-the-server", set()),
+    ],
+)
+def test_the_suite_of_a_store(tmp_path, place, skipped):
+    """As pytest runs what the README shows."""
+    block = only(place)
+    assert place.startswith("wids/testing") or len(block.text.splitlines()) <= 15
+    (failed,), (left_out,) = (
+        found.values()
+        for found in run_suites(tmp_path, f"from tests.support.toy_stores import MineSource\n{block.text}")
+    )
+    assert failed == {}
+    assert set(left_out) == skipped
 
 
 def test_parts(tmp_path):

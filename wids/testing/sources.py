@@ -75,7 +75,7 @@ class ByteSourceSuite:
         raise NotImplementedError("override `put`: it makes bytes the object at `url`")
 
     def open_source(self, **options: Any) -> ByteSource:
-        """The object's source; ``options``: ``go_on``, ``path`` and ``precedence`` of `wids.transport.stores`."""
+        """The object's source; ``options``: ``go_on``, ``path``, ``precedence``, as of `wids.transport.stores`."""
         return stores.open_source(self.url, self.storage_options, **options)
 
     def remove(self) -> None:
@@ -100,8 +100,9 @@ class ByteSourceSuite:
         """Let `DATA` be the object; gives the path of a file for downloads. No connection stays taken."""
         check(set(self.cannot) <= _HOOKS, f"`cannot` names hooks of {sorted(_HOOKS)}", self.cannot)
         skip_waits(monkeypatch.setattr)
+        unsaid: dict[str, Any] = {"go_on": lambda: None, "path": None, "precedence": None}
         for module in (download, range_client):
-            monkeypatch.setattr(module, "open_source", lambda *_, **options: self.open_source(**options))
+            monkeypatch.setattr(module, "open_source", lambda *_, **said: self.open_source(**{**unsaid, **said}))
         self.put(DATA)
         yield tmp_path / "target"
         connections, pause = filesystems.connections(), threading.Event()
@@ -328,8 +329,12 @@ class ByteSourceSuite:
         """Likewise, of all the ways to fetch a file."""
         _needs(self, "stop")
         monkeypatch.setattr(stores, "BLOCK_BYTES", 1000)
+        count = 2
+        with _opened(self, target) as source:
+            if source.is_blocking:  # it is cancelled between two blocks, or before the only one
+                count = min(count, len(list(source.stream())) - 1)
         self.stop()
-        answers = iter([False, False])
+        answers = iter([False] * count)
         target.write_bytes(b"")
         transfer = download.Transfer(
             self.url,
