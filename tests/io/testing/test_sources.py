@@ -1,4 +1,4 @@
-"""`ByteSourceSuite` as the author of a store runs it: it passes a right one, and tells a wrong one what it breaks."""
+"""`ByteSourceSuite` as the author of a store runs it: a right one passes, a wrong one is told what it breaks."""
 
 import subprocess
 import sys
