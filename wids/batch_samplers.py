@@ -25,7 +25,7 @@ from wids.order.validation import parse_int, suggest_names
 from wids.samplers import ChunkedSampler, DistributedChunkedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Iterable, Iterator, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.iteration import Run
@@ -280,8 +280,8 @@ class BucketBatchSampler(Sampler[list[int]]):
             )
         return BatchConfig.of(config, self._rule, seed=parse_int("seed", self.sampler.seed), block=self._block)
 
-    def _prefetch(self, run: Run) -> Prefetcher | None:
-        return self.sampler._prefetch(run)
+    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
+        return self.sampler._prefetch(run, blocks)
 
     def _values(self, name: str, given: Any) -> Any:
         """One value for each sample: (n,)."""

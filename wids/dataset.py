@@ -22,10 +22,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import TypeVar
 
-from wids.cache.prefetch import Ahead
 from wids.codecs.decode import DEFAULT_INFLATE_BYTES, name_fields, parse_transformations
 from wids.codecs.html import show_dataset
-from wids.collection import arguments
+from wids.collection import ahead, arguments
 from wids.collection.batches import read_batch, read_foreign, read_sample
 from wids.collection.shard_collection import ShardCollection, load_shards, to_int
 from wids.collection.stats import COLUMNS, ROWS, Tally
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from wids.cache.upcoming import Source
+    from wids.collection.ahead import CollectionSource
     from wids.collection.shard_collection import OnCountMismatch, Shards
     from wids.collection.stats import Stats
     from wids.columns.samples import SampleColumns
@@ -311,15 +310,15 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             named=self._named,
         )
 
-    def _prefetch_source(self) -> Source | None:
+    def _prefetch_source(self) -> CollectionSource | None:
         """The part of this dataset that prefetching uses; None if no shard is far, or prefetching is off."""
         if not self._ahead:
             return None
         ahead_bytes = None if self._ahead is True else self._ahead
         has_fields = self.fields is not None
-        return self._collection.prefetch_source(ahead_bytes, has_fields=has_fields, figures=self._tally.told)
+        return ahead.source_of(self._collection, ahead_bytes, has_fields=has_fields, figures=self._tally.told)
 
-    def prefetch(self, indices: Iterable[Any]) -> Ahead:
+    def prefetch(self, indices: Iterable[Any]) -> ahead.Ahead:
         """Download the shards of ``indices`` ahead of their use, for samplers of your own.
 
         Args:
@@ -329,7 +328,7 @@ class ShardListDataset(Dataset[T_co], WithColumns, WithViews):
             The same indices to iterate over: downloads keep ahead of the indices drawn from it, and end with it. It
             may be closed before (``with``, ``close()``).
         """
-        return Ahead(self, [self._collection.plain(index) for index in indices])
+        return ahead.Ahead(self, [self._collection.plain(index) for index in indices])
 
     def __repr__(self) -> str:
         samples, shards = len(self), len(self._collection.shards)

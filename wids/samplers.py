@@ -22,7 +22,7 @@ import torch.distributed
 from torch.utils.data import Sampler, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from wids.cache.prefetch import prefetch
+from wids.collection.ahead import SharedBlocks, prefetch
 from wids.errors import InputError, StateError, shown
 from wids.events import logger
 from wids.order import cursor
@@ -45,7 +45,7 @@ from wids.order.validation import check_flag, parse_int, parse_range, parse_rang
 from wids.order.weights import Copies, parse_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Iterable, Iterator, Sequence, Sized
 
     from wids.cache.prefetch import Prefetcher
     from wids.order.epoch import Tail
@@ -443,8 +443,11 @@ class _EpochSampler(Sampler[int]):
             self._weighted = key, copies
         return self._weighted[1]
 
-    def _prefetch(self, run: Run) -> Prefetcher | None:
+    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetcher | None]:
         """Start to prefetch the shards of a run; see ``ShardListDataset(prefetch=)``.
+
+        Returns:
+            The blocks of the run to draw from, and what prefetches them; None: nothing does.
 
         Raises:
             InputError: a DataLoader draws it that reads another dataset.
@@ -457,11 +460,10 @@ class _EpochSampler(Sampler[int]):
         previous = None if self._prefetcher is None else self._prefetcher()
         if previous is not None:  # of an unfinished iteration that is still referenced
             previous.end(is_finished=False)
-        blocks, position = run.to_prefetch()
-        mixed = run.config.mixed_ranges(run.place)
-        found = prefetch(self.dataset, blocks, position=position, mixed=mixed)
+        shared, mixed = SharedBlocks(run, blocks), run.config.mixed_ranges(run.place)
+        found = prefetch(self.dataset, shared.look(), position=lambda: run.drawn_samples, mixed=mixed)
         self._prefetcher = None if found is None else weakref.ref(found)
-        return found
+        return (blocks if found is None else shared.draw()), found
 
 
 class ChunkedSampler(_EpochSampler):

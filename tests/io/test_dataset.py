@@ -632,7 +632,7 @@ def test_prefetching_follows_changed_shards(web, tmp_path):
     source = inside_of(dataset).prefetch_source()
     first, second = dataset.shards[1:]
     dataset.shards = [{**first, "url": f"{web.url}/more/s2.tar"}, second]
-    assert source.find(0).url == inside_of(dataset).prefetch_source().find(0).url == f"{web.url}/more/s2.tar"
+    assert source.shard(0).url == inside_of(dataset).prefetch_source().shard(0).url == f"{web.url}/more/s2.tar"
     assert [sample["__index__"] for sample in map(dataset.__getitem__, dataset.prefetch(range(6)))] == list(range(6))
     assert labels(dataset) == [12, 13, 14, 15, 7, 8]
     dataset.shards = [str(tmp_path / "data" / "s0.tar")]

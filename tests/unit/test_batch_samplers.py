@@ -467,15 +467,13 @@ def sampler_reweights(sampler):
 def test_what_is_prefetched_is_what_is_drawn():
     """The indices that the prefetcher follows, and how far the loop is, counted in samples."""
     sampler = make(world=3, rank=1)
-    run = iter(sampler)._run
     drawn = []
-    iterator = sampler.__class__.__iter__(sampler)
-    for batch in iterator:
+    iteration = iter(sampler)
+    run = iteration._run
+    for batch in iteration:
         drawn += batch
-        blocks, position = iterator._run.to_prefetch()
-        assert position() == len(drawn)
-    assert np.concatenate([*blocks()]).tolist() == drawn
-    assert not run.is_begun
+        assert run.drawn_samples == len(drawn)
+    assert np.concatenate([run.indices_of(block) for block in run.begin_again()]).tolist() == drawn
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import queue
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from wids.cache import limits, usage_hints
 from wids.cache.background import end_at_exit, join_threads
-from wids.cache.upcoming import environ_int, ranks_of_node
 from wids.errors import CacheFull, FetchError, WidsError
-from wids.events import NotFetchedAhead, emit, format_size, logger
-from wids.order.layout import Shards, inside_of
+from wids.events import NotFetchedAhead, emit, logger
 from wids.policy import prefetching
 from wids.policy.prefetch_window import Life, PrefetchWindow
 from wids.policy.prefetching import RateEstimator
@@ -35,13 +30,38 @@ from wids.transport.failures import DAMAGE, CancelledTransferError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from typing_extensions import Self
-
-    from wids.cache.upcoming import Source, UpcomingShard
+    from wids.cache.upcoming import UpcomingShard
     from wids.order.layout import Visit
-    from wids.order.permutation import Indices
+    from wids.policy.prefetch_window import AheadLimits
 
 _TICK_SECONDS, _PLAN_SECONDS, _AGAIN_SECONDS = 0.05, 2.0, 0.25
+
+
+class Source(Protocol):
+    """One shard list whose shards are downloaded, or read into memory, ahead of their use.
+
+    Attributes:
+        limits: how far ahead one rank of this node may be.
+        directory: the cache directory; None: not known, or nothing goes there.
+    """
+
+    @property
+    def limits(self) -> AheadLimits: ...  # noqa: D102
+
+    @property
+    def directory(self) -> str | None: ...  # noqa: D102
+
+    def plan(self, shard: int) -> UpcomingShard:
+        """A new download of the shard of a number."""
+
+    def look_for_tables(self) -> None:
+        """See whether samples are read by byte ranges, where that matters; may ask a server."""
+
+    def count_reads(self) -> int:
+        """How many of its samples this process has read."""
+
+    def figures(self) -> tuple[str, dict[str, float]] | None:
+        """What its dataset has done so far, for people: (a name for it in this process, figure -> number)."""
 
 
 class Prefetcher:
@@ -191,7 +211,7 @@ class Prefetcher:
 
     def _reads(self) -> int:
         """How many samples of the shard lists this process has read."""
-        return sum(source.reads() for source in self._sources if source.reads is not None)
+        return sum(source.count_reads() for source in self._sources)
 
     def _burst(self, position: int) -> int:
         """How many of the drawn samples may not have been read yet.
@@ -233,154 +253,5 @@ class Prefetcher:
 
     def _figures(self, directory: str) -> dict[str, dict[str, float]]:
         """What the datasets whose shards go to a directory have done so far."""
-        found: dict[str, dict[str, float]] = {}
-        for source in self._sources:
-            if source.figures is not None and source.directory in (None, directory):
-                name, figures = source.figures()
-                found[name] = figures if source.cache_size is None else {**figures, "cache_size": source.cache_size}
-        return found
-
-
-class Ahead:
-    """Indices to iterate over, once, whose shards are downloaded ahead of those drawn.
-
-    Args:
-        dataset: see `prefetch`.
-        indices: ints within the dataset.
-    """
-
-    def __init__(self, dataset: Any, indices: list[int]) -> None:
-        self._rest = iter(indices)
-        count = len(indices)
-        rest = self._rest
-        self._prefetcher = prefetch(
-            dataset,
-            lambda: (
-                np.asarray(indices[lo : lo + prefetching.LIMITS.block], np.int64)
-                for lo in range(0, count, prefetching.LIMITS.block)
-            ),
-            position=lambda: count - operator.length_hint(rest),
-        )
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        try:
-            return next(self._rest)
-        except StopIteration:
-            self._end(is_finished=True)
-            raise
-
-    def __length_hint__(self) -> int:
-        return operator.length_hint(self._rest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Download nothing more, and abandon the downloads under way."""
-        self._end(is_finished=False)
-
-    def _end(self, *, is_finished: bool) -> None:
-        found, self._prefetcher = getattr(self, "_prefetcher", None), None
-        if found is not None:
-            found.end(is_finished=is_finished)
-
-
-def prefetch(
-    dataset: Any,
-    blocks: Callable[[], Iterator[Indices]],
-    *,
-    position: Callable[[], int],
-    mixed: Sequence[tuple[int, int, int]] = (),
-) -> Prefetcher | None:
-    """Download the shards of the shard lists underneath a dataset ahead; None if there are none to download.
-
-    Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
-
-    Args:
-        dataset: see `wids.order.layout.Shards`; shard lists say whether they want this (`wids.order.layout.Inside`).
-        blocks: begins the sequence of indices that will be read, in blocks: (n,) each.
-        position: how many of them were drawn.
-        mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
-    """
-    try:
-        found = Shards(dataset, lambda leaf: _source_of(leaf) is not None)
-    except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
-        return None
-    sources = [_source_of(leaf) for leaf in found.datasets]
-    _warn_of_limits(found, sources, mixed)
-    for source in sources:
-        source.announce()  # before the first index is handed out: workers look at that when they read it
-    if not sources:
-        return None
-    at_a_time = sum(count for _, _, count in mixed)
-    return Prefetcher(sources, found.visits(blocks()), position=position, mixed=at_a_time)
-
-
-def _source_of(leaf: Any) -> Any:
-    inside = inside_of(leaf)
-    return None if inside is None else inside.prefetch_source()
-
-
-def _warn_of_limits(found: Shards, sources: Sequence[Source], mixed: Sequence[tuple[int, int, int]]) -> None:
-    """Warn of caches that are too small for the shards read through them, those of one directory together."""
-    by_directory: dict[object, list[int]] = {}
-    for number, source in enumerate(sources):
-        by_directory.setdefault(source.directory or id(source.store), []).append(number)
-    for numbers in by_directory.values():
-        limits = [sources[number].cache_size for number in numbers]
-        limit = min((limit for limit in limits if limit is not None), default=None)
-        if limit is None or all(sources[number].store.is_limit_told for number in numbers):
-            continue
-        needs = []
-        for first, last, count in mixed:
-            shards = {number: total for number, total in found.count_shards(first, last).items() if number in numbers}
-            if shards:
-                sizes = [sources[number].shard_bytes for number in shards]
-                needs.append(_Need(count, sum(shards.values()), max((size or 0 for size in sizes), default=0)))
-        if _warn_of_limit(limit, needs):
-            for number in numbers:
-                sources[number].store.is_limit_told = True
-
-
-class _Need(NamedTuple):
-    """What one rank needs of a cache for one range of indices.
-
-    Attributes:
-        mixed: shards that it reads at a time. total: of how many. shard_bytes: of one, about; 0: not known.
-    """
-
-    mixed: int
-    total: int
-    shard_bytes: int
-
-
-def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
-    """Whether a cache of ``limit`` bytes is too small, of which this warns."""
-    ranks = ranks_of_node()
-    shards = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) for need in needs)
-    needed = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) * need.shard_bytes for need in needs)
-    if limit >= needed:
-        return False
-    size = needed // shards
-    window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
-    if environ_int("LOCAL_RANK") == 0:
-        logger.warning(
-            "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
-            "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
-            "index create --members), else shards are downloaded again and again. cache_size=%s would do%s",
-            *(format_size(limit), limit // size, format_size(size)),
-            *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
-            f", out of {len(needs)} sources" if len(needs) > 1 else "",
-            f"{needed:_}",
-            f", or window={window}" if window >= 1 else "",
-        )
-    return True
+        sources = [source for source in self._sources if source.directory in (None, directory)]
+        return dict(found for source in sources if (found := source.figures()) is not None)

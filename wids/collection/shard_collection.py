@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from wids.cache.upcoming import FarSource, Source
 from wids.errors import ClosedReaderError, CountMismatchError, SpecError, shorten, shown, without_secrets
 from wids.events import logger
 from wids.files import page_cache
@@ -60,7 +59,6 @@ Shards: TypeAlias = "str | os.PathLike[str] | IO[bytes] | IO[str] | Iterable[Sha
 Stretch: TypeAlias = "tuple[int, int, Reader, str, SampleRows | None]"
 OnCountMismatch: TypeAlias = Literal["error", "warn"]
 
-_SIZED_SHARDS = 64
 _TABLES_AT_A_TIME = 16  # that are asked for
 _NAMED = 10  # extensions in a message
 # A string that ends so is a shard (the compressed ones are refused where they are opened), any other one an index.
@@ -379,59 +377,12 @@ class ShardCollection:
             self._is_remote = is_copied or not is_local
         return self._is_remote
 
-    def prefetch_source(
-        self,
-        ahead_bytes: int | None,
-        *,
-        has_fields: bool = False,
-        figures: Callable[[], tuple[str, dict[str, float]]] | None = None,
-    ) -> Source | None:
-        """The part of this collection that prefetching uses; None: no shard is far from its readers.
-
-        Args:
-            ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
-            has_fields: not all members of a sample are read, and perhaps a small part of a file.
-            figures: see `wids.cache.upcoming.Source`.
-        """
-        if self._lies_far():
-            if has_fields:
-                return None
-            rows_of = None if self.shards.selection is None else self._rows_of_whole
-            return FarSource(
-                self.provider.cache, lambda k: self.shards[k], ahead_bytes, self.shard_bytes(), rows_of=rows_of
-            )
-        if self.provider.access == "range" or not self.has_remote():
-            return None
-        return Source(
-            self.provider.cache,
-            lambda k: self.shards[k],
-            ahead_bytes,
-            self.shard_bytes(),
-            self.provider.reads_early,
-            self.provider.has_table,
-            lambda k: self.provider.takes_little(self.shards[k], self.lengths[k]),
-            self.provider.cache.placement.directory,
-            lambda: self.pool.accesses,
-            figures,
-        )
-
-    def _rows_of_whole(self, k: int) -> tuple[range | np.ndarray[Any, Any], int]:
-        """The rows of a view in shard ``k``, and how many it has."""
-        return self.rows_of(k), max(self.shards.nsamples[k], 1)
-
-    def _lies_far(self) -> bool:
+    def is_far(self) -> bool:
         """Whether its shards are local ones on a network file system; the first one stands for all."""
         if self._is_far is None:
             is_local = len(self) > 0 and not self.has_remote()
             self._is_far = is_local and page_cache.is_network(self.provider.cache.place(self.shards.urls[0])[0])
         return self._is_far
-
-    def shard_bytes(self) -> int | None:
-        """Bytes of a shard, about: the mean of some whose size the index knows; None: it knows none."""
-        count = len(self.shards)
-        sizes = [self.shards[k].filesize for k in range(0, count, max(count // _SIZED_SHARDS, 1))]
-        known = [size for size in sizes if size is not None]
-        return sum(known) // len(known) if known else None
 
     # --- where a sample is
 

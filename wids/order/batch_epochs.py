@@ -28,7 +28,7 @@ from wids.order.mask import mark
 from wids.order.state import EpochPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -295,6 +295,10 @@ class BatchRun(Run):
         _, left, before, sizes = self._now
         return before + sum(sizes[: len(sizes) - length_hint(left)])
 
+    def indices_of(self, block: BatchChunk) -> Indices:
+        """The samples of a chunk's batches: (n,)."""
+        return block.samples
+
     def blocks(self, config: BatchConfig, place: BatchPlace) -> Iterator[BatchChunk]:  # type: ignore[override]
         """What `pieces` hands on."""
         return config.blocks(place)
@@ -328,9 +332,3 @@ class BatchRun(Run):
                         break
                     offset, position = offset - len(block), position + block.size
         return BatchPlace(epoch, position, offset, yielded + count)
-
-    def to_prefetch(self) -> tuple[Callable[[], Iterator[Indices]], Callable[[], int]]:
-        """What makes the indices of the run, and says how many were drawn."""
-        config, place = self.config, self.place
-        config = replace(config, lanes_config=replace(config.lanes_config, has_seeds=False))
-        return lambda: (chunk.samples for chunk in config.blocks(place)), lambda: self.drawn_samples

@@ -9,7 +9,6 @@ slow every loader down.
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from itertools import chain, islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,9 +83,19 @@ class Run:
         epoch, position, yielded = self.place
         return EpochPosition(epoch, position + count * self.config.world, yielded + count)
 
-    def to_prefetch(self) -> tuple[Callable[[], Iterator[Indices]], Callable[[], int]]:
-        """What makes the indices of the run, and what says how many of them were drawn."""
-        return partial(self.config.blocks, self.place), lambda: self.drawn
+    @property
+    def drawn_samples(self) -> int:
+        """How many samples were drawn."""
+        return self.drawn
+
+    def indices_of(self, block: Any) -> Indices:
+        """The indices of one of the `blocks`: (n,)."""
+        indices: Indices = block[0]
+        return indices
+
+    def begin_again(self) -> Iterable[Any]:
+        """The `blocks` of a run that is begun, from its first on."""
+        return self.blocks(self.config, self.place)
 
     def blocks(self, config: EpochConfig, place: EpochPosition) -> Iterable[Any]:
         """What `pieces` hands on."""
@@ -128,7 +137,7 @@ class SamplerLike(Protocol):
 
     def _adopt(self, state: Any) -> Loaded: ...
 
-    def _prefetch(self, run: Run) -> Prefetching | None: ...
+    def _prefetch(self, run: Run, blocks: Iterable[Any]) -> tuple[Iterable[Any], Prefetching | None]: ...
 
 
 class Iteration:
@@ -178,7 +187,7 @@ def _draw(sampler: SamplerLike, run: Run) -> Iterator[Iterator[int]]:
     blocks = run.blocks(config, place)
     run.begin(config, place)
     sampler._cursor = Running(run)
-    prefetching, is_finished = sampler._prefetch(run), False
+    (blocks, prefetching), is_finished = sampler._prefetch(run, blocks), False
     try:
         yield from run.pieces(blocks)
         sampler._cursor, is_finished = finish(sampler._cursor, run), True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from wids.order.mixture import SourceSpan
     from wids.order.permutation import Indices
+
+T = TypeVar("T")
 
 
 def _nothing() -> None:
@@ -42,7 +44,7 @@ class Inside:
         shard_ends: where each shard's samples end, int64, one for each; None: its samples lie in no shards.
         takes_marks: whether a `wids.order.mask.MarkedIndex` reaches its samples.
         mixed_parts: finds its sources; None: it is no mixture.
-        prefetch_source: finds what is downloaded or read ahead (`wids.cache.upcoming.Source`); None: nothing is.
+        prefetch_source: finds what is downloaded or read ahead (`wids.cache.prefetch.Source`); None: nothing is.
         named: makes the same dataset, whose samples have another name in ``__dataset__``; None: samples have none.
     """
 
@@ -234,29 +236,34 @@ class Visit(NamedTuple):
     part: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
 
-class Shards:
+class Shards(Generic[T]):
     """The shard lists underneath a dataset, and which of their shards each of its indices is in.
 
     Args:
         dataset: a shard list (`Inside.shard_ends`), a part of one, or a join.
-        is_wanted: which shard lists to look at.
+        find: what a shard list is looked at for; None: it is not looked at.
 
     Attributes:
-        datasets: those shard lists, each once.
+        datasets: those shard lists, each once. found: what was found for each.
     """
 
-    def __init__(self, dataset: Any, is_wanted: Callable[[Any], bool]) -> None:
+    def __init__(self, dataset: Any, find: Callable[[Any], T | None]) -> None:
         self.datasets: list[Any] = []
+        self.found: list[T] = []
         self._layout, self._length = _layout(dataset, _ends_by_class), len(dataset)
         lists = () if self._layout is None else self._layout.lists
         self._first_shards = [first for first, _ in lists]
-        self._numbers = [self._number(part) if part is not None and is_wanted(part) else None for _, part in lists]
+        self._numbers = [None if part is None else self._number(part, find) for _, part in lists]
 
-    def _number(self, dataset: Any) -> int:
+    def _number(self, dataset: Any, find: Callable[[Any], T | None]) -> int | None:
         for number, known in enumerate(self.datasets):
             if known is dataset:
                 return number
+        found = find(dataset)
+        if found is None:
+            return None
         self.datasets.append(dataset)
+        self.found.append(found)
         return len(self.datasets) - 1
 
     def count_shards(self, first: int, last: int) -> dict[int, int]:
@@ -275,8 +282,12 @@ class Shards:
         """The visits of each block of indices, in order of their first positions; only as many as are asked for."""
         at = 0
         for block in blocks:
-            yield sorted(self._visits(np.asarray(block, np.int64), at))
+            yield self.visits_of(np.asarray(block, np.int64), first=at)
             at += len(block)
+
+    def visits_of(self, indices: Indices, *, first: int) -> list[Visit]:
+        """The visits of one block of indices, whose first position is given, in order of theirs."""
+        return sorted(self._visits(indices, first))
 
     def _visits(self, indices: Indices, at: int) -> Iterator[Visit]:
         if self._layout is None or not len(indices):

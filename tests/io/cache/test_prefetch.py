@@ -25,7 +25,7 @@ from tests.support.cache_shards import described
 from tests.support.children import PATIENCE_SECONDS, child, kill, receive
 from tests.support.clocks import threads_named, wait_until
 from tests.support.servers import instead, shard_requests, status, whole
-from wids.cache import background, limits, prefetch, space, upcoming, usage_hints
+from wids.cache import background, limits, prefetch, space, usage_hints
 from wids.cache.directory import CacheDirectory
 from wids.dataset import ShardListDataset
 from wids.errors import ShardNotFoundError
@@ -800,9 +800,3 @@ def test_a_fetch_whose_thread_cannot_start_ends_nothing(server, tmp_path, monkey
     background._end_all()
     assert [dataset[i] for i in drawn]
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_an_odd_local_world_size(server, tmp_path, monkeypatch, caplog):
-    """A variable that is no number does not end prefetching."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "²")
-    assert upcoming.ranks_of_node() == 1

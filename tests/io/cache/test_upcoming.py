@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from tests.support import cache_shards as shards
 from tests.support.clocks import threads_named, wait_until
 from wids.cache import upcoming
-from wids.cache.upcoming import Source
+from wids.collection.ahead import CollectionSource
 from wids.dataset import ShardListDataset
 from wids.files import page_cache
 from wids.order.layout import inside_of
@@ -158,7 +158,7 @@ def test_the_cache_has_no_part_in_it(paths, read, tmp_path, caplog):
 def test_copies_for_the_cache_are_downloads(paths, read, tmp_path):
     """With ``cache_local=True`` shards are copied ahead, as remote ones are."""
     dataset = make(paths, cache_dir=tmp_path / "cache", cache_local=True)
-    assert type(inside_of(dataset).prefetch_source()) is Source
+    assert type(inside_of(dataset).prefetch_source()) is CollectionSource
     assert read == []
 
 
@@ -235,3 +235,9 @@ def test_sizes_that_the_index_has_are_not_asked_for(paths, read, monkeypatch):
     monkeypatch.undo()
     end(drawn)
     assert not set(looked[1:]) & set(paths[1:])
+
+
+def test_an_odd_local_world_size(monkeypatch):
+    """A variable that is no number does not end prefetching."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "²")
+    assert upcoming.ranks_of_node() == 1

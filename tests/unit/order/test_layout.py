@@ -354,7 +354,7 @@ def expected(dataset, blocks):
 
 def actual(dataset, blocks):
     """What `Shards.visits` says, in the same form."""
-    shards = Shards(dataset, lambda leaf: leaf.is_wanted)
+    shards = Shards(dataset, lambda leaf: leaf.is_wanted or None)
     for visits in shards.visits([np.array(block, np.int64) for block in blocks]):
         assert visits == sorted(visits)
         found = {}
@@ -450,11 +450,12 @@ def test_nothing_to_visit(counts):
 
 
 def test_lists_are_found_once():
-    """A shard list that is joined with a part of itself is one; those that are not wanted are none."""
+    """A shard list that is joined with a part of itself is one, asked once; those that are not wanted are none."""
     one, two, unwanted = Leaf([2, 2]), Leaf([3]), Leaf([4], is_wanted=False)
     joined = ConcatDataset([unwanted, Subset(one, [3, 0]), two, one])
-    shards = Shards(joined, lambda leaf: leaf.is_wanted)
-    assert shards.datasets == [one, two]
+    asked = []
+    shards = Shards(joined, lambda leaf: asked.append(leaf) or (len(asked) if leaf.is_wanted else None))
+    assert (shards.datasets, shards.found, asked) == ([one, two], [2, 3], [unwanted, one, two])
     [visits] = shards.visits([np.arange(len(joined))])
     assert places(visits) == [(4, 4, 0, 1), (5, 5, 0, 0), (6, 8, 1, 0), (9, 10, 0, 0), (11, 12, 0, 1)]
 

@@ -1,0 +1,199 @@
+"""An order that a loop draws and a prefetcher looks at ahead: computed once, and however either ends."""
+
+import gc
+import itertools
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wids
+from tests.support import cache_shards as shards
+from tests.support.children import PATIENCE_SECONDS, call_in_child
+from tests.support.clocks import threads_named, wait_until
+from wids.collection.ahead import SharedBlocks
+from wids.order import batch_epochs
+from wids.policy import prefetching
+
+
+class Order:
+    """A run of blocks of some lengths, which counts how many of them were computed."""
+
+    def __init__(self, lengths, *, on_block=lambda _: None):
+        self.lengths, self.on_block = lengths, on_block
+        self.computed = []
+
+    def begin_again(self):
+        """The blocks: number k has indices from its first position on."""
+        first = 0
+        for k, length in enumerate(self.lengths):
+            self.on_block(k)
+            self.computed.append(k)
+            yield k, np.arange(first, first + length)
+            first += length
+
+    def indices_of(self, block):
+        """Those of a block."""
+        return block[1]
+
+    def share(self):
+        """As a sampler begins it."""
+        return SharedBlocks(self, self.begin_again())
+
+
+@given(st.lists(st.integers(0, 40), max_size=30), st.lists(st.booleans(), max_size=80), st.integers(0, 60))
+def test_each_block_is_computed_once(lengths, turns, burst):
+    """In any turns, the loop gets all blocks, and the prefetcher all that a loader may still have to read."""
+    order = Order(lengths)
+    shared = order.share()
+    drawn, looked = [], []
+    loop, prefetcher = shared.draw(), shared.look()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetching, "LIMITS", prefetching.PrefetchLimits(max_burst=burst))
+        for is_loop in turns:
+            if is_loop:
+                drawn += [k for k, _ in itertools.islice(loop, 1)]
+                continue
+            due = sum(lengths[: max(len(drawn) - 1, 0)]) - burst
+            for first, indices in itertools.islice(prefetcher, 1):
+                assert indices.tolist() == [*range(first, first + len(indices))]
+                skipped = [*range(looked[-1] + 1 if looked else 0, first)]
+                assert all(position < due for position in skipped)
+                looked += [*skipped, *indices.tolist()]
+        assert drawn == [*range(len(drawn))]
+        assert [k for k, _ in loop] == [*range(len(drawn), len(lengths))]
+    assert order.computed == [*range(len(lengths))]
+
+
+def test_threads_that_race():
+    """Nothing is computed twice, lost or out of turn, and neither waits for the other's end."""
+    order = Order([3] * 3000)
+    shared, looked = order.share(), []
+    thread = threading.Thread(target=lambda: looked.extend(first for first, _ in shared.look()))
+    thread.start()
+    drawn = [k for k, _ in shared.draw()]
+    thread.join(PATIENCE_SECONDS)
+    assert drawn == order.computed == [*range(3000)]
+    assert looked == sorted(set(looked))
+    assert looked[-1] == 3 * 2999
+
+
+def test_a_loop_takes_what_is_there_while_another_block_is_computed():
+    """However long the prefetcher's thread takes for one that is far ahead."""
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(k):
+        if k == 2:
+            begun.set()
+            assert go.wait(PATIENCE_SECONDS)
+
+    shared = Order([5] * 4, on_block=wait).share()
+    thread = threading.Thread(target=lambda: [*shared.look()])
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_SECONDS)
+        loop = shared.draw()
+        assert [k for k, _ in itertools.islice(loop, 2)] == [0, 1]
+    finally:
+        go.set()
+        thread.join(PATIENCE_SECONDS)
+    assert [k for k, _ in loop] == [2, 3]
+
+
+def test_a_prefetcher_that_does_not_look_costs_no_memory():
+    """It ended, or is slow: what loaders have read is dropped for it, one block after the other."""
+    order = Order([1000] * 500)
+    shared = order.share()
+    held = [sum(len(indices) for _, indices in shared._behind) for _ in shared.draw()]
+    assert max(held) <= prefetching.LIMITS.max_burst + 2000
+    assert next(shared.look())[0] >= 499_000 - prefetching.LIMITS.max_burst - 1000
+
+
+@pytest.mark.parametrize("is_loop_first", [True, False])
+def test_an_error_is_not_the_end(is_loop_first):
+    """Whoever comes to it first, the loop gets all blocks before it, and it."""
+
+    def fail(k):
+        if k == 3:
+            raise MemoryError("no more")
+
+    shared = Order([2] * 5, on_block=fail).share()
+    loop, found = shared.draw(), []
+    if is_loop_first:
+        found += itertools.islice(loop, 3)
+        with pytest.raises(MemoryError):
+            next(loop)
+    with pytest.raises(MemoryError):
+        [*shared.look()]
+    if not is_loop_first:
+        with pytest.raises(MemoryError):
+            found.extend(loop)
+    assert [k for k, _ in found] == [0, 1, 2]
+
+
+def test_a_forked_child_goes_on_by_itself():
+    """Also where the parent's thread computes a block at that moment, which it never ends in the child."""
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(k):
+        if k == 3 and not begun.is_set():
+            begun.set()
+            assert go.wait(PATIENCE_SECONDS)
+
+    shared = Order([2] * 6, on_block=wait).share()
+    loop = shared.draw()
+    next(loop)
+    thread = threading.Thread(target=lambda: [*shared.look()])
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_SECONDS)
+        assert call_in_child(lambda: [k for k, _ in loop]) == [1, 2, 3, 4, 5]
+    finally:
+        go.set()
+        thread.join(PATIENCE_SECONDS)
+    assert [k for k, _ in loop] == [1, 2, 3, 4, 5]
+
+
+def test_batches_are_planned_once(server, tmp_path, monkeypatch):
+    """By the prefetcher or the loop, for it takes long; and what is prefetched is what is read."""
+    planned, real = [], batch_epochs.Block
+
+    def note(*args, **options):
+        planned.append(options["position"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(batch_epochs, "Block", note)
+    rows, tags = 40, "abcdef"
+    listed = [
+        {"url": server.add(f"/{tag}.tar", shards.shard(tag, rows)), "nsamples": rows, "dataset": "d"} for tag in tags
+    ]
+    dataset = wids.ShardListDataset(listed, cache_dir=tmp_path / "cache", transformations=[], early_reads=False)
+    sampler = wids.DistributedChunkedSampler(dataset, num_replicas=1, rank=0, chunksize=rows, window=1)
+    lengths = np.arange(len(dataset)) % 7 + 1
+    batches = wids.BucketBatchSampler(sampler, lengths=lengths, max_tokens=20, block=rows)
+    found = []
+    for batch in batches:
+        found += [dataset[index]["__index__"] for index in batch]
+    assert sorted(found) == [*range(len(dataset))]
+    wait_until(lambda: not threads_named("wids-prefetch"))
+    assert len(planned) == len(set(planned)) == len(tags)
+    assert sorted(server.requests) == [f"/{tag}.tar" for tag in tags]
+
+
+def test_an_iteration_that_is_left_is_freed(server, tmp_path):
+    """With the blocks that were looked at ahead of it, and its prefetching, at once."""
+    listed = [{"url": server.add("/a.tar", shards.shard("a", 40)), "nsamples": 40}]
+    dataset = wids.ShardListDataset(listed, cache_dir=tmp_path / "cache", transformations=[])
+    iteration = iter(wids.ChunkedSampler(dataset))
+    next(iteration)
+    gone = weakref.ref(iteration)
+    gc.disable()
+    try:
+        del iteration
+        assert gone() is None
+    finally:
+        gc.enable()
+    wait_until(lambda: not threads_named("wids-prefetch"))

@@ -1,0 +1,398 @@
+"""Downloading ahead what a sequence of indices will read: which shards of which collections, and in which order.
+
+sampler --> SharedBlocks --> loop                          each block of the order is computed once, by whoever
+                 |                                         needs it first: the loop, or the prefetcher's thread
+                 +--> visits to shards --> Prefetcher      (wids.cache.prefetch)
+                         of the sources below a dataset
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import deque
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from wids.cache.prefetch import Prefetcher
+from wids.cache.upcoming import FarFile, UpcomingShard, environ_int, ranks_of_node
+from wids.events import PrefetchBegun, emit, format_size, logger
+from wids.files import forks, page_cache
+from wids.order.layout import Shards, inside_of
+from wids.policy import prefetching
+from wids.policy.prefetch_window import AheadLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from wids.collection.shard_collection import ShardCollection
+    from wids.index.spec import Shard
+    from wids.order.permutation import Indices
+
+# Shards whose sizes tell that of a shard.
+_SIZED_SHARDS = 64
+
+B = TypeVar("B")
+
+
+# --- what is downloaded
+
+
+class CollectionSource:
+    """A collection whose shards are downloaded ahead; see `wids.cache.prefetch.Source`.
+
+    Args:
+        collection: its shards, as they are when each is come to.
+        ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+        figures: what its dataset has done so far.
+
+    Attributes:
+        ahead_bytes: as given. store: what downloads its shards. directory: the cache directory; None: not known.
+        cache_size: bytes of the cache that its shards go into; None: no limit, or no cache.
+    """
+
+    def __init__(
+        self,
+        collection: ShardCollection,
+        ahead_bytes: int | None,
+        figures: Callable[[], tuple[str, dict[str, float]]] | None = None,
+    ) -> None:
+        self._collection, self.ahead_bytes, self._figures = collection, ahead_bytes, figures
+        self.store = collection.provider.cache
+        self.directory, self.cache_size = self.store.placement.directory, self.store.cache_size
+
+    @property
+    def limits(self) -> AheadLimits:
+        """How far ahead one of the ranks of this node may be."""
+        return AheadLimits(self.ahead_bytes, self.cache_size, ranks_of_node(), self.directory)
+
+    def shard(self, k: int) -> Shard:
+        """The shard of a number."""
+        return self._collection.shards[k]
+
+    def plan(self, shard: int) -> UpcomingShard:
+        """A new download of the shard of a number."""
+        found, provider = self.shard(shard), self._collection.provider
+        is_left = provider.takes_little(found, self._collection.lengths[shard])
+        return UpcomingShard(self.store, found, is_left=is_left, reads_early=provider.reads_early)
+
+    def look_for_tables(self) -> None:
+        """See whether samples are read by byte ranges, where shards are left to these; the first stands for all."""
+        if self.cache_size is not None:
+            self._collection.provider.has_table(self.shard(0))
+
+    def count_reads(self) -> int:
+        """How many of its samples this process has read."""
+        return self._collection.pool.accesses
+
+    def figures(self) -> tuple[str, dict[str, float]] | None:
+        """What its dataset has done so far: (a name for it in this process, figure -> number)."""
+        if self._figures is None:
+            return None
+        name, found = self._figures()
+        return name, found if self.cache_size is None else {**found, "cache_size": self.cache_size}
+
+    def announce(self) -> None:
+        """Tell the hooks that downloads begin."""
+        emit(self.store.hooks, PrefetchBegun(cache_size=self.cache_size))
+
+    def shard_bytes(self) -> int:
+        """Bytes of a shard, about: the mean of some whose size the index knows; 0: it knows none."""
+        count = len(self._collection.shards)
+        sizes = [self.shard(k).filesize for k in range(0, count, max(count // _SIZED_SHARDS, 1))]
+        known = [size for size in sizes if size is not None]
+        return sum(known) // len(known) if known else 0
+
+
+class FarSource(CollectionSource):
+    """A collection of local files on a network file system: the cache and its limit have no part in it."""
+
+    def __init__(self, collection: ShardCollection, ahead_bytes: int | None) -> None:
+        super().__init__(collection, ahead_bytes)
+        self.directory = self.cache_size = None
+
+    @property
+    def limits(self) -> AheadLimits:
+        """At most a share of the memory that is free."""
+        most, ranks = int(page_cache.free_memory() * prefetching.LIMITS.memory_share), ranks_of_node()
+        if self.ahead_bytes is None:
+            return AheadLimits(None, most, ranks)
+        return AheadLimits(min(self.ahead_bytes, most // ranks), None, ranks)
+
+    def plan(self, shard: int) -> FarFile:
+        """A new read of the file of a number."""
+        is_view = self._collection.shards.selection is not None
+        return FarFile(self.store, self.shard(shard), rows=partial(self._rows, shard) if is_view else None)
+
+    def _rows(self, k: int) -> tuple[range | Indices, int]:
+        return self._collection.rows_of(k), max(self._collection.shards.nsamples[k], 1)
+
+    def announce(self) -> None:
+        """Nothing is downloaded."""
+
+
+def source_of(
+    collection: ShardCollection,
+    ahead_bytes: int | None,
+    *,
+    has_fields: bool = False,
+    figures: Callable[[], tuple[str, dict[str, float]]] | None = None,
+) -> CollectionSource | None:
+    """What is downloaded, or read, ahead of a collection's readers; None: no shard is far from them.
+
+    Args:
+        collection: whose shards.
+        ahead_bytes: the maximum of bytes to be ahead; None: as far as is good.
+        has_fields: not all members of a sample are read, and perhaps a small part of a file.
+        figures: see `CollectionSource`.
+    """
+    if collection.is_far():
+        return None if has_fields else FarSource(collection, ahead_bytes)
+    if collection.provider.access == "range" or not collection.has_remote():
+        return None
+    return CollectionSource(collection, ahead_bytes, figures)
+
+
+# --- the order
+
+
+class SharedRun(Protocol[B]):
+    """An iteration of a sampler; see `wids.order.iteration.Run`."""
+
+    @property
+    def drawn_samples(self) -> int:
+        """How many samples were drawn."""
+
+    def begin_again(self) -> Iterable[B]:
+        """Its blocks from the first one on."""
+
+    def indices_of(self, block: B) -> Indices:
+        """The indices of a block: (n,)."""
+
+
+class SharedBlocks(Generic[B]):
+    """The blocks of a run for two readers: the loop that draws them, and the prefetcher that looks ahead.
+
+    Each is computed once, by whichever comes to it first, and kept until the other has had it. The prefetcher looks at
+    so many blocks ahead as its window allows; of what was drawn before it looked, it misses what loaders have read.
+
+    Args:
+        run: whose blocks.
+        blocks: those.
+    """
+
+    def __init__(self, run: SharedRun[B], blocks: Iterable[B]) -> None:
+        self._run, self._blocks = run, iter(blocks)
+        self._ahead: deque[B] = deque()  # looked at, and not drawn yet
+        self._behind: deque[tuple[int, Indices]] = deque()  # drawn, and not looked at yet: first positions, indices
+        self._drawn = 0  # blocks
+        self._position = 0  # behind the last block that was computed
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        forks.reset_in_child(self)
+
+    def start_child(self) -> None:
+        """In a forked child, which has no prefetcher: what is still to be drawn is computed anew."""
+        self._lock = threading.Lock()
+        self._ahead.clear()
+        self._blocks = islice(self._run.begin_again(), self._drawn, None)
+
+    def draw(self) -> Iterator[B]:
+        """All blocks, for the loop."""
+        while (block := self._next_drawn()) is not None:
+            self._drawn += 1
+            yield block
+
+    def _next_drawn(self) -> B | None:
+        try:
+            return self._ahead.popleft()  # without the lock, under which another block may be computed
+        except IndexError:
+            pass
+        with self._lock:
+            if self._ahead:
+                return self._ahead.popleft()
+            first = self._position
+            block = self._compute()
+            if block is not None:
+                while self._behind and _end_of(self._behind[0]) <= first - prefetching.LIMITS.max_burst:
+                    self._behind.popleft()  # loaders have read it
+                self._behind.append((first, self._run.indices_of(block)))
+            return block
+
+    def look(self) -> Iterator[tuple[int, Indices]]:
+        """(first position, indices) of the blocks, for the prefetcher."""
+        while True:
+            with self._lock:
+                if self._behind:
+                    found = self._behind.popleft()
+                else:
+                    first = self._position
+                    block = self._compute()
+                    if block is None:
+                        return
+                    self._ahead.append(block)
+                    found = first, self._run.indices_of(block)
+            yield found
+
+    def _compute(self) -> B | None:
+        """The next block; None: there is none."""
+        if self._error is not None:  # of the other reader's turn: the order has no end there
+            raise self._error
+        try:
+            block = next(self._blocks, None)
+        except Exception as error:
+            self._error = error
+            raise
+        if block is not None:
+            self._position += len(self._run.indices_of(block))
+        return block
+
+
+def _end_of(block: tuple[int, Indices]) -> int:
+    first, indices = block
+    return first + len(indices)
+
+
+def prefetch(
+    dataset: Any,
+    upcoming: Iterable[tuple[int, Indices]],
+    *,
+    position: Callable[[], int],
+    mixed: Sequence[tuple[int, int, int]] = (),
+) -> Prefetcher | None:
+    """Download the shards of the shard lists underneath a dataset ahead; None if there are none to download.
+
+    Warns, once for each dataset, of a limit that does not hold the shards that are read at a time and the next ones.
+
+    Args:
+        dataset: see `wids.order.layout.Shards`; shard lists say what is downloaded (`wids.order.layout.Inside`).
+        upcoming: the indices that will be read, in blocks: (position of the first one, (n,)). Taken in a thread.
+        position: how many of them were drawn.
+        mixed: (first index, last index + 1, how many shards of these are read at a time), as far as known.
+    """
+    try:
+        shards = Shards(dataset, _source_of)
+    except Exception:  # noqa: BLE001 - a stranger's attributes may do anything, and there is nothing to download then
+        return None
+    if not shards.found:
+        return None
+    _warn_of_limits(shards, mixed)
+    for source in shards.found:
+        source.announce()  # before the first index is handed out: workers look at that when they read it
+    visits = (shards.visits_of(indices, first=first) for first, indices in upcoming)
+    return Prefetcher(shards.found, visits, position=position, mixed=sum(count for _, _, count in mixed))
+
+
+def _source_of(leaf: Any) -> CollectionSource | None:
+    inside = inside_of(leaf)
+    return None if inside is None else inside.prefetch_source()
+
+
+class Ahead:
+    """Indices to iterate over, once, whose shards are downloaded ahead of those drawn.
+
+    Args:
+        dataset: see `prefetch`.
+        indices: ints within the dataset.
+    """
+
+    def __init__(self, dataset: Any, indices: list[int]) -> None:
+        self._rest = rest = iter(indices)
+        count, size = len(indices), prefetching.LIMITS.block
+        self._prefetcher = prefetch(
+            dataset,
+            ((first, np.asarray(indices[first : first + size], np.int64)) for first in range(0, count, size)),
+            position=lambda: count - operator.length_hint(rest),
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        try:
+            return next(self._rest)
+        except StopIteration:
+            self._end(is_finished=True)
+            raise
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self._rest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Download nothing more, and abandon the downloads under way."""
+        self._end(is_finished=False)
+
+    def _end(self, *, is_finished: bool) -> None:
+        found, self._prefetcher = getattr(self, "_prefetcher", None), None
+        if found is not None:
+            found.end(is_finished=is_finished)
+
+
+def _warn_of_limits(found: Shards[CollectionSource], mixed: Sequence[tuple[int, int, int]]) -> None:
+    """Warn of caches that are too small for the shards read through them, those of one directory together."""
+    sources, by_directory = found.found, dict[object, list[int]]()
+    for number, source in enumerate(sources):
+        by_directory.setdefault(source.directory or id(source.store), []).append(number)
+    for numbers in by_directory.values():
+        limits = [sources[number].cache_size for number in numbers]
+        limit = min((limit for limit in limits if limit is not None), default=None)
+        if limit is None or all(sources[number].store.is_limit_told for number in numbers):
+            continue
+        needs = []
+        for first, last, count in mixed:
+            shards = {number: total for number, total in found.count_shards(first, last).items() if number in numbers}
+            if shards:
+                size = max(sources[number].shard_bytes() for number in shards)
+                needs.append(_Need(count, sum(shards.values()), size))
+        if _warn_of_limit(limit, needs):
+            for number in numbers:
+                sources[number].store.is_limit_told = True
+
+
+class _Need(NamedTuple):
+    """What one rank needs of a cache for one range of indices.
+
+    Attributes:
+        mixed: shards that it reads at a time. total: of how many. shard_bytes: of one, about; 0: not known.
+    """
+
+    mixed: int
+    total: int
+    shard_bytes: int
+
+
+def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
+    """Whether a cache of ``limit`` bytes is too small, of which this warns."""
+    ranks = ranks_of_node()
+    shards = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) for need in needs)
+    needed = sum(prefetching.needed_shards(need.mixed, ranks, total=need.total) * need.shard_bytes for need in needs)
+    if limit >= needed:
+        return False
+    size = needed // shards
+    window = limit // (sum(need.shard_bytes for need in needs) * ranks) - 1
+    if environ_int("LOCAL_RANK") == 0:
+        logger.warning(
+            "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
+            "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
+            "index create --members), else shards are downloaded again and again. cache_size=%s would do%s",
+            *(format_size(limit), limit // size, format_size(size)),
+            *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
+            f", out of {len(needs)} sources" if len(needs) > 1 else "",
+            f"{needed:_}",
+            f", or window={window}" if window >= 1 else "",
+        )
+    return True
