@@ -1,11 +1,11 @@
-"""Which shards a cache directory holds, kept up to date from a log, so that a download need not list the directory.
+"""Which shards a cache directory holds, and which tables it remembers, from a log: a download need not list it all.
 
-Rules: the truth is the directory. Every process that publishes or deletes a shard appends a line to the log, with the
-directory's modification time afterwards. While the last line's time is the directory's own, the log tells everything
-that happened since the directory was listed. When it is not (files were made or deleted by others), when the last line
-is cut short (its process died before it wrote another: a coarse clock shows no change then), and every ten minutes, the
-directory is listed again. What another user wrote into the log never names a file outside the directory. All of it
-under the lock of `wids.cache.space`.
+Rules: the truth is the directory. Every process that publishes or deletes a shard, or forgets a remembered table,
+appends a line to the log, with the directory's modification time afterwards. While the last line's time is the
+directory's own, the log tells everything that happened since the directory was listed. When it is not (files were
+made or deleted by others), when the last line is cut short (its process died before it wrote another: a coarse clock
+shows no change then), and every ten minutes, the directory is listed again. What another user wrote into the log
+never names a file outside the directory. All of it under the lock of `wids.cache.space`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import heapq
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from wids.cache import limits
@@ -23,13 +23,88 @@ from wids.files import atomic, system
 from wids.policy.eviction import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from wids.cache.directory import CacheDirectory
+    from wids.cache.directory import CacheDirectory, Inventory
+
+
+class Change(NamedTuple):
+    """A line of the log: what there is of a shard now.
+
+    Attributes:
+        name: the shard's. size_bytes: with its table; 0: it is gone.
+        remembered_bytes: of its remembered table; 0: none.
+    """
+
+    name: str
+    size_bytes: int
+    remembered_bytes: int = 0
+
+
+class _ByUse:
+    """Files of one kind, with their sizes, and in the order of their last use.
+
+    Args:
+        path_of: name -> the file whose modification time is the last use.
+
+    Attributes:
+        bytes: of all of them.
+    """
+
+    def __init__(self, path_of: Callable[[str], str]) -> None:
+        self._path_of = path_of
+        self.fill([])
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def fill(self, entries: Iterable[Entry]) -> None:
+        """There are these, and no others."""
+        found = list(entries)
+        self._sizes = {entry.name: entry.size_bytes for entry in found}
+        self.bytes = sum(self._sizes.values())
+        # (when it was used last, name); one that was used since is found again at its new time.
+        self._by_use = [(entry.used_ns, entry.name) for entry in found]
+        heapq.heapify(self._by_use)
+
+    def note(self, name: str, size: int) -> None:
+        """There is one of this size now; 0: there is none."""
+        self.bytes += size - self._sizes.pop(name, 0)
+        if size:
+            self._sizes[name] = size
+            heapq.heappush(self._by_use, (0, name))  # its time is looked up when its turn comes
+
+    def oldest_first(self) -> Generator[Entry, None, None]:
+        """All of them, least recently used first; looks at no more than are asked for."""
+        passed: list[tuple[int, str]] = []
+        seen: set[str] = set()
+        try:
+            while self._by_use:
+                used, name = heapq.heappop(self._by_use)
+                if name not in self._sizes or name in seen:
+                    continue
+                try:
+                    last = os.stat(self._path_of(name)).st_mtime_ns
+                except FileNotFoundError:  # deleted by others, or no longer the cache's own
+                    self.note(name, 0)
+                    continue
+                if last > used:
+                    heapq.heappush(self._by_use, (last, name))
+                    continue
+                seen.add(name)
+                passed.append((used, name))
+                yield Entry(name=name, size_bytes=self._sizes[name], used_ns=last)
+        finally:
+            for item in passed:
+                heapq.heappush(self._by_use, item)
 
 
 class Contents:
-    """The shards of one cache directory, with their sizes, and in the order of their last use."""
+    """The shards of one cache directory, and the tables of evicted ones.
+
+    Attributes:
+        shards: with their tables. remembered: tables of evicted shards.
+    """
 
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory
@@ -37,14 +112,16 @@ class Contents:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._sizes: dict[str, int] = {}
-        self.used_bytes = 0
-        # (when it was used last, name); a shard that was used since is found again at its new time.
-        self._by_use: list[tuple[int, str]] = []
+        self.shards, self.remembered = _ByUse(self._directory.table), _ByUse(self._directory.remembered_table)
         self._generation, self._offset, self._listed = b"", 0, -1.0
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.shards)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of shards and tables."""
+        return self.shards.bytes + self.remembered.bytes
 
     def refresh(self) -> None:
         """Bring this up to date.
@@ -61,8 +138,8 @@ class Contents:
             if not is_told:
                 log.begin()
             if is_told and lines is not None and 0 <= self._listed >= now - limits.LIMITS.listed_again_seconds:
-                for size, name in lines:
-                    self._take(name, size)
+                for change in lines:
+                    self._take(change)
             else:
                 self._list()
                 self._listed = now
@@ -71,62 +148,35 @@ class Contents:
     def _list(self) -> None:
         found = self._directory.inventory()
         self._directory.remove_orphans(found)
-        self._sizes = {entry.name: entry.size_bytes for entry in found.entries}
-        self.used_bytes = sum(self._sizes.values())
-        self._by_use = [(entry.used_ns, entry.name) for entry in found.entries]
-        heapq.heapify(self._by_use)
+        self.fill(found)
 
-    def _take(self, name: str, size: int) -> None:
-        """Note that a shard was published; with a size of 0, that it was deleted."""
-        self.used_bytes += size - self._sizes.pop(name, 0)
-        if size:
-            self._sizes[name] = size
-            heapq.heappush(self._by_use, (0, name))  # its time is looked up when its turn comes
+    def fill(self, found: Inventory) -> None:
+        """The directory was listed, and has this in it."""
+        self.shards.fill(found.entries)
+        self.remembered.fill(found.remembered)
+
+    def _take(self, change: Change) -> None:
+        self.shards.note(change.name, change.size_bytes)
+        self.remembered.note(change.name, change.remembered_bytes)
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Callable[[str, int], None]]:
-        """Publish or delete a shard in the block; it calls what this gives with (name, bytes, 0: deleted)."""
-        noted = [b""]
+    def changing(self) -> Iterator[Callable[[Change], None]]:
+        """Publish or delete something in the block; it calls what this gives with what there is afterwards."""
+        noted: list[Change] = []
         with _open_log(self._directory) as log:
             is_current = log.is_current()
             if is_current:
                 log.cut()
-            yield lambda name, size: noted.append(b"%d %s" % (size, quote(os.fsencode(name)).encode()))
+            yield noted.append
             if is_current:  # else a line would hide that the directory has to be listed
-                log.complete(noted[-1])
-
-    def oldest_first(self) -> Generator[Entry, None, None]:
-        """The shards, least recently used first; looks at no more of them than are asked for."""
-        passed: list[tuple[int, str]] = []
-        seen: set[str] = set()
-        try:
-            while self._by_use:
-                used, name = heapq.heappop(self._by_use)
-                if name not in self._sizes or name in seen:
-                    continue
-                try:
-                    last = os.stat(self._directory.table(name)).st_mtime_ns
-                except FileNotFoundError:  # deleted by others, or no longer the cache's own
-                    self._take(name, 0)
-                    continue
-                if last > used:
-                    heapq.heappush(self._by_use, (last, name))
-                    continue
-                seen.add(name)
-                passed.append((used, name))
-                yield Entry(
-                    name=name,
-                    size_bytes=self._sizes[name],
-                    used_ns=last,
-                    is_kept=self._directory.is_kept(name),
-                )
-        finally:
-            for item in passed:
-                heapq.heappush(self._by_use, item)
+                log.complete(noted)
 
 
 class _Log:
-    """The log of changes: a first line with a random name for it, then ``<directory mtime> <bytes> <name>`` a line."""
+    """The log of changes: a first line with a random name for it, then a line for each change.
+
+    ``<directory mtime> <bytes> <bytes of the remembered table> <name>``
+    """
 
     def __init__(self, directory: CacheDirectory, fd: int) -> None:
         self._directory, self._fd = directory, fd
@@ -134,8 +184,8 @@ class _Log:
         self.generation = data if len(data) == _HEAD_BYTES and data.endswith(b"\n") else b""
         self.size = os.fstat(fd).st_size if self.generation else 0
 
-    def read(self, generation: bytes, offset: int) -> list[tuple[int, str]] | None:
-        """(bytes, name) of each change since ``offset``; None if this is another log, or damaged."""
+    def read(self, generation: bytes, offset: int) -> list[Change] | None:
+        """Each change since ``offset``; None if this is another log, or damaged."""
         if not generation or generation != self.generation or not _HEAD_BYTES <= offset <= self.size:
             return None
         try:
@@ -170,19 +220,20 @@ class _Log:
             os.ftruncate(self._fd, 0)
             system.write_all(self._fd, generation, 0)
             self.generation, self.size = generation, _HEAD_BYTES
-            self.complete(b"0 .")
+            self.complete([Change(".", 0)])
 
     def cut(self) -> None:
         """Cut the end of the last line off: until `complete`, the log is not current. No disk is too full for it."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.size - 1)
 
-    def complete(self, change: bytes) -> None:
-        """After `cut`: end the last line again, and append one with ``change`` if that is not empty."""
+    def complete(self, changes: Sequence[Change]) -> None:
+        """After `cut`: end the last line again, and append one for each of ``changes``."""
         try:
-            line = b"%d %s\n" % (os.stat(self._directory.path).st_mtime_ns, change) if change else b""
-            system.write_all(self._fd, b"\n" + line, self.size - 1)
-            self.size += len(line)
+            when = os.stat(self._directory.path).st_mtime_ns if changes else 0
+            lines = b"".join(_line(when, change) for change in changes)
+            system.write_all(self._fd, b"\n" + lines, self.size - 1)
+            self.size += len(lines)
         except OSError:  # a full disk, or the directory was deleted just now
             self.cut()
 
@@ -194,8 +245,8 @@ class Followed:
         self._directory = directory
         self._generation, self._offset = b"", 0
 
-    def read(self) -> list[tuple[float, int, str]]:
-        """(seconds since 1970, bytes, name) of each change since the last call, at first of the newest; 0: it went."""
+    def read(self) -> list[tuple[float, Change]]:
+        """Each change since the last call, at first of the newest, and when it was, in seconds since 1970."""
         try:
             fd, _ = atomic.open_file(self._directory.changes)
         except OSError:
@@ -220,17 +271,22 @@ class Followed:
         found = []
         for line in data.splitlines():
             with contextlib.suppress(ValueError):  # the rest of one, at first
-                size, name = _parse(line)
-                found.append((int(line.partition(b" ")[0]) / 1e9, size, name))
-        return [change for change in found if change[2] != "."]
+                change = _parse(line)
+                found.append((int(line.partition(b" ")[0]) / 1e9, change))
+        return [each for each in found if each[1].name != "."]
 
 
-def _parse(line: bytes) -> tuple[int, str]:
-    _, count, quoted = line.split()
-    size, name = int(count), os.fsdecode(unquote_to_bytes(quoted))
-    if size < 0 or "\0" in name or os.path.basename(name) != name:
+def _line(when_ns: int, change: Change) -> bytes:
+    name = quote(os.fsencode(change.name)).encode()
+    return b"%d %d %d %s\n" % (when_ns, change.size_bytes, change.remembered_bytes, name)
+
+
+def _parse(line: bytes) -> Change:
+    _, size, remembered, quoted = line.split()
+    found = Change(os.fsdecode(unquote_to_bytes(quoted)), int(size), int(remembered))
+    if min(found[1:]) < 0 or "\0" in found.name or os.path.basename(found.name) != found.name:
         raise ValueError("no cache wrote this line")
-    return size, name
+    return found
 
 
 _HEAD_BYTES, _MAX_LINE_BYTES, _FOLLOWED_BYTES = 33, 1024, 1 << 16

@@ -3,6 +3,7 @@
     NAME                                  a cached shard
     .wids/tables/NAME.widx                its member table, written by the download
     .wids/tables/NAME.keep                present: the shard is not to be evicted
+    .wids/remembered/NAME.widx            the member table of a shard that was evicted
     .wids/indexes/KEY.SUFFIX              a file that is made once for all processes (`wids.files.shared_files`)
     .wids/NAME.<pid>-<random>.part        a download, a member table or an index, under way; locked by its writer
     .wids/NAME.lock                       locked while NAME is downloaded, deleted afterwards
@@ -66,14 +67,16 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         entries: the cached shards.
+        remembered: the member tables of evicted shards, by the shards' names.
         transients: downloads and the like.
         orphans: names of member tables, and of marks, whose shard is gone.
-        used_bytes: of shards with their tables, of part files and of orphans.
+        used_bytes: of shards with their tables, of remembered tables, of part files and of orphans.
         strangers: files that the cache did not make.
         stranger_bytes: of those.
     """
 
     entries: list[Entry]
+    remembered: list[Entry]
     transients: Transients
     orphans: list[str]
     used_bytes: int
@@ -85,14 +88,15 @@ class CacheDirectory(OwnFolder):
     """Paths in one cache directory. Nothing is opened or made until a method says so.
 
     Attributes:
-        path: the directory. tables: the folder of member tables.
+        path: the directory. tables: the folder of member tables. remembered: that of evicted shards' tables.
     """
 
-    __slots__ = ("tables",)
+    __slots__ = ("remembered", "tables")
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.tables = os.path.join(self.own, "tables")
+        self.remembered = os.path.join(self.own, "remembered")
 
     def shard(self, name: str) -> str:
         """The path of a cached shard."""
@@ -101,6 +105,10 @@ class CacheDirectory(OwnFolder):
     def table(self, name: str) -> str:
         """The path of its member table."""
         return os.path.join(self.tables, name + tables.SUFFIX)
+
+    def remembered_table(self, name: str) -> str:
+        """The path of its member table once it was evicted."""
+        return os.path.join(self.remembered, name + tables.SUFFIX)
 
     def keep_mark(self, name: str) -> str:
         """The path of the mark that it is not to be evicted."""
@@ -139,7 +147,7 @@ class CacheDirectory(OwnFolder):
         Raises:
             OSError: they cannot be made.
         """
-        self.make_folders(self.tables)
+        self.make_folders(self.tables, self.remembered)
 
     def is_downloaded(self, name: str) -> bool:
         """Whether a file is a shard that a download put there."""
@@ -189,9 +197,16 @@ class CacheDirectory(OwnFolder):
                 strangers += 1
                 stranger_bytes += status.st_size
         orphans = [name for name in found if name.endswith((tables.SUFFIX, KEEP_SUFFIX))]
-        used = sum(entry.size_bytes for entry in entries) + sum(found[name].st_size for name in orphans)
+        remembered = [
+            Entry(name=name.removesuffix(tables.SUFFIX), size_bytes=status.st_size, used_ns=status.st_mtime_ns)
+            for name, status in _list(self.remembered)
+            if name.endswith(tables.SUFFIX)
+        ]
+        used = sum(entry.size_bytes for entry in [*entries, *remembered])
+        used += sum(found[name].st_size for name in orphans)
         return Inventory(
             entries=entries,
+            remembered=remembered,
             transients=transients,
             orphans=orphans,
             used_bytes=used + transients.used_bytes,

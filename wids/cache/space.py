@@ -4,6 +4,9 @@ Rules: the limit holds while shards arrive, for a part file has its full size be
 processes that ask take turns (one lock for each directory); `wids.policy.reservation` decides, and they evict. A shard
 that any process has open has a lease and stays. A process that finds all shards leased touches the release-request
 file, releases its own idle shards, and waits; the other processes see the request and release their idle ones.
+
+The member table of an evicted shard is remembered: moved to another folder, counted, up to a share of the limit, those
+used longest ago first to go. Where shards leave too little space, they go too.
 """
 
 from __future__ import annotations
@@ -20,19 +23,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wids.cache import limits, usage_hints
-from wids.cache.contents import Contents
+from wids.cache.contents import Change, Contents
 from wids.cache.directory import CacheDirectory, using, writing
 from wids.errors import CacheFull
 from wids.events import Evicted, Swept, WaitedForRoom, emit, format_size, logger
 from wids.files import atomic, locks, system
 from wids.policy import prefetching
-from wids.policy.eviction import victims
+from wids.policy.eviction import missing_bytes, victims
 from wids.policy.reservation import Grant, MustWait, Refuse, Request, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from wids.cache.directory import Transients
+    from wids.cache.directory import Inventory, Transients
     from wids.events import Hook
     from wids.policy.eviction import Entry
     from wids.tables.table import MemberTable
@@ -42,6 +45,8 @@ _POLL_SECONDS, _MAX_POLL_SECONDS = 0.002, 0.25
 _STALE_SECONDS = 86_400.0
 # Without a look at the directory the space reserved by other downloads is unknown: assume so many of one's own size.
 _CROWD = 32
+# Remembered tables may have this part of the limit: tables of shards with small members are a hundredth of them.
+_REMEMBERED_SHARE = 100
 
 
 def table_allowance(shard_bytes: int, nsamples: int | None) -> int:
@@ -166,7 +171,9 @@ class Space:
         """Give a shard and its table their names in the block, under the lock; bytes are those of both."""
         with self.lock(), self._contents.changing() as note:
             yield
-            note(name, size_bytes)
+            with contextlib.suppress(OSError):
+                os.unlink(self.directory.remembered_table(name))
+            note(Change(name, size_bytes))
 
     def adopt(self, name: str, table: MemberTable) -> None:
         """Make a shard the cache's own whose bytes have been proved; where that cannot be written, it stays foreign."""
@@ -184,6 +191,10 @@ class Space:
             text = "%s: the member table cannot be saved (%s): its checksum is compared each time that it is opened"
             logger.log(self._level_of(path), text, path, error)
 
+    def take_stock(self, found: Inventory) -> None:
+        """With the lock held: the directory was listed, and has this in it."""
+        self._contents.fill(found)
+
     def sweep(self) -> None:
         """Delete what processes that are gone have left behind."""
         with self.lock():
@@ -191,28 +202,71 @@ class Space:
             self.remove_abandoned(found.transients)
             self.directory.remove_orphans(found)
 
-    def delete(self, entry: Entry) -> bool:
-        """Delete a shard and its table, unless a process has it open. The table last: without its shard it is inert."""
+    def delete(self, entry: Entry, *, max_remembered: int = 0) -> int | None:
+        """Delete a shard, unless a process has it open, and remember its table, as far as that may be.
+
+        Args:
+            entry: the shard.
+            max_remembered: bytes of all remembered tables.
+
+        Returns:
+            The bytes that this has freed; None: it stays.
+        """
         path = self.directory.shard(entry.name)
         try:
             fd = locks.open_to_lock(path)
         except FileNotFoundError:
-            return True
+            return entry.size_bytes
         except OSError:
-            return False
+            return None
+        before = self._contents.remembered.bytes
         try:
             if system.try_lock(fd, is_shared=False) is False:
-                return False
+                return None
             with self._contents.changing() as note:
                 if not self._unlink(path):
-                    return False
-                with contextlib.suppress(OSError):
-                    os.unlink(self.directory.table(entry.name))
-                note(entry.name, 0)
+                    return None
+                # The table last: without its shard it is inert.
+                kept = self._remember(entry.name, max_remembered)
+                note(Change(entry.name, 0, kept))
+                self._contents.remembered.note(entry.name, kept)
         finally:
             os.close(fd)
         emit(self.hooks, Evicted(path=path, size_bytes=entry.size_bytes))
-        return True
+        self.forget(max_remembered)
+        return entry.size_bytes - (self._contents.remembered.bytes - before)
+
+    def _remember(self, name: str, most: int) -> int:
+        """Remember the table of a shard that was deleted: its bytes, or 0 if it is deleted, too."""
+        path = self.directory.table(name)
+        try:
+            size = os.lstat(path).st_size
+            if size <= most:
+                os.replace(path, self.directory.remembered_table(name))
+                return size
+            os.unlink(path)
+        except OSError:  # there is none; or the folder is gone, and who lists the directory deletes the table
+            pass
+        return 0
+
+    def forget(self, most: int) -> int:
+        """With the lock held: delete remembered tables, those used longest ago first, until they have so many bytes.
+
+        Returns:
+            The bytes that this has freed.
+        """
+        remembered = self._contents.remembered
+        before = remembered.bytes
+        if before <= most:
+            return 0
+        with contextlib.closing(remembered.oldest_first()) as oldest, self._contents.changing() as note:
+            for entry in oldest:
+                if remembered.bytes <= most:
+                    break
+                if self._unlink(self.directory.remembered_table(entry.name)):
+                    note(Change(entry.name, 0))
+                    remembered.note(entry.name, 0)
+        return before - remembered.bytes
 
     def remove_abandoned(self, found: Transients) -> bool:
         """With the lock held: delete part files, plans and lock files without an owner; whether any took space."""
@@ -258,7 +312,8 @@ class Space:
                     found = self.directory.transients()
                 total = sum(size for _, size in sizes)
                 grace = prefetching.grace(total / self._bytes_per_second)
-                with contextlib.closing(_DirectorySnapshot(self, self._contents, found)) as snapshot:
+                with contextlib.closing(_DirectorySnapshot(self, self._contents, found, wanted)) as snapshot:
+                    snapshot.forget_tables()
                     decision = settle(snapshot, Request(wanted, total, use, waited, grace), snapshot.evict)
                 self._denied_bytes, self._kept_bytes = snapshot.denied_bytes, snapshot.kept_bytes
                 is_held = snapshot.denied_bytes or (snapshot.kept_bytes and snapshot.free - snapshot.promised >= wanted)
@@ -330,8 +385,8 @@ class _DirectorySnapshot:
 
     second = 1.0
 
-    def __init__(self, space: Space, contents: Contents, found: Transients) -> None:
-        self.limit, self.now = space.limit, time.time()
+    def __init__(self, space: Space, contents: Contents, found: Transients, wanted: int) -> None:
+        self.limit, self.now, self._wanted = space.limit, time.time(), wanted
         self.free, self.disk = system.free_bytes(space.directory.path)
         self.floor = system.floor_bytes(self.disk) if space.limit is None else 0
         self.promised = found.promised_bytes
@@ -359,11 +414,13 @@ class _DirectorySnapshot:
         """The cached shards, least recently used first."""
         _ = self.used
         self.close()
-        self._open.append(self._contents.oldest_first())
-        may_delete, self.denied_bytes, self.kept_bytes = self._space.directory.deletable(), 0, 0
+        self._open.append(self._contents.shards.oldest_first())
+        directory = self._space.directory
+        may_delete, self.denied_bytes, self.kept_bytes = directory.deletable(), 0, 0
         for entry in self._open[-1]:
-            self.kept_bytes += entry.size_bytes if entry.is_kept else 0
-            if entry.is_kept or may_delete(entry.name):
+            if directory.is_kept(entry.name):
+                self.kept_bytes += entry.size_bytes
+            elif may_delete(entry.name):
                 yield entry
             else:
                 self.denied_bytes += entry.size_bytes
@@ -373,13 +430,31 @@ class _DirectorySnapshot:
         while self._open:
             self._open.pop().close()
 
-    def evict(self, entry: Entry) -> bool:
-        """Delete a shard that no process has open."""
-        is_evicted = self._space.delete(entry)
-        if is_evicted:
-            self.used -= entry.size_bytes
-            self.free += entry.size_bytes
-        return is_evicted
+    def evict(self, entry: Entry) -> int | None:
+        """Delete a shard, unless a process has it open; the bytes that this has freed."""
+        most = (self.disk if self.limit is None else self.limit) // _REMEMBERED_SHARE
+        freed = self._space.delete(entry, max_remembered=most)
+        if freed is None:
+            return None
+        self._note_freed(freed)
+        return freed + self.forget_tables()
+
+    def forget_tables(self) -> int:
+        """Delete remembered tables if no more is missing than these have; the bytes that this has freed."""
+        used = 0 if self.limit is None else self.used
+        missing = missing_bytes(
+            used=used, wanted=self._wanted, limit=self.limit, free=self.free - self.promised, floor=self.floor
+        )
+        remembered = self._contents.remembered.bytes
+        if not 0 < missing <= remembered:
+            return 0
+        freed = self._space.forget(remembered - missing)
+        self._note_freed(freed)
+        return freed
+
+    def _note_freed(self, size: int) -> None:
+        self.used -= size
+        self.free += size
 
 
 class Excess:
@@ -400,17 +475,18 @@ class Excess:
         """Whether there is more than either limit."""
         return self.bytes > 0 or self.files > 0
 
-    def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], bool]) -> list[tuple[str, int]]:
+    def delete(self, entries: Iterable[Entry], delete: Callable[[Entry], int | None]) -> list[tuple[str, int]]:
         """Have entries deleted, in this order, until neither limit is exceeded: (name, bytes) of those that went."""
         gone = []
         for entry in entries:
             if not self.is_exceeded:
                 break
-            if delete(entry):
-                self.bytes, self.files = self.bytes - entry.size_bytes, self.files - 1
-                gone.append((entry.name, entry.size_bytes))
-            else:
+            freed = delete(entry)
+            if freed is None:
                 self.refused.append(entry.name)
+            else:
+                self.bytes, self.files = self.bytes - freed, self.files - 1
+                gone.append((entry.name, entry.size_bytes))
         return gone
 
 
@@ -443,18 +519,21 @@ def evict_from(
         entries: list[Entry] = []
         uses: dict[str, float] = {}
         home: dict[str, Space] = {}
+        used_spaces: list[Space] = []
         used = count = 0
         # In one order, or two cleaners wait for each other; and each once, or this one waits for itself.
         for _, space in sorted({os.path.realpath(space.directory.path): space for space in spaces}.items()):
             if not space.is_used():
                 continue
             locked.enter_context(space.lock())
+            used_spaces.append(space)
             found = space.directory.inventory()
             if not is_dry:
                 has_swept = space.remove_abandoned(found.transients)
                 space.directory.remove_orphans(found)
                 if has_swept or found.orphans:  # no shard is evicted for bytes that were swept just now
                     found = space.directory.inventory()
+            space.take_stock(found)
             may_delete = space.directory.deletable()
             here = [
                 msgspec.structs.replace(entry, name=space.directory.shard(entry.name))
@@ -470,7 +549,14 @@ def evict_from(
         entries.sort(key=lambda entry: entry.used_ns)
         excess = Excess(bytes=used - limit, files=count - maximum)
         excess.denied = count - len(entries)
-        gone = excess.delete(victims(entries, uses), lambda entry: is_dry or _delete(home[entry.name], entry))
+        most = limit // _REMEMBERED_SHARE
+        if not is_dry:
+            excess.bytes -= _forget(used_spaces, most)
+        gone = excess.delete(
+            victims(entries, uses), lambda entry: entry.size_bytes if is_dry else _delete(home[entry.name], entry, most)
+        )
+        if excess.bytes > 0 and not is_dry:
+            excess.bytes -= _forget(used_spaces, most - excess.bytes)
     if excess.is_exceeded and not is_dry:
         for space in spaces:
             space.request_release()
@@ -485,6 +571,11 @@ def _extend(directory: str, sizes: Sequence[tuple[int, int]]) -> None:
                 os.ftruncate(fd, size)
 
 
-def _delete(space: Space, entry: Entry) -> bool:
-    """Delete a shard that is named by its path."""
-    return space.delete(msgspec.structs.replace(entry, name=os.path.basename(entry.name)))
+def _delete(space: Space, entry: Entry, most: int) -> int | None:
+    """Delete a shard that is named by its path; all remembered tables may have ``most`` bytes."""
+    return space.delete(msgspec.structs.replace(entry, name=os.path.basename(entry.name)), max_remembered=most)
+
+
+def _forget(spaces: Sequence[Space], most: int) -> int:
+    """Delete remembered tables until those of all directories have so many bytes; the bytes that this has freed."""
+    return sum(space.forget(max(most, 0) // max(len(spaces), 1)) for space in spaces)

@@ -7,6 +7,7 @@ one ``os.replace``: readers never see half a shard. Only files that a cache down
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from functools import partial
@@ -127,6 +128,29 @@ class ShardCache:
             CacheError: there is something that cannot be opened.
         """
         return self._find(self._as_counted(shard), path)
+
+    def has_remembered_table(self, path: str) -> bool:
+        """Whether the shard at ``path`` was evicted, and its member table is still there."""
+        directory, name = directory_of(path)
+        return os.path.exists(directory.remembered_table(name))
+
+    def remembered_table(self, shard: Shard, path: str) -> MemberTable | None:
+        """The member table of a shard that was evicted, if it can be the one of this shard; None: there is none.
+
+        Its readers compare it with the headers: the shard may have been replaced since.
+        """
+        directory, name = directory_of(path)
+        saved = directory.remembered_table(name)
+        table = member_tables.load_table(saved, shard.url, shard_bytes=shard.filesize)
+        if table is None:
+            return None
+        difference = self._find_difference(self._as_counted(shard), path, table.identity, table)
+        if difference:
+            logger.debug("%s: its remembered member table is not used: %s", shard.url, difference)
+            return None
+        with contextlib.suppress(OSError):  # another user's; those used longest ago go first
+            os.utime(saved)
+        return table
 
     def download_ahead(self, shard: Shard, *, after: float, is_cancelled: Callable[[], bool]) -> bool:
         """Download a shard that will be needed, unless it is there or another process does; whether this did.

@@ -183,6 +183,7 @@ class CacheWatch:
         self._turn: list[str] = []
         self._asked_at, self._asked = -math.inf, list[holders.Holder]()
         self._noted: dict[str, bool] = {}
+        self._remembered: set[str] = set()
 
     def look(self) -> Look:
         """What is there now.
@@ -243,8 +244,11 @@ class CacheWatch:
 
     def _follow(self) -> None:
         """Note what caches have written down since the last look."""
-        for seconds, size, name in self._log.read():
-            known = self._shards.get(name)
+        for seconds, (name, size, remembered_bytes) in self._log.read():
+            known, is_remembered = self._shards.get(name), name in self._remembered
+            (self._remembered.add if remembered_bytes else self._remembered.discard)(name)
+            if is_remembered and not size:
+                continue  # its table was forgotten, some time after it was evicted
             gone = None if known is None else known.size_bytes
             self._note(name, seconds=seconds, size_bytes=size or gone, has_come=size > 0, is_noted=True)
             self._noted[name] = size > 0
@@ -289,9 +293,11 @@ class CacheWatch:
         for name, shard in self._shards.items():
             shard.is_kept = name + KEEP_SUFFIX in saved
         self._strangers = len(here - own - {CLEANUP_LOCK})
-        self._other_bytes = sum(
-            _size_of(os.path.join(home.tables, name)) for name in saved if _shard_of(name) not in self._shards
-        )
+        others = [os.path.join(home.tables, name) for name in saved if _shard_of(name) not in self._shards]
+        remembered = _names(home.remembered)
+        others += [os.path.join(home.remembered, name) for name in remembered]
+        self._remembered = set(map(_shard_of, remembered))
+        self._other_bytes = sum(map(_size_of, others))
         end, self._noted = time.monotonic(), {}
         self._states, self._listed, self._sort_at = states, end, 0.0
         self._list_at = end + LIMITS.listing_pauses * (0.0 if is_first else end - start)  # at first all are looked at

@@ -254,6 +254,7 @@ class AutoProvider:
             group=group,
             hooks=hooks,
             cache_dir=cache_dir,
+            cache=self.cache if self.files.is_standard else None,
         )
         self._arrivals = Arrivals(self.cache, is_prefetching) if early_reads and access == "fetch" else None
 
@@ -274,6 +275,7 @@ class AutoProvider:
             reader = self._cached.open_at(shard, path)
             if self._arrivals is not None:
                 self._arrivals.note_opened(path)
+                self._by_ranges.learn(shard.url, reader.table)
         return reader
 
     def without_downloads(self) -> AutoProvider:

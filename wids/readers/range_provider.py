@@ -28,6 +28,7 @@ from wids.transport.range_client import ShardBytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wids.cache.store import ShardCache
     from wids.events import Hook
     from wids.index.spec import Shard
     from wids.readers.base import Reader
@@ -61,6 +62,7 @@ class RangeProvider:
         rule, group: see `wids.tables.table.build_table`.
         hooks: called with every event.
         cache_dir: where the directories of packs of member tables are kept; None: in memory.
+        cache: remembers the member tables of shards that it has evicted.
 
     Attributes:
         has_tables: whether `find_early` found the published table of a shard, so that others may have theirs.
@@ -77,10 +79,12 @@ class RangeProvider:
         group: Group,
         hooks: Sequence[Hook],
         cache_dir: str | None = None,
+        cache: ShardCache | None = None,
     ) -> None:
         self._is_final, self._storage_options, self._hooks = is_final, storage_options, hooks
         self._rule: KeyRule = rule
         self._group: Group = group
+        self._cache = cache
         self._published = PublishedTables(cache_dir=cache_dir, storage_options=storage_options, hooks=hooks)
         # URL -> (table, whether it comes from the shard's own headers).
         self._tables: Remembered[tuple[MemberTable, bool]] = Remembered(_size_of)
@@ -88,6 +92,7 @@ class RangeProvider:
         self._sources: dict[str, ShardBytes] = {}
         self._read: set[str] = set()
         self._spent: set[str] = set()
+        self._doubted: set[str] = set()  # their tables were wrong
         self._retry_at: dict[str, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,7 +196,7 @@ class RangeProvider:
         url = shard.url
         if not self.may_have_table(shard):
             return None
-        known = self._tables.get(url)
+        known = self._tables.get(url) or self._remembered(shard)
         try:
             if known is None:
                 self._published.open_packs(shard, seconds=0)  # which may take longer: it is for all shards
@@ -224,11 +229,30 @@ class RangeProvider:
     def may_have_table(self, shard: Shard) -> bool:
         """Whether `find_early` may find one."""
         url = shard.url
-        if url in self._spent or self._retry_at.get(url, 0.0) > time.monotonic():
+        if url in self._spent or url in self._doubted or self._retry_at.get(url, 0.0) > time.monotonic():
             return False
-        if urls.is_local(url) or not member_tables.may_be_published(url) or not self._is_standard():
-            return False  # nor has a signed URL, whose directory others share that are not
-        return self._published.may_have(shard)
+        if urls.is_local(url) or urls.scheme_of(url) == "pipe" or not self._is_standard():
+            return False
+        if self._tables.get(url) is not None or self._has_remembered(url):
+            return True
+        return member_tables.may_be_published(url) and self._published.may_have(shard)
+
+    def learn(self, url: str, table: MemberTable) -> None:
+        """A shard was opened from the cache, with this table: it can be read by ranges once it was evicted."""
+        known = self._tables.get(url)
+        if known is None or known[0].identity != table.identity:
+            self._tables.remember(url, (table, False))
+            self._doubted.discard(url)
+
+    def _has_remembered(self, url: str) -> bool:
+        return self._cache is not None and self._cache.has_remembered_table(self._cache.place(url)[0])
+
+    def _remembered(self, shard: Shard) -> tuple[MemberTable, bool] | None:
+        """The table that the cache has kept of a shard that it evicted."""
+        if self._cache is None:
+            return None
+        table = self._cache.remembered_table(shard, self._cache.place(shard.url)[0])
+        return None if table is None else (table, False)
 
     def is_cheap(self, shard: Shard, count: int) -> bool:
         """Whether so many samples of a shard cost less than its download, as far as is known, each by itself."""
@@ -250,8 +274,10 @@ class RangeProvider:
         """Read a shard early no more; for some time only where it may have been the network."""
         if isinstance(error, FetchError) and not isinstance(error, (NoRangesError, *member_tables.NOT_PUBLISHED)):
             self._retry_at[url] = time.monotonic() + LIMITS.again_seconds
-        else:
+        elif isinstance(error, FetchError):
             self._spent.add(url)
+        else:
+            self._doubted.add(url)
 
     def _raise_doubt(self, url: str) -> MemberTable:
         raise TableError(f"{url}: the headers do not say the same as the member table", shard=url)
@@ -328,6 +354,9 @@ class RangeProvider:
             return known
         if not self._is_standard():
             return None, False
+        remembered = self._remembered(shard)
+        if remembered is not None and remembered[0].identity.size == source.size:
+            return remembered[0].with_identity(identity), False
         table = self._published.load(shard, shard_bytes=source.size)
         return (None if table is None else table.with_identity(identity)), False
 

@@ -221,10 +221,10 @@ class NodeCache:
         if shard in self.cached and shard not in self.plans:
             heapq.heappush(self._idle, (self.cached[shard], shard))
 
-    def _evict(self, entry: Entry) -> bool:
+    def _evict(self, entry: Entry) -> int | None:
         shard = int(entry.name)
         if self._has_leases and shard in self.open:
-            return False
+            return None
         del self.cached[shard]
         self.used -= self._footprints[shard]
         self.evicted += 1
@@ -232,4 +232,4 @@ class NodeCache:
         if shard in self.open:
             self.again.add(shard)
             self.missing.add(shard)
-        return True
+        return self._footprints[shard]

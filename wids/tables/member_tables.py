@@ -131,12 +131,18 @@ def max_table_bytes(shard_bytes: int) -> int:
     return _MIN_TABLE_BYTES + _TABLE_RATIO * shard_bytes
 
 
-def load_table(path: str, url: str, *, shard_bytes: int) -> MemberTable | None:
-    """The table saved in the file ``path``; None when there is none, or none that can be used."""
+def load_table(path: str, url: str, *, shard_bytes: int | None) -> MemberTable | None:
+    """The table saved in the file ``path``; None when there is none, or none that can be used.
+
+    Args:
+        path: of the file.
+        url: of the shard.
+        shard_bytes: of the shard; None: not known.
+    """
     try:
         fd, facts = open_file(path)
         with open(fd, "rb", buffering=0) as file:
-            if facts.size > max_table_bytes(shard_bytes):
+            if shard_bytes is not None and facts.size > max_table_bytes(shard_bytes):
                 logger.warning("%s: its saved member table is too long to be one (%d bytes)", url, facts.size)
                 return None
             data = file.read()
