@@ -147,7 +147,7 @@ class CacheDirectory(OwnFolder):
         Raises:
             OSError: they cannot be made.
         """
-        self.make_folders(self.tables, self.remembered)
+        self.make_folders(self.tables)
 
     def is_downloaded(self, name: str) -> bool:
         """Whether a file is a shard that a download put there."""

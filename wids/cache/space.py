@@ -241,7 +241,8 @@ class Space:
         path = self.directory.table(name)
         try:
             size = os.lstat(path).st_size
-            if size <= most:
+            if 0 < size <= most:
+                self.directory.make_folders(self.directory.remembered)
                 os.replace(path, self.directory.remembered_table(name))
                 return size
             os.unlink(path)

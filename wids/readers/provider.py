@@ -329,7 +329,7 @@ class AutoProvider:
 
         Where one shard has a published member table, others are taken to have theirs until they prove not to.
         """
-        return self._arrivals is not None and self._by_ranges.has_tables and self._by_ranges.may_have_table(shard)
+        return self._arrivals is not None and self._by_ranges.is_likely(shard)
 
     def has_table(self, shard: Shard) -> bool:
         """Whether samples of a shard are read by byte ranges until it is cached; its member table is asked for."""

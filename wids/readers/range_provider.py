@@ -237,6 +237,11 @@ class RangeProvider:
             return True
         return member_tables.may_be_published(url) and self._published.may_have(shard)
 
+    def is_likely(self, shard: Shard) -> bool:
+        """Whether `find_early` finds one, as far as is known without a request."""
+        is_known = self._tables.get(shard.url) is not None or self._has_remembered(shard.url)
+        return (is_known or self.has_tables) and self.may_have_table(shard)
+
     def learn(self, url: str, table: MemberTable) -> None:
         """A shard was opened from the cache, with this table: it can be read by ranges once it was evicted."""
         known = self._tables.get(url)
