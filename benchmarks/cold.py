@@ -60,6 +60,8 @@ def run_process(setting: Setting, case: Case, epochs: int, versions: dict) -> li
     home = os.path.join(setting.scratch, "turn")
     cache = os.path.join(home, "cache")
     where = setting.server.url if case.is_remote else setting.data["directory"]
+    if not case.has_tables:
+        where = f"{where}/{jpegs.BARE}"
     options = dict(case.options)
     size = setting.data["bytes"]
     if case.cache_share is not None:

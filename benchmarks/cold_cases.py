@@ -32,6 +32,7 @@ class Case:
         is_remote: whether shards are read through the server, or from the disk.
         cache_share: ``cache_size`` as a share of the data; None for no limit.
         cache_shards: ``cache_size`` in shards, with a tenth for their tables; None for no limit.
+        has_tables: member tables lie beside the shards.
         options: for the contender's worker.
         follows: the case whose process runs this one as its next epoch.
     """
@@ -42,6 +43,7 @@ class Case:
     is_remote: bool = True
     cache_share: float | None = None
     cache_shards: int | None = None
+    has_tables: bool = True
     options: dict = field(default_factory=dict)
     follows: str = ""
 
@@ -69,6 +71,10 @@ CASES = (
     Case(name="limit5", title="ours, 5 shards (window + 1)", contender=OURS, cache_shards=5),
     Case(name="limit3", title="ours, 3 shards (window - 1)", contender=OURS, cache_shards=3),
     Case(name="limit1", title="ours, 1 shard", contender=OURS, cache_shards=1),
+    Case(name="bare3", title="ours, 3 shards, no tables", contender=OURS, cache_shards=3, has_tables=False),
+    Case(name="bare3-second", title="ours, 3 shards, no tables, next epoch", contender=OURS, follows="bare3"),
+    Case(name="bare2", title="ours, 2 shards, no tables", contender=OURS, cache_shards=2, has_tables=False),
+    Case(name="bare2-second", title="ours, 2 shards, no tables, next epoch", contender=OURS, follows="bare2"),
     Case(name="range", title='ours, access="range"', contender=OURS, options={"dataset": {"access": "range"}}),
     Case(
         name="mix-local", title="ours, mixture of 4 local", contender=OURS, is_remote=False, options={"mixture": MIXED}

@@ -7,6 +7,7 @@ picture is used many times, which no loader can profit from, so that making a gi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,6 +43,8 @@ class Shape:
 
 # As wids writes them with checksums, as the original's widsindex does, and without.
 INDEXES = {"crc32": ["md5sum", "crc32"], "md5": ["md5sum"], "none": []}
+# The folder of the same shards without member tables beside them.
+BARE = "bare"
 FULL = Shape(shards=64, samples=244)
 QUICK = Shape(shards=24, samples=8, sides=(48, 64), pictures=16)
 
@@ -64,8 +67,11 @@ def make(root: str, shape: Shape) -> dict:
             json.dump({"shape": wanted, **made}, stream)
     with open(manifest, encoding="utf-8") as stream:
         made = json.load(stream)
-    for name in made["urls"]:
+    os.makedirs(os.path.join(directory, BARE), exist_ok=True)
+    for name in [*made["urls"], *made["indexes"].values()]:
         _read_once(os.path.join(directory, name))
+        with contextlib.suppress(FileExistsError):
+            os.link(os.path.join(directory, name), os.path.join(directory, BARE, name))
     return {"directory": directory, **made}
 
 

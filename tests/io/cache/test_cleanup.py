@@ -318,7 +318,9 @@ def test_a_dataset_lets_go_of_what_it_does_not_read(tmp_path, set_limits, patter
     set_limits(limits, heard_seconds=60.0)  # as long as it takes on this machine
     write_index(tmp_path / "data", (2, 2))
     with serve(tmp_path / "data") as server:
-        dataset = wids.ShardListDataset(f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1)
+        dataset = wids.ShardListDataset(
+            f"{server.url}/index.json", cache_dir=tmp_path / "c", lru_size=1, early_reads=False
+        )
         assert dataset[0][".cls"] == 0
         assert len(cleanup.keep_most_recent_files(tmp_path / pattern, maxsize=0)) == 1
         assert not list((tmp_path / "c").rglob("*.widx"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.cache_dirs import put_file, put_shard, put_table, table_of
 from tests.support.children import call_in_child
 from wids.cache import limits
-from wids.cache.contents import Contents
+from wids.cache.contents import Change, Contents
 from wids.cache.directory import CacheDirectory
 from wids.files import system
 
@@ -38,14 +38,14 @@ def publish(contents, home, name, size=10, used=1_000_000):
     """Publish a shard as a cache does."""
     with contents.changing() as note:
         put_shard(home, name, size, used=used)
-        note(name, size)
+        note(Change(name, size))
 
 
 def delete(contents, home, name):
     """Delete a shard as a cache does."""
     with contents.changing() as note:
         os.unlink(os.path.join(home, name))
-        note(name, 0)
+        note(Change(name, 0))
     os.unlink(table_of(os.path.join(home, name)))
 
 
@@ -62,7 +62,7 @@ def refuse(*_):
 
 def names_by_use(contents):
     """All names, least recently used first."""
-    return [entry.name for entry in contents.oldest_first()]
+    return [entry.name for entry in contents.shards.oldest_first()]
 
 
 def test_changes_of_others_are_known_without_listing(tmp_path, listed):
@@ -99,7 +99,7 @@ def test_only_the_shards_that_are_asked_for_are_looked_at(tmp_path, monkeypatch)
     real = os.stat
     monkeypatch.setattr(os, "stat", lambda path, **options: looks.append(path) or real(path, **options))
     for _ in range(3):
-        found = contents.oldest_first()
+        found = contents.shards.oldest_first()
         assert [next(found).name for _ in range(2)] == ["000.tar", "001.tar"]
         found.close()
     assert len([path for path in looks if str(path).endswith(".widx")]) == 6
@@ -171,7 +171,7 @@ def test_a_change_without_a_line_is_found_under_a_clock_that_stands_still(tmp_pa
             os.utime(tmp_path, ns=(before, before))
             if trouble == "killed":
                 raise KeyboardInterrupt
-            note("b.tar", 10)
+            note(Change("b.tar", 10))
     contents.refresh()
     assert contents.used_bytes == 20
     assert len(listed) == 2
@@ -193,7 +193,10 @@ def test_a_change_that_was_not_made_is_none(tmp_path, listed):
     assert len(listed) == 2
 
 
-@pytest.mark.parametrize("line", [b"10 ..%2Fmine.tar", b"10 %2Fmine.tar", b"10 a%00.tar", b"-10 a.tar", b"10", b"0 /"])
+@pytest.mark.parametrize(
+    "line",
+    [b"10 0 ..%2Fmine.tar", b"10 0 %2Fmine.tar", b"10 0 a%00.tar", b"-10 0 a.tar", b"0 -1 a.tar", b"10", b"0 0 /"],
+)
 def test_a_line_that_no_cache_wrote(tmp_path, listed, line):
     """A name that is none, or lies elsewhere, would be opened or deleted; fewer bytes than none would hide others."""
     contents = refreshed(tmp_path)
@@ -227,7 +230,7 @@ def test_a_forked_copy_lists_the_directory_itself(tmp_path):
     """Another thread of the parent may have been in the middle of a change."""
     put_shard(tmp_path, "a.tar")
     contents = refreshed(tmp_path)
-    contents.used_bytes = 12345
+    contents.shards.bytes = 12345
 
     def count():
         contents.refresh()
@@ -270,5 +273,5 @@ def test_two_processes_always_know_what_is_there(story, asks):
         for contents in parties:
             contents.refresh()
             found = sorted(directory.inventory().entries, key=lambda entry: (entry.used_ns, entry.name))
-            assert list(contents.oldest_first()) == found
+            assert list(contents.shards.oldest_first()) == found
             assert contents.used_bytes == sum(entry.size_bytes for entry in found)

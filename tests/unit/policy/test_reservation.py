@@ -41,13 +41,13 @@ class Cache:
         return iter(list(self.found))
 
     def evict(self, entry):
-        """Evict a shard, unless it is leased."""
+        """Evict a shard, unless it is leased; its bytes, then."""
         if entry.name in self.leased:
-            return False
+            return None
         self.found.remove(entry)
         self.free += entry.size_bytes
         self.evicted.append(entry)
-        return True
+        return entry.size_bytes
 
     def fits(self, request):
         """Whether there is space."""
