@@ -60,9 +60,11 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: which.
         shards: the one used last first.
-        used_bytes: all that counts against a limit: shards with their tables, downloads, files left behind.
+        used_bytes: all that counts against a limit: shards with their tables, remembered tables, downloads, files left
+            behind.
         under_way: downloads with the sizes that they will have; where states are unknown, all part files.
         left_behind: by processes that are gone: part files, plans, tables without a shard. The next job sweeps them.
+        remembered: member tables of evicted shards.
         strangers: files that no cache made.
         jobs: live jobs whose plans lie here.
         free_bytes, disk_bytes: of the file system.
@@ -75,6 +77,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     under_way: Count
     left_behind: Count
+    remembered: Count
     strangers: Count
     jobs: int
     free_bytes: int
@@ -140,6 +143,7 @@ def _describe(directory: str, found: Inventory, held: locks.HeldLock | None = No
         used_bytes=found.used_bytes,
         under_way=_count(sizes[path] for path in parts if path in sizes and path not in gone),
         left_behind=_count(sizes[path] for path in gone),
+        remembered=_count(entry.size_bytes for entry in found.remembered),
         strangers=Count(files=found.strangers, bytes=found.stranger_bytes),
         jobs=sum(path in sizes and path not in gone for path in planned),
         free_bytes=free,

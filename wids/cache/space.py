@@ -239,15 +239,14 @@ class Space:
     def _remember(self, name: str, most: int) -> int:
         """Remember the table of a shard that was deleted: its bytes, or 0 if it is deleted, too."""
         path = self.directory.table(name)
-        try:
+        with contextlib.suppress(OSError):  # there is none, or no space for a folder
             size = os.lstat(path).st_size
             if 0 < size <= most:
                 self.directory.make_folders(self.directory.remembered)
                 os.replace(path, self.directory.remembered_table(name))
                 return size
+        with contextlib.suppress(OSError):
             os.unlink(path)
-        except OSError:  # there is none; or the folder is gone, and who lists the directory deletes the table
-            pass
         return 0
 
     def forget(self, most: int) -> int:

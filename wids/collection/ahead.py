@@ -387,8 +387,8 @@ def _warn_of_limit(limit: int, needs: Sequence[_Need]) -> bool:
     if environ_int("LOCAL_RANK") == 0:
         logger.warning(
             "cache_size (%s) has space for %d shards of about %s, and %d rank(s) of this node read %d at a time%s. "
-            "Samples of shards that do not fit are read by byte ranges if a member table lies beside the shards (wids "
-            "index create --members), else shards are downloaded again and again. cache_size=%s would do%s",
+            "Samples of shards that do not fit are read by byte ranges, from the first visit on if member tables are "
+            "published (wids index create --members), else from the second one on. cache_size=%s would do%s",
             *(format_size(limit), limit // size, format_size(size)),
             *(ranks, sum(min(need.mixed * ranks, need.total) for need in needs)),
             f", out of {len(needs)} sources" if len(needs) > 1 else "",

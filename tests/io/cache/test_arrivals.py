@@ -22,9 +22,17 @@ from tests.support.range_faults import WEAK, said
 from tests.support.servers import stall, status, whole
 from tests.support.tars import lying_table, publish, publish_pack
 from wids.cache import limits
+from wids.cache.space import Space
 from wids.cache.usage_hints import PlanFile
 from wids.collection import batches
-from wids.errors import CacheError, ChangedShardError, CountMismatchError, DigestMismatchError, ShardNotFoundError
+from wids.errors import (
+    CacheError,
+    ChangedShardError,
+    CountMismatchError,
+    DigestMismatchError,
+    ShardNotFoundError,
+    SizeMismatchError,
+)
 from wids.events import Fetched
 from wids.policy import prefetching
 from wids.readers import range_provider
@@ -337,6 +345,71 @@ def test_a_limit_that_holds_fewer_shards_than_are_read(web, make, held, limit):
     assert stats.fetches <= len(TAGS)
     assert stats.range_requests > 0
     assert sum(name.endswith(".tar") for name in os.listdir(dataset.cache_dir)) <= limit
+
+
+@pytest.fixture
+def bare(web, held):
+    """The server without tables beside its shards; downloads do not wait."""
+    held.go.set()
+    for tag in TAGS:
+        del web.files[f"/{tag}.tar.widx"]
+    return web
+
+
+def requested(web, start, tag):
+    """The bytes of the ranges of a shard that were asked for since ``start`` requests."""
+    return [hi - lo for path, lo, hi in web.ranges[start:] if path == f"/{tag}.tar"]
+
+
+def evict(dataset):
+    """Evict all shards, as another job would; readers in this process let go first."""
+    dataset.close()
+    space = Space(dataset.cache_dir, limit=None)
+    with space.lock():
+        for entry in space.directory.inventory().entries:
+            assert space.delete(entry, max_remembered=1 << 20) is not None
+
+
+def test_an_evicted_shard_is_read_by_ranges(bare, make, held):
+    """No table is published: the first visit downloads the shard, the next one, and a restart, need its samples only."""
+    first = make()
+    assert [first[index][".txt"] for index in (0, ROWS)] == [text_of(0), text_of(ROWS)]
+    evict(first)
+    held.go.clear()  # what is read from here on comes without a whole shard
+    for dataset in (make(), pickle.loads(pickle.dumps(first))):
+        start = len(bare.ranges)
+        assert dataset[3][".txt"] == text_of(3)
+        assert dataset.stats().fetches == 0
+        assert min(requested(bare, start, "a")) < SIZE * 3
+    assert not [path for path in bare.requests if path.endswith(".widx")][len(TAGS) :]
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE + 600])
+def test_a_remembered_table_of_another_version(bare, make, held, size):
+    """The shard was replaced at its server: headers say so, and the new one is downloaded; no byte is wrong."""
+    first = make(facts={"filesize": None})
+    assert first[0][".txt"] == text_of(0)
+    evict(first)
+    members = [
+        (f"a{row:04d}.{end}", data) for row in range(ROWS) for end, data in (("txt", b"new"), ("bin", bytes(size)))
+    ]
+    bare.add("/a.tar", shards.pack(members), held)
+    dataset = make(facts={"filesize": None})
+    assert {(sample[".txt"], len(sample[".bin"])) for sample in map(dataset.__getitem__, range(ROWS))} == {
+        (b"new", size)
+    }
+
+
+@pytest.mark.parametrize("fact", ["md5sum", "filesize", "nsamples"])
+def test_a_remembered_table_that_the_index_contradicts(bare, make, fact, caplog):
+    """An index of another version: the table that the cache remembers is not used for it, and stays for others."""
+    first = make()
+    assert first[0][".txt"] == text_of(0)
+    evict(first)
+    wrong = {"md5sum": "0" * 32, "filesize": 512, "nsamples": ROWS + 1}[fact]
+    with pytest.raises((DigestMismatchError, SizeMismatchError, CountMismatchError)):
+        make(tags="a", facts={fact: wrong})[0]
+    assert make(tags="a")[0][".txt"] == text_of(0)
 
 
 @pytest.mark.parametrize(("seconds", "stays"), [(5, True), (600, False)])

@@ -732,6 +732,89 @@ def test_room_is_made_as_a_simulation_makes_it(scene):
         assert len(CacheDirectory(home).transients().parts) == len(scene.live)
 
 
+# --- tables of evicted shards
+
+
+def remembered(home):
+    """The letters of the evicted shards whose tables are there."""
+    folder = CacheDirectory(home).remembered
+    return (
+        "".join(sorted(name.removesuffix(".tar.widx") for name in os.listdir(folder))) if os.path.isdir(folder) else ""
+    )
+
+
+def fill_with_tables(home, names="abcd"):
+    """Shards of 100 bytes with tables of 4, every one used later than the one before."""
+    return [
+        put_shard(home, f"{name}.tar", 100, table_size=4, used=1_000_000 + place) for place, name in enumerate(names)
+    ]
+
+
+def test_tables_of_evicted_shards_stay_up_to_a_hundredth(home):
+    """Counted in the limit, those used longest ago go first; another process knows of them by the log alone."""
+    fill_with_tables(home, "abcdefgh")
+    one, two = Space(home, limit=900), Space(home, limit=900)
+    assert reserve(one, 68 + 100) == 168
+    assert (left(home), remembered(home)) == ("bcdefgh", "a")
+    assert reserve(two, 68 + 300) == 368  # seven and a table left 168
+    assert (left(home), remembered(home)) == ("defgh", "bc")
+    used = CacheDirectory(home).inventory().used_bytes
+    assert used == 5 * 104 + 2 * 4
+    assert reserve(one, 900 - used) == 900 - used  # full to the byte: nothing goes
+    assert (left(home), remembered(home)) == ("defgh", "bc")
+    os.utime(CacheDirectory(home).remembered_table("b.tar"), (3_000_000, 3_000_000))  # it was used again
+    reserve(two, 900 - used + 1)
+    assert (left(home), remembered(home)) == ("defgh", "b")  # a byte is missing: that is a table's, not a shard's
+
+
+def test_no_shard_goes_for_the_sake_of_tables(home):
+    """Where the limit is one of shards to the byte, as many of them fit as would without remembered tables."""
+    fill_with_tables(home, "abcde")
+    space = Space(home, limit=5 * 104)
+    for name in "fghi":
+        assert reserve(space, 104) == 104
+        put_shard(home, f"{name}.tar", 100, table_size=4, used=2_000_000 + ord(name))
+        assert len(left(home)) == 5
+    assert (left(home), remembered(home)) == ("efghi", "")
+
+
+def test_a_shard_that_comes_again_has_one_table(home):
+    """The remembered one goes when the shard is published; so does the one that an open shard had."""
+    path = fill_with_tables(home, "ab")[0]
+    space = Space(home, limit=400)
+    reserve(space, 250)
+    assert (left(home), remembered(home)) == ("b", "a")
+    with space.publishing("a.tar", 104):
+        put_shard(home, "a.tar", 100, table_size=4)
+    assert (left(home), remembered(home)) == ("ab", "")
+    assert os.path.exists(table_of(path))
+
+
+@pytest.mark.parametrize(("limit", "stays", "tables"), [(1000, "bcdefghij", "a"), (600, "fghij", "e"), (0, "", "")])
+def test_cleaners_keep_tables_too(home, limit, stays, tables):
+    """A hundredth of their limit, and the rest fits; with nothing to be left, nothing is left."""
+    fill_with_tables(home, "abcdefghij")
+    left_over = []
+    evict_from([Space(home, limit=None)], limit=limit, maximum=100, report=left_over.append)
+    assert (left(home), remembered(home)) == (stays, tables)
+    used = CacheDirectory(home).inventory().used_bytes
+    assert used == len(stays) * 104 + len(tables) * 4 <= limit
+    assert left_over[0].bytes == used - limit
+
+
+def test_a_table_that_cannot_be_remembered_goes(home, monkeypatch):
+    """A disk without space for a folder: the shard goes, and its table with it."""
+    paths = fill_with_tables(home, "ab")
+    monkeypatch.setattr(CacheDirectory, "make_folders", lambda *_: None)
+    space = Space(home, limit=400)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CacheDirectory, "make", lambda _: None)
+        with space.lock():
+            assert space.delete(entry_of(paths[0]), max_remembered=100) == 10
+    assert (left(home), remembered(home)) == ("b", "")
+    assert not os.path.exists(table_of(paths[0]))
+
+
 # --- deleting
 
 
@@ -744,14 +827,14 @@ def test_deleting_says_whether_the_shard_is_gone(home, events):
     """Gone already: yes. Open anywhere, a directory by now: no, and nothing of it is touched."""
     paths = fill(home, "abc")
     space = Space(home, limit=None, hooks=[events])
-    assert space.delete(entry_of(paths[0]))
-    assert space.delete(entry_of(paths[0]))
+    assert space.delete(entry_of(paths[0])) == 10
+    assert space.delete(entry_of(paths[0])) == 10
     with leased(paths[1]):
-        assert not space.delete(entry_of(paths[1]))
+        assert space.delete(entry_of(paths[1])) is None
     assert os.path.exists(table_of(paths[1]))
     os.unlink(paths[2])
     os.mkdir(paths[2])
-    assert not space.delete(entry_of(paths[2]))
+    assert space.delete(entry_of(paths[2])) is None
     assert events == [Evicted(path=paths[0], size_bytes=10)]
     assert files_open_in(home) == []
 

@@ -78,6 +78,7 @@ def _totals(listing: Listing) -> list[str]:
     for count, noun, note in (
         (listing.under_way, "part file", "under way"),
         (listing.left_behind, "file", "left behind by processes that are gone; the next job or clean deletes them"),
+        (listing.remembered, "member table", "of evicted shards, which are read by ranges with them"),
         (listing.strangers, "file", "of others, which no cache command touches"),
     ):
         if count.files:
