@@ -371,7 +371,7 @@ def evict(dataset):
 
 
 def test_an_evicted_shard_is_read_by_ranges(bare, make, held):
-    """No table is published: the first visit downloads the shard, the next one, and a restart, need its samples only."""
+    """No table is published: the first visit downloads the shard; the next one, and a restart, read samples only."""
     first = make()
     assert [first[index][".txt"] for index in (0, ROWS)] == [text_of(0), text_of(ROWS)]
     evict(first)
